@@ -111,6 +111,9 @@ class Group:
         self.machines = {p: self.machine(p, judges=self.trust == "open") for p in self.names}
 
     def machine(self, p: PeerId, judges: bool = False) -> AllReduce:
+        return reduce_for(self.notaries[p], self.plan, self.around(p, judges))
+
+    def around(self, p: PeerId, judges: bool = False) -> ReduceEnvironment:
         def gone(q: PeerId) -> bool:
             deaf = q != p and (p in self.deaf or q in self.deaf)
             return q in self.dead or deaf or frozenset((p, q)) in self.broken
@@ -120,7 +123,7 @@ class Group:
             return any(q not in names and not gone(q) for q in may)
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
-        around = ReduceEnvironment(
+        return ReduceEnvironment(
             keys.get,
             self.commits.get,
             awaits,
@@ -129,7 +132,6 @@ class Group:
             unheard=lambda q: gone(q) and (self.silent or q not in self.dead),
             judges=judges,
         )
-        return reduce_for(self.notaries[p], self.plan, around)
 
     def begin(self) -> Group:
         for p in self.names:
@@ -596,9 +598,9 @@ def test_rows_of_a_round_that_is_over_are_let_go_at_once():
     gc.disable()
     try:
         reduce = group.machine(group.names[0], judges=True)
-        dropped = [weakref.ref(reduce), weakref.ref(reduce.watch)]
+        dropped = [weakref.ref(reduce), weakref.ref(reduce.verification), weakref.ref(reduce.state)]
         del reduce
-        assert [each() for each in dropped] == [None, None]
+        assert [each() for each in dropped] == [None] * 3
     finally:
         gc.enable()
 
@@ -612,7 +614,11 @@ def test_whoever_begins_late_gives_others_time_to_be_heard_before_it_takes_them_
     known = dict(group.commits)
     group.commits.clear()
     group.do(me, machine.handle(Start({}), begins))
-    assert not machine.route.absent and not machine.missing and group.timers[me, machine._timer()] <= begins + third
+    assert (
+        not machine.route.absent
+        and not machine.missing
+        and group.timers[me, machine.state.timer()] <= begins + third
+    )
     heard, *silent = group.plan.watchers(0)
     group.commits[heard] = known[heard]
     group.do(me, machine.look_again(begins + third))

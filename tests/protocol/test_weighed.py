@@ -38,7 +38,7 @@ from atoll.protocol.allreduce.tasks import (
     WeighRows,
 )
 from atoll.protocol.allreduce.validation import check_compared, weighing_flaw
-from atoll.protocol.allreduce.weighted import WeightedReduce
+from atoll.protocol.allreduce.weighted import DistanceWeighting
 from atoll.simulation.signatures import VirtualSigner
 from atoll.wire.messages.round import PartDeclined, PartResult, RowComparison, RowContribution, RowRequest
 from atoll.wire.messages.statements import AgreedWeights, OwnerComparison, OwnerResult
@@ -588,7 +588,7 @@ def test_nobody_fills_the_memory_with_weighings():
         answered = OwnerResult(0, 0, 0, 0, payload.digest, 8, group.names, name_of(weighing))
         event = Received(liar, PartResult(0, 0, "", group.notaries[liar].sign(answered), weighing), payload)
         group.do(reader, group.machines[reader].handle(event, 0.0))
-    assert len(group.machines[reader].weighings) == 1
+    assert len(group.machines[reader].state.weighings) == 1
 
 
 def test_who_only_listens_has_no_row_to_compare_or_weigh():
@@ -602,4 +602,4 @@ def test_who_only_listens_has_no_row_to_compare_or_weigh():
 
 
 def test_a_plan_that_weighs_is_carried_out_by_nothing_else():
-    assert all(isinstance(machine, WeightedReduce) for machine in Weighed(5).machines.values())
+    assert all(isinstance(machine.weighting, DistanceWeighting) for machine in Weighed(5).machines.values())

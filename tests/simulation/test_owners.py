@@ -17,7 +17,8 @@ from atoll.peer.settings import RunSettings
 from atoll.policy import fault_tolerance, membership
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.cross_check import CrossCheck
-from atoll.protocol.allreduce.verified import VerifiedReduce
+from atoll.protocol.allreduce.engine import AllReduce
+from atoll.protocol.allreduce.verified import CrossCheckedOwners
 from atoll.simulation.adversaries.lying_owners import CROOKS
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
@@ -52,16 +53,16 @@ def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
     crashes: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Seven, two witnesses for each part: one of them restarts when it has signed, and holds every answer again."""
-    heard, said = VerifiedReduce._answer_heard, VerifiedReduce._answer_made
+    heard, said = CrossCheckedOwners.accept_result, CrossCheckedOwners.publish_result
     plan = RoundSettings(inner_steps=5, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33, witnessed=True)
     sent, swarm = Counter[tuple[PeerId, bool]](), VirtualSwarm(1, SwarmKnobs(7, run=run))
     fallen: list[PeerId] = []
 
-    def hears(self, sender, signed, answered, payload, now):
-        if payload is not None and answered.round == 2:
-            sent[self.me, self.me in self.plan.watchers(answered.part)] += 1
-        return heard(self, sender, signed, answered, payload, now)
+    def hears(self, result, now):
+        if result.payload is not None and result.answered.round == 2:
+            sent[self.me, self.me in self.plan.watchers(result.answered.part)] += 1
+        return heard(self, result, now)
 
     def signs(self, held, now):
         if crashes and not fallen and held.answered.round == 2 and held.answered.owner_index == 1:
@@ -70,8 +71,8 @@ def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
             swarm.world.at(swarm.world.now + 0.06, lambda: swarm.world.start(fallen[0]))
         return said(self, held, now)
 
-    monkeypatch.setattr(VerifiedReduce, "_answer_heard", hears)
-    monkeypatch.setattr(VerifiedReduce, "_answer_made", signs)
+    monkeypatch.setattr(CrossCheckedOwners, "accept_result", hears)
+    monkeypatch.setattr(CrossCheckedOwners, "publish_result", signs)
     swarm.world.run(600, stop=lambda: min(swarm.heads()) >= 3)
     assert min(swarm.heads()) >= 3 and swarm.checkers.complaints == 0
     assert {peer for peer, made in sent if made} == set(fallen) and len(fallen) == crashes
@@ -135,13 +136,13 @@ def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeyp
     monkeypatch.setattr(context, "COMMITTEE_MAX", 8)
     monkeypatch.setattr(fault_tolerance, "VOICES", 6)
     wishes: list[bool] = []
-    open_row = VerifiedReduce._open_row
+    open_row = AllReduce._open_row
 
-    def watch(reduce: VerifiedReduce, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
+    def watch(reduce: AllReduce, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
         wishes.append(reduce.plan.opens(part, sender))
         return open_row(reduce, sender, part, author)
 
-    monkeypatch.setattr(VerifiedReduce, "_open_row", watch)
+    monkeypatch.setattr(AllReduce, "_open_row", watch)
     stage = ScenarioContext("jury", 1, peers=12, rounds=2, quorum="two-thirds")
     play_crooks(stage, {2: "miscounter", 5: "two_tongued"})
     assert wishes and all(wishes)

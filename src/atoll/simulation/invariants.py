@@ -36,7 +36,7 @@ from atoll.peer.events import (
     StateMissing,
 )
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.allreduce.engine import PartAnswered, RowUndecodable
+from atoll.protocol.allreduce.events import PartAnswered, RowUndecodable
 from atoll.protocol.history.chain import WINDOW
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import statement_in

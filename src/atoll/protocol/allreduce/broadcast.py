@@ -1,42 +1,90 @@
-"""Answers on their way down: who has one from me, who may have missed it, and of whom I ask for one that I miss.
+"""Broadcast of results down the trees: recipients of results, and the source of a result that is overdue.
 
-Answers go to those whose rows came up through me. Whoever takes over for a dead owner is told that I hold what it
-answered, and so are those who had theirs through a link that broke.
-Never gives or shows anybody the same answer twice, unless it was away or asks for it.
+A result goes to the peers with rows that came up through the local peer. An owner that takes over for a dead one
+receives the statement of the result that the dead owner gave, and so do peers behind a link that broke.
+
+Invariants:
+- A peer receives or is shown the same result at most once, unless it was away or requests it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from atoll.base.ids import PeerId
+from msgspec import UNSET
+
+from atoll.base.ids import Digest, PeerId
+from atoll.base.machine import Effect, Lane, Send
 from atoll.protocol.allreduce.buffers import ReceivedResult
 from atoll.protocol.allreduce.routing import AttemptRouting
+from atoll.wire.messages.round import PartResult, ResendRequest
+from atoll.wire.messages.statements import AgreedWeights
 
 
 class ResultBroadcast:
-    """One peer's side of one attempt. Says to whom; what is sent is the reduce's business."""
+    """One peer's side of one attempt."""
 
-    def __init__(self, route: AttemptRouting, unheard: Callable[[PeerId], bool]) -> None:
+    def __init__(
+        self,
+        route: AttemptRouting,
+        unheard: Callable[[PeerId], bool],
+        weighings: Mapping[Digest, AgreedWeights],
+    ) -> None:
+        """`weighings`: agreed weights by the digest that results name; empty with a plain mean."""
         self.route, self.me, self.gone, self.unheard = route, route.me, route.gone, unheard
-        self.given: set[tuple[int, PeerId]] = set()  # (part, to whom I sent its answer)
-        self.shown: set[tuple[int, PeerId]] = set()  # (part, whom I told that I hold the answer)
-        self.asked: set[tuple[int, PeerId]] = set()  # (part, whom I asked for an answer that somebody gone owes me)
-        self.back: set[PeerId] = set()  # who came back or late: what it held it may have lost
+        self.weighings = weighings
+        self.given: set[tuple[int, PeerId]] = set()  # (part, recipient of its bytes)
+        self.shown: set[tuple[int, PeerId]] = set()  # (part, recipient of its statement)
+        self.asked: set[tuple[int, PeerId]] = set()  # (part, peer asked for a result that a gone peer owed)
+        self.back: set[PeerId] = set()  # peers that came back or late, and may have lost what they held
 
-    def below(self, held: ReceivedResult, holders: set[PeerId]) -> list[PeerId]:
-        """All that have an answer from me, as soon as I hold it; not these, who showed me that they do."""
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def message(self, held: ReceivedResult) -> PartResult:
+        plan = self.route.plan
+        weighing = self.weighings.get(held.answered.rows, UNSET)
+        return PartResult(plan.round, plan.attempt, plan.trace, held.statement, weighing)
+
+    def send(self, to: PeerId, held: ReceivedResult) -> Send:
+        """The result with its bytes."""
+        self.given.add((held.answered.part, to))
+        return Send(to, self.message(held), Lane.BULK, held.payload)
+
+    def show(self, to: PeerId, held: ReceivedResult) -> Send:
+        """The signed statement alone: the local peer holds the bytes."""
+        return Send(to, self.message(held))
+
+    def serve(self, results: Mapping[int, ReceivedResult], to: PeerId) -> list[Send]:
+        """Those of these results that the peer gets from the local peer."""
+        due = [held for part, held in results.items() if self.route.serves(part, held.statement.signer, to)]
+        return [self.send(to, held) for held in due]
+
+    def answer_already(self, results: Mapping[int, ReceivedResult], part: int, to: PeerId) -> list[Send]:
+        """Send the result, if it is here: the peer turned to the local peer because another owner is gone."""
+        if not 0 <= part < self.route.plan.parts:
+            return []
+        held = results.get(part)
+        if held is None:
+            # closed without a result: the peer may have noticed a death first, and gets the result later
+            self.route.senders.setdefault(part, set()).add(to)
+            return []
+        return [] if (part, to) in self.given else [self.send(to, held)]
+
+    # ---- recipients ----------------------------------------------------------------------------------------
+
+    def recipients(self, held: ReceivedResult, holders: set[PeerId]) -> list[PeerId]:
+        """Peers that get this result from the local peer, except `holders`, which have shown that they hold it."""
         part, owner = held.answered.part, held.statement.signer
         have = holders - self.back
         near = [peer for peer in self.route.within_reach(part, owner) if peer not in have]
         return [peer for peer in near if self.route.serves(part, owner, peer)]
 
-    def to_show(self, held: ReceivedResult) -> list[PeerId]:
-        """Who is to be told now that I hold this, and counts as told from here on."""
-        return [*self._next_owner(held), *self._below_the_unheard(held)]
+    def show_due(self, held: ReceivedResult) -> list[Effect]:
+        """Show the result to peers that wait for it without need; each counts as informed from here on."""
+        return [self.show(peer, held) for peer in (*self._next_owner(held), *self._below_the_unheard(held))]
 
     def _next_owner(self, held: ReceivedResult) -> list[PeerId]:
-        """I hold what a dead owner answered: whoever takes over need not wait for my row, and can have it."""
+        """The owner that takes over for the dead signer: it need not wait for rows, and can fetch the bytes."""
         part, owner = held.answered.part, self.route.owner[held.answered.part]
         if owner in (self.me, held.statement.signer) or (part, owner) in self.shown:
             return []
@@ -44,8 +92,10 @@ class ResultBroadcast:
         return [owner]
 
     def _below_the_unheard(self, held: ReceivedResult) -> list[PeerId]:
-        """Who had the answer from me, for others as well, may never have had it: our link broke. They have it from
-        me, if they wish; they hear whom they wait for, and would ask nobody else."""
+        """Peers below a parent with a broken link to the local peer.
+
+        The parent may never have received the result. The peers below it hear it, and would request from no other.
+        """
         part, owner = held.answered.part, held.statement.signer
         children = self.route.plan.topology.parts[part].children
         if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
@@ -56,14 +106,16 @@ class ResultBroadcast:
         self.shown.update((part, peer) for peer in new)
         return new
 
-    def source(self, part: int) -> PeerId | None:
-        """The answer was to come through somebody who is gone: who is next above shall send it to me, if I have not
-        asked it yet."""
-        parent = self.route.plan.topology.parts[part].parents.get(self.me)
+    # ---- sources -------------------------------------------------------------------------------------------
+
+    def request_past_the_gone(self, part: int) -> list[Effect]:
+        """If the parent that owes a result is gone, request it once from the next peer above."""
+        plan = self.route.plan
+        parent = plan.topology.parts[part].parents.get(self.me)
         if parent is None or parent == self.route.above(part, self.me):
-            return None
+            return []
         source = self.route.target(part)
         if source == self.me or (part, source) in self.asked:
-            return None
+            return []
         self.asked.add((part, source))
-        return source
+        return [Send(source, ResendRequest(plan.round, plan.attempt, plan.trace))]

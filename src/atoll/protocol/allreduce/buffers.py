@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum
+from typing import NamedTuple
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
@@ -84,6 +85,15 @@ class ReceivedResult:
     statement: SignedStatement
     answered: OwnerResult
     payload: Payload
+
+
+class HeardResult(NamedTuple):
+    """A checked result from another peer: with its bytes, or only the statement that the holder has them."""
+
+    holder: PeerId
+    statement: SignedStatement
+    answered: OwnerResult
+    payload: Payload | None = None
 
 
 @dataclass(frozen=True)

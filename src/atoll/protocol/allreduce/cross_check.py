@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import NamedTuple, ParamSpec, TypeVar
-from weakref import WeakMethod
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -35,8 +34,6 @@ from atoll.wire.messages.round import RowRequest
 from atoll.wire.messages.statements import Commitment, Lapse, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_of
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Rows = Digest  # names contributors and what they committed to: sooner compared than a hundred names
 Kind = tuple[Rows, Digest]  # of answer: all that say the same of the same rows are of one kind
 
@@ -44,19 +41,6 @@ WORDS_PER_OWNER = 2  # signed answers of one owner for one part: a second one is
 ROWS_PATIENCE = 3  # looks, a second each, until rows for a jury are asked for again: a hundred may be on their way
 SAID_LAST = 1024  # answers that are remembered by their short names: of all owners and juries of a round
 ASKS_MAX = 6  # for one row, of one holder after the other; then its answer stays unproven
-
-
-def loosely(method: Callable[P, T]) -> Callable[P, T]:
-    """For what its object holds itself: in a circle rows of w + 1 updates, and all answers, outlive their round,
-    until the garbage collector looks for circles."""
-    weak = WeakMethod(method)
-
-    def call(*args: P.args, **words: P.kwargs) -> T:
-        bound = weak()
-        assert bound is not None  # nobody else has what calls it
-        return bound(*args, **words)
-
-    return call
 
 
 class PartDisputed(Fact, frozen=True, kw_only=True, tag="Doubted"):

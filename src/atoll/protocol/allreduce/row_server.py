@@ -62,8 +62,10 @@ class RowServer:
         mine = part in self.mine or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
         return mine and author in self.plan.hearers
 
-    def came(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
-        """To those who asked for it before."""
+    def came(self, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
+        """Send a row that is here now to the peers that requested it before."""
+        if row is None:
+            return []
         askers = self.wanted.pop((part, author), ())
         return [effect for to in askers for effect in self._open(to, part, author, row)]
 

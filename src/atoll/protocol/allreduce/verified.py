@@ -1,11 +1,12 @@
-"""A reduce whose owners are not trusted: the first w + 1 of a part all combine it, and I believe none alone.
+"""Cross-checked owners: the first w + 1 owners of a part all combine it, and no owner is believed alone.
 
-What `run.py` does with rows and answers happens here too, with these differences. My row goes to all witnesses of a
-part; each closes it in the first owner's window, asks the others for rows that it lacks, and signs what it got. The
-owner in charge shows its bytes when the others have signed, so that nobody can copy them. What is said about a part
-goes to `witness.py`, and its answer is what that settles on. Rows are kept until the attempt ends, and opened to
-whoever doubts.
-Never passes answers on: who believes nobody needs no messenger.
+The local row goes to all w + 1 owners of a part. Each closes the part in the first owner's window, requests rows
+that it lacks from the other owners, and signs its result. The owner in charge sends its bytes when the others have
+signed, so that no owner can copy them. `CrossCheck` records all signed results of a part, and settles on one.
+
+Invariants:
+- Rows are kept until the attempt ends, and sent to each peer that doubts a result.
+- Results are not passed on, except a reserve's to peers that do not hear it: each peer checks the owners itself.
 """
 
 from __future__ import annotations
@@ -18,325 +19,329 @@ from msgspec.structs import replace
 from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Event, Payload, Persist, Received, Send, TaskDone, TaskFailed
-from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, StoredRow
-from atoll.protocol.allreduce.cross_check import CrossCheck, OwnerLied, loosely
-from atoll.protocol.allreduce.engine import AllReduce
-from atoll.protocol.allreduce.environment import ReduceEnvironment
+from atoll.protocol.allreduce.attempt import AttemptState
+from atoll.protocol.allreduce.buffers import HeardResult, PartAccumulator, ReceivedResult, StoredRow
+from atoll.protocol.allreduce.cross_check import CrossCheck, OwnerLied
 from atoll.protocol.allreduce.plan import ReducePlan
+from atoll.protocol.allreduce.strategies import EngineCalls, trusted_row_targets, window_in_turn
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.codec import encode
-from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartRequest, PartStatementsRequest, ResendRequest
 from atoll.wire.messages.statements import Lapse, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_of
 
-WORDS_ASKED_MAX = 3  # of one signer about one part, in a large committee: each may be lost
+STATEMENT_REQUESTS_MAX = 3  # per signer and part, in a large committee: a statement may be lost each time
 
 
-class VerifiedReduce(AllReduce):
-    """One peer's side of one attempt whose plan has witnesses. Made by `kinds.reduce_for`."""
+class CrossCheckedOwners:
+    """Verification for a plan with witnesses; one peer's side of one attempt."""
 
-    def __init__(self, notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> None:
-        super().__init__(notary, plan, around)
-        judged = around.judges, around.two_faced
-        self.watch = CrossCheck(plan, self.me, loosely(self._row_held), self.commit_of, self.gone, *judged)
-        self.mine: dict[int, ReceivedResult] = {}  # what I made of the parts that I watch
-        self.absent_known = False  # who of the first owners is not in this attempt
-        self.revealed: set[int] = set()  # parts whose bytes I have shown to everybody who lacks them
-        self.said = around.said
-        self.words_asked: Counter[tuple[int, PeerId]] = Counter()  # (part, whose about it): how often
-        self.repeat_asked: set[PeerId] = set()  # who was asked for all its words again, where there are no juries
-        self.words_told: Counter[tuple[int, PeerId]] = Counter()  # (part, to whom mine were said again): how often
-        self.fetched: Counter[int] = Counter()  # parts whose bytes I asked for: how often
+    keeps_rows = True  # a peer that doubts a result may request its rows
 
-    def handle(self, event: Event, now: Seconds) -> list[Effect]:
+    def __init__(self, state: AttemptState, calls: EngineCalls) -> None:
+        self.state, self.calls, self.me, self.route = state, calls, state.me, state.route
+        around = state.environment
+        self.cross_check = CrossCheck(
+            state.agreed_plan, self.me, state.row_of, state.commit_of, state.gone, around.judges, around.two_faced
+        )
+        self.own_results: dict[int, ReceivedResult] = {}  # results that the local peer signed, by part
+        self._absent_noted = False  # first owners that take no part in this attempt are known
+        self._revealed: set[int] = set()  # parts with bytes sent to all peers that lack them
+        self._statement_requests: Counter[tuple[int, PeerId]] = Counter()  # (part, signer)
+        self._statement_replies: Counter[tuple[int, PeerId]] = Counter()  # (part, requester)
+        self._repeat_requested: set[PeerId] = set()  # owners asked once to send everything again, without juries
+        self._byte_requests: Counter[int] = Counter()  # requests for the bytes of a believed result, by part
+
+    @property
+    def plan(self) -> ReducePlan:
+        """The agreed plan, with the windows of this peer."""
+        return self.state.plan
+
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None:
         match event:
             case Received(sender, PartStatementsRequest(part=part)):
-                return self._tell_words(sender, part)
-            case TaskDone(job, RowsCombined() as result) if job.startswith(self._job("judge/")):
-                return self._recomputed(job, result, now)
-            case TaskFailed(job) if job.startswith(self._job("judge/")):
-                return []  # nobody waits for my judgement but I
+                return self._repeat_statement(sender, part)
+            case TaskDone(job, RowsCombined() as result) if job.startswith(self.state.job("judge/")):
+                return self._finish_check(job, result, now)
+            case TaskFailed(job) if job.startswith(self.state.job("judge/")):
+                return []  # no other peer waits for this check
             case _:
-                return super().handle(event, now)
+                return None
 
-    # ---- what the round asks -------------------------------------------------------------------------------
+    # ---- reviews -------------------------------------------------------------------------------------------
 
-    def look_again(self, now: Seconds) -> list[Effect]:
-        self._note_absent(now)
-        return super().look_again(now)
+    def before_review(self, now: Seconds) -> None:
+        """Mark first owners without a commitment as absent, a third of a window after the sharing begins.
 
-    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
-        if said.attempt != self.plan.attempt:
+        A late member has reported by now, also if it has no update. A silent first owner is in the round before, or
+        holds the attempt up: its turn is over. Later owners are not checked: not all peers hear them.
+        """
+        if self._absent_noted or now < self._absent_at:
+            return
+        self._absent_noted = True
+        first = {owner for part in range(self.plan.parts) for owner in self.plan.watchers(part)} - {self.me}
+        self.route.absent = frozenset(owner for owner in first if self.state.commit_of(owner) is None)
+
+    @property
+    def _absent_at(self) -> Seconds:
+        """A peer that begins late, as after a restart, has received nothing yet."""
+        return max(self.plan.gather_until(0, 2), self.state.begun_at + self.plan.window_s / 3)
+
+    def review_part(self, part: int, now: Seconds) -> list[Effect]:
+        return self._check_part(part, now)
+
+    def moments(self) -> Iterable[Seconds]:
+        reveals = map(self._reveal_until, range(len(self.plan.answer_until) + bool(self.plan.reserves)))
+        return [self._absent_at, *reveals]
+
+    def request_again(self, now: Seconds) -> list[Effect]:
+        """Request rows and owners' statements, which may have been lost."""
+        if not self.state.started:
             return []
-        if not self._in_turn(said):
-            self._keep_until_in_turn(signed.signer, signed, said)
-            return []
-        return self._past_liars(said.part, self.watch.hear(signed, said, None), now)
-
-    def believes(self, answered: OwnerResult) -> bool | None:
-        in_turn = answered.attempt == self.plan.attempt and self._in_turn(answered)
-        return self.watch.believes(answered) if in_turn else None
-
-    def ask_again(self, now: Seconds) -> list[Effect]:
-        """Rows, and words of owners, may have been lost."""
-        if not self.started:
-            return []
-        effects = [e for part in range(self.plan.parts) for e in self._watch_part(part, now, again=True)]
+        effects = [e for part in range(self.plan.parts) for e in self._check_part(part, now, again=True)]
         if now < self.plan.gather_until(0, 1):
             return effects
         if self.plan.juries:
-            return [*effects, *self._ask_words(), *self._want_bytes()]
-        silent = {owner for part in range(self.plan.parts) for owner in self._unheard(part, -1)} - {self.me}
-        for owner in sorted(silent - self.repeat_asked):
-            self.repeat_asked.add(owner)
+            return [*effects, *self._request_statements(), *self._request_bytes()]
+        silent = {owner for part in range(self.plan.parts) for owner in self._silent_owners(part, -1)} - {self.me}
+        for owner in sorted(silent - self._repeat_requested):
+            self._repeat_requested.add(owner)
             effects.append(Send(owner, ResendRequest(self.plan.round, self.plan.attempt, self.plan.trace)))
         return effects
 
-    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
-        return self.watch.seconded(answered)
+    # ---- rows ----------------------------------------------------------------------------------------------
 
-    def made_again(self, answered: OwnerResult) -> bool:
-        return self.watch.made_again(answered)
-
-    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
-        found: dict[PeerId, Lapse] = {}
-        if self.started:
-            late = now >= self.plan.answer_until[0]
-            for part in range(self.plan.parts):
-                held = self.answers.get(part)
-                seen = self.watch.lapses(part, held.answered if held is not None else None, late)
-                found |= {peer: why for peer, why in seen.items() if not self.route.excused(part, peer)}
-        return found
-
-    def _want_bytes(self) -> list[Effect]:
-        """Of answers that I believe and never saw: asked of one who signed them, and then of another."""
-        plan, effects = self.plan, list[Effect]()
-        for part in range(plan.parts):
-            word = self.watch.unseen(part) if part not in self.answers else None
-            if word is None:
-                continue
-            alike = {w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == word.digest}
-            holders = [p for p in sorted(alike) if p != self.me and not self.gone(p)]
-            if holders:
-                self.fetched[part] += 1
-                holder = shuffled(word.digest, f"{self.me}/{self.fetched[part]}", holders)[0]
-                effects.append(Send(holder, PartRequest(plan.round, plan.attempt, plan.trace, word.digest)))
-        return effects
-
-    def take_bytes(self, payload: Payload) -> list[Effect]:
-        effects: list[Effect] = []
-        for part, case in enumerate(self.watch.cases):
-            if part not in self.answers and any(w.answered.digest == payload.digest for w in case.words):
-                case.show(payload)
-                held = self.watch.settled(part, patient=False)
-                effects += self._hold(held) if held is not None else []
-        return effects
-
-    # ---- what is otherwise than in a plain reduce ----------------------------------------------------------
-
-    def _look_at(self, part: int, now: Seconds) -> list[Effect]:
-        return super()._look_at(part, now) + self._watch_part(part, now)
-
-    def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
-        gather = self.gathers.get(part)
-        if gather is None or gather.rows or gather.closed or self.me not in self.plan.watchers(part):
-            return super()._close_if_due(part, now)
-        if now < self.plan.gather_until(0, 1) or part in self.answers or (part, self.me) in self.route.declined:
-            return []
-        return self._cannot(part, "no row came to me in time", now)
-
-    def _row_goes_to(self, part: int) -> Sequence[PeerId]:
+    def row_targets(self, part: int) -> Sequence[PeerId]:
         stands_in = self.route.stand_in_may(part)
-        return (
-            *self.plan.watchers(part),
-            *(super()._row_goes_to(part) if stands_in else [self.route.target(part)]),
-        )
+        others = trusted_row_targets(self.state, part) if stands_in else [self.route.target(part)]
+        return (*self.plan.watchers(part), *others)
 
-    def _late_rows(self, part: int, now: Seconds) -> list[Effect]:
-        """Rows that have not come after a third of my window: the other owners of this part may have them."""
-        gather = self.gathers.get(part)
+    def late_rows(self, part: int, now: Seconds) -> list[Effect]:
+        """Request rows that have not come after a third of the window: the other owners may have them."""
+        gather = self.state.gathers.get(part)
         if gather is None or gather.closed or self.me not in self.plan.watchers(part):
             return []
         if now < self.plan.gather_until(0, 2):
             return []
-        giving = [(peer, self.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
-        return self.detours.pull(
+        giving = [(peer, self.state.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
+        return self.state.detours.pull(
             part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
         )
 
-    def _window(self, part: int, gather: PartAccumulator) -> int | None:
-        return 0 if gather.owner_index <= self.plan.witnesses else super()._window(part, gather)
+    def window(self, part: int, gather: PartAccumulator) -> int | None:
+        return 0 if gather.owner_index <= self.plan.witnesses else window_in_turn(self.state, part, gather)
 
-    def _forget_rows(self, gather: PartAccumulator) -> None:
-        """Not before the attempt ends: whoever doubts an answer may ask for its rows."""
+    def close_empty(self, part: int, now: Seconds) -> list[Effect]:
+        if self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
+            return []
+        if now < self.plan.gather_until(0, 1):
+            return []
+        return self.calls.give_up(part, "no row came to me in time", now)
 
-    def _rows_said(self, names: Iterable[PeerId]) -> Digest:
-        return rows_of(commit for commit in map(self.commit_of, sorted(names)) if commit is not None)
+    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
+        return self.cross_check.cases[part].rows.get(author) if 0 <= part < self.plan.parts else None
 
-    def _answer_made(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
+    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+        if not self.cross_check.wants(part, author):
+            return []
+        return self.state.opened.came(part, author, row) + self.cross_check.take(part, author, row)
+
+    # ---- results -------------------------------------------------------------------------------------------
+
+    def commitments_digest(self, names: Iterable[PeerId]) -> Digest:
+        return rows_of(commit for commit in map(self.state.commit_of, sorted(names)) if commit is not None)
+
+    def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
+        """Send the signed statement alone, unless the local peer is in charge: then the bytes follow later."""
         part, effects = held.answered.part, list[Effect]()
-        self.mine[part] = held
+        self.own_results[part] = held
         if self.route.owner[part] != self.me:
-            effects += [self._word_to(peer, held) for peer in self.route.others()]
-        heard = self.watch.hear(held.statement, held.answered, held.payload)
-        return effects + heard + self._own_up(part, now) + self._watch_part(part, now)
+            effects += [self._statement_to(peer, held) for peer in self.route.others()]
+        heard = self.cross_check.hear(held.statement, held.answered, held.payload)
+        return effects + heard + self._admit_lack(part, now) + self._check_part(part, now)
 
-    def _answer_heard(
-        self, sender: PeerId, signed: SignedStatement, answered: OwnerResult, payload: Payload | None, now: Seconds
-    ) -> list[Effect]:
-        part = answered.part
-        heard = self.watch.hear(signed, answered, payload)
-        return self._past_liars(part, heard + self._own_up(part, now), now)
+    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+        part = heard.answered.part
+        effects = self.cross_check.hear(heard.statement, heard.answered, heard.payload)
+        return self._decline_liars(part, effects + self._admit_lack(part, now), now)
 
-    def _pass_down(self, held: ReceivedResult) -> list[Send]:
-        """But what a reserve answered, to those whose row I have because they do not hear it."""
+    def accept_bytes(self, payload: Payload) -> list[Effect]:
+        effects: list[Effect] = []
+        for part, case in enumerate(self.cross_check.cases):
+            if part not in self.state.answers and any(w.answered.digest == payload.digest for w in case.words):
+                case.show(payload)
+                held = self.cross_check.settled(part, patient=False)
+                effects += self.calls.hold(held) if held is not None else []
+        return effects
+
+    def pass_on(self, held: ReceivedResult) -> list[Send]:
+        """Only a reserve's result, to peers with rows that came here because they do not hear the reserve."""
         part, by = held.answered.part, held.statement.signer
         if not self.plan.stands_in(part, held.answered.owner_index) or self.me == by:
             return []
-        return [self._answer_to(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by]
+        return [self.state.down.send(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by]
 
-    def _row_to_open(self, part: int, author: PeerId) -> StoredRow | None:
-        """Also one that I fetched to judge an answer."""
-        row = super()._row_to_open(part, author)
-        return row or (self.watch.cases[part].rows.get(author) if 0 <= part < self.plan.parts else None)
+    def results_for(self, to: PeerId) -> list[Send]:
+        others = {part: held for part, held in self.state.answers.items() if part not in self.own_results}
+        own = [self._statement_to(to, held) for held in self.own_results.values()]
+        return own + self.state.down.serve(others, to)
 
-    def _answers_for(self, to: PeerId) -> list[Send]:
-        others = {part: held for part, held in self.answers.items() if part not in self.mine}
-        return [self._word_to(to, held) for held in self.mine.values()] + self._served(others, to)
+    # ---- what the round asks -------------------------------------------------------------------------------
 
-    def _moments(self) -> list[Seconds]:
-        reveals = map(self._reveal_until, range(len(self.plan.answer_until) + bool(self.plan.reserves)))
-        return [*super()._moments(), self._absent_at, *reveals]
+    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
+        if said.attempt != self.plan.attempt:
+            return []
+        if not self.state.deferred.is_in_turn(said):
+            self.state.deferred.keep(HeardResult(signed.signer, signed, said))
+            return []
+        return self._decline_liars(said.part, self.cross_check.hear(signed, said, None), now)
+
+    def believes(self, answered: OwnerResult) -> bool | None:
+        in_turn = answered.attempt == self.plan.attempt and self.state.deferred.is_in_turn(answered)
+        return self.cross_check.believes(answered) if in_turn else None
+
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
+        return self.cross_check.seconded(answered)
+
+    def made_again(self, answered: OwnerResult) -> bool:
+        return self.cross_check.made_again(answered)
+
+    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
+        found: dict[PeerId, Lapse] = {}
+        if self.state.started:
+            late = now >= self.plan.answer_until[0]
+            for part in range(self.plan.parts):
+                held = self.state.answers.get(part)
+                seen = self.cross_check.lapses(part, held.answered if held is not None else None, late)
+                found |= {peer: why for peer, why in seen.items() if not self.route.excused(part, peer)}
+        return found
 
     # ---- owners that check each other ----------------------------------------------------------------------
 
-    def _watch_part(self, part: int, now: Seconds, again: bool = False) -> list[Effect]:
-        """Show what I made of a part, doubt what others made of it, settle on what is true."""
-        if not self.started:
+    def _check_part(self, part: int, now: Seconds, again: bool = False) -> list[Effect]:
+        """Send the own result if it is due, doubt what other owners signed, and settle on what is true."""
+        if not self.state.started:
             return []
         effects, late = self._reveal_if_due(part, now), now >= self.plan.answer_until[0]
-        if self.watch.in_doubt(part):
-            waiting = not late and bool(self._unheard(part, -1))
-            effects += self.watch.look(part, waiting, again)
+        if self.cross_check.in_doubt(part):
+            waiting = not late and bool(self._silent_owners(part, -1))
+            effects += self.cross_check.look(part, waiting, again)
         effects += self._speak_for_jury(part, patient=not late)
-        if part not in self.answers and (held := self.watch.settled(part, patient=not late)) is not None:
-            effects += self._hold(held)
-        return effects
+        held = self.cross_check.settled(part, patient=not late) if part not in self.state.answers else None
+        return effects + self.calls.hold(held) if held is not None else effects
 
-    def _note_absent(self, now: Seconds) -> None:
-        """Whoever is late has said so by now, also that it gives nothing. A first owner that has not is in the
-        round before, or wants to hold us up: its turn is over, and that is all. Later ones not everybody hears."""
-        if not self.started or self.absent_known or now < self._absent_at:
-            return
-        self.absent_known = True
-        first = {owner for part in range(self.plan.parts) for owner in self.plan.watchers(part)} - {self.me}
-        self.route.absent = frozenset(owner for owner in first if self.commit_of(owner) is None)
+    def _admit_lack(self, part: int, now: Seconds) -> list[Effect]:
+        """Decline the part if another owner had all rows of the own result and more.
 
-    @property
-    def _absent_at(self) -> Seconds:
-        """Whoever begins late, as after a restart, has heard nobody yet."""
-        return max(self.plan.gather_until(0, 2), self.begun_at + self.plan.window_s / 3)
-
-    def _own_up(self, part: int, now: Seconds) -> list[Effect]:
-        """Another owner has said that it had rows beside all of mine. They did not come to me in time, and I say
-        so, or I would seem to leave them out. What I signed stays true, should that one prove false."""
-        held = self.mine.get(part)
+        Those rows did not come here in time; without a report the local peer would seem to leave them out. What it
+        signed stays true, if the other result proves false.
+        """
+        held = self.own_results.get(part)
         if held is None or self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
             return []
-        mine = frozenset(held.answered.contributors)
-        larger = (word.names - mine for word in self.watch.cases[part].words if mine < word.names)
-        if not any(all(self._row_held(part, name) is None for name in lacked) for lacked in larger):
+        own = frozenset(held.answered.contributors)
+        larger = (word.names - own for word in self.cross_check.cases[part].words if own < word.names)
+        if not any(all(self.state.row_of(part, name) is None for name in lacked) for lacked in larger):
             return []
-        why = "rows that other owners had did not come to me in time"
-        return self._say_declined(part, why) + self._decline(part, self.me, now)
+        return self.calls.give_up(part, "rows that other owners had did not come to me in time", now)
 
-    def _unheard(self, part: int, after: int) -> list[PeerId]:
-        """Which of the owners after this one, that combine this part too, may still say what they got."""
-        spoken, later = self.watch.spoken(part), self.plan.watchers(part)[after + 1 :]
+    def _silent_owners(self, part: int, after: int) -> list[PeerId]:
+        """Parallel owners after this index that may still sign a result."""
+        spoken, later = self.cross_check.spoken(part), self.plan.watchers(part)[after + 1 :]
         left = [owner for owner in later if owner not in spoken and not self.route.excused(part, owner)]
-        return [owner for owner in left if owner == self.me or not self.gone(owner)]
+        return [owner for owner in left if owner == self.me or not self.state.gone(owner)]
 
     def _reveal_if_due(self, part: int, now: Seconds) -> list[Effect]:
-        """The bytes, when the witnesses have signed: none of them can copy my answer as its own. Who signed the
-        same has made the same bytes, and needs my word alone."""
-        held = self.mine.get(part)
-        if held is None or part in self.revealed or self.route.owner[part] != self.me:
+        """Send the bytes once the witnesses have signed: no witness can copy them as its own result.
+
+        A peer that signed the same bytes gets the statement alone.
+        """
+        held = self.own_results.get(part)
+        if held is None or part in self._revealed or self.route.owner[part] != self.me:
             return []
         index = held.answered.owner_index
-        if index > 0 and part in self.answers:
-            return []  # the owners before me were slow, not silent
-        if now < self._reveal_until(index) and self._unheard(part, index):
+        if index > 0 and part in self.state.answers:
+            return []  # the owners before were slow, not silent
+        if now < self._reveal_until(index) and self._silent_owners(part, index):
             return []
-        self.revealed.add(part)
-        made = {
-            w.statement.signer for w in self.watch.cases[part].words if w.answered.digest == held.answered.digest
-        }
-        have = made - self.down.back
-        return [
-            Send(peer, self._message_of(held)) if peer in have else self._answer_to(peer, held)
-            for peer in self.route.others()
-        ]
+        self._revealed.add(part)
+        words, down = self.cross_check.cases[part].words, self.state.down
+        have = {w.statement.signer for w in words if w.answered.digest == held.answered.digest} - down.back
+        return [down.show(p, held) if p in have else down.send(p, held) for p in self.route.others()]
 
     def _reveal_until(self, owner_index: int) -> Seconds:
         """Halfway between the end of gathering and the end of the window."""
         return (self.plan.gather_until(owner_index, 1) + self.plan.until(owner_index)) / 2
 
-    def _word_to(self, to: PeerId, held: ReceivedResult) -> Send:
-        if held.answered.part in self.revealed:
-            return self._answer_to(to, held)
-        return Send(to, self._message_of(held))
+    def _statement_to(self, to: PeerId, held: ReceivedResult) -> Send:
+        """The statement of an own result, with the bytes once they are revealed."""
+        down = self.state.down
+        return down.send(to, held) if held.answered.part in self._revealed else down.show(to, held)
 
-    def _take_opened_row(self, part: int, author: PeerId, row: StoredRow, now: Seconds) -> list[Effect]:
-        if self._gather_short_of(part, author) is not None:
-            return super()._take_opened_row(part, author, row, now)
-        if not self.watch.wants(part, author):
-            return []
-        return self.opened.came(part, author, row) + self.watch.take(part, author, row)
-
-    def _recomputed(self, job: str, result: RowsCombined, now: Seconds) -> list[Effect]:
+    def _finish_check(self, job: str, result: RowsCombined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
-        return self._past_liars(part, self.watch.recomputed(part, check, result), now)
+        return self._decline_liars(part, self.cross_check.recomputed(part, check, result), now)
 
-    def _past_liars(self, part: int, effects: list[Effect], now: Seconds) -> list[Effect]:
-        """Of owners another has the truth; a reserve is alone, and the next one has its turn."""
+    def _decline_liars(self, part: int, effects: list[Effect], now: Seconds) -> list[Effect]:
+        """If a reserve lied, the next reserve has its turn; among owners another one has the true result."""
         liars = [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, OwnerLied)]
         for liar in liars if self.route.stand_in_may(part) else ():
-            effects += self._decline(part, liar, now)
-        return effects + self._watch_part(part, now)
+            effects += self.calls.decline(part, liar, now)
+        return effects + self._check_part(part, now)
 
-    # ---- a jury, where not everybody opens rows ------------------------------------------------------------
+    # ---- juries of large committees ------------------------------------------------------------------------
 
     def _speak_for_jury(self, part: int, patient: bool) -> list[Effect]:
-        """I made a doubted answer again: all go by how many of us say so."""
-        plan, name = self.plan, self._said_name(part)
-        if not plan.juries or self.me not in plan.juries[part] or part in self.mine or name in self.said:
+        """As a juror, sign a doubted result that was recomputed: all peers count the jurors that agree."""
+        plan, key = self.plan, self.state.result_key(part)
+        if not plan.juries or self.me not in plan.juries[part] or part in self.own_results:
             return []
-        if (answered := self.watch.found(part, patient)) is None:
+        if key in self.state.environment.said or (answered := self.cross_check.found(part, patient)) is None:
             return []
         place = len(plan.takers(part)) + plan.juries[part].index(self.me)
-        mine = replace(answered, owner_index=place)
-        held = self.mine[part] = ReceivedResult(self.notary.sign(mine), mine, self.watch.bytes_of(mine))
-        told = [Send(peer, self._message_of(held)) for peer in self.route.others()]
-        return [Persist(name, encode(mine)), *told, *self.watch.hear(held.statement, mine, None)]
+        own = replace(answered, owner_index=place)
+        held = ReceivedResult(self.state.notary.sign(own), own, self.cross_check.bytes_of(own))
+        self.own_results[part] = held
+        sends = [self.state.down.show(peer, held) for peer in self.route.others()]
+        return [Persist(key, encode(own)), *sends, *self.cross_check.hear(held.statement, own, None)]
 
-    def _ask_words(self) -> list[Effect]:
-        """Of owners, and of the jury where little is lacking: words may have been lost."""
+    def _request_statements(self) -> list[Effect]:
+        """Request statements of owners, and of jurors if few are lacking: statements may have been lost."""
         plan, effects = self.plan, list[Effect]()
         for part in range(plan.parts):
-            if part in self.answers:
+            if part in self.state.answers:
                 continue
-            spoken = self.watch.spoken(part)
-            asked = plan.owners(part) + plan.juries[part] if self.watch.nearly(part) else plan.watchers(part)
+            spoken = self.cross_check.spoken(part)
+            nearly = self.cross_check.nearly(part)
+            asked = plan.owners(part) + plan.juries[part] if nearly else plan.watchers(part)
             for peer in dict.fromkeys((*asked, self.route.owner[part])):
-                lost = peer not in spoken and peer != self.me and not self.gone(peer)
-                if lost and self.words_asked[part, peer] < WORDS_ASKED_MAX:
-                    self.words_asked[part, peer] += 1
+                lost = peer not in spoken and peer != self.me and not self.state.gone(peer)
+                if lost and self._statement_requests[part, peer] < STATEMENT_REQUESTS_MAX:
+                    self._statement_requests[part, peer] += 1
                     effects.append(Send(peer, PartStatementsRequest(plan.round, plan.attempt, plan.trace, part)))
         return effects
 
-    def _tell_words(self, to: PeerId, part: int) -> list[Effect]:
-        if part not in self.mine or to not in self.plan.hearers or self.words_told[part, to] >= WORDS_ASKED_MAX:
+    def _request_bytes(self) -> list[Effect]:
+        """Request the bytes of results that are believed and not here, from one signer after the other."""
+        plan, effects = self.plan, list[Effect]()
+        for part in range(plan.parts):
+            unseen = self.cross_check.unseen(part) if part not in self.state.answers else None
+            if unseen is None:
+                continue
+            words = self.cross_check.cases[part].words
+            alike = {w.statement.signer for w in words if w.answered.digest == unseen.digest}
+            holders = [p for p in sorted(alike) if p != self.me and not self.state.gone(p)]
+            if holders:
+                self._byte_requests[part] += 1
+                holder = shuffled(unseen.digest, f"{self.me}/{self._byte_requests[part]}", holders)[0]
+                effects.append(Send(holder, PartRequest(plan.round, plan.attempt, plan.trace, unseen.digest)))
+        return effects
+
+    def _repeat_statement(self, to: PeerId, part: int) -> list[Effect]:
+        own = self.own_results.get(part)
+        if own is None or to not in self.plan.hearers:
             return []
-        self.words_told[part, to] += 1
-        return [self._word_to(to, self.mine[part])]
+        if self._statement_replies[part, to] >= STATEMENT_REQUESTS_MAX:
+            return []
+        self._statement_replies[part, to] += 1
+        return [self._statement_to(to, own)]

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.crypto.digest import digest, merkle_path, merkle_root
-from atoll.protocol.allreduce.verified import VerifiedReduce
+from atoll.protocol.allreduce.verified import CrossCheckedOwners
 from atoll.simulation.adversaries.byzantine import MISCHIEF, ByzantineMember, Twist
 from atoll.simulation.worker import whole_of
 from atoll.wire.codec import decode_statement
@@ -125,9 +125,9 @@ def frame(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 def _frame(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     round = villain.peer.round
-    if round is None or not isinstance(round.reduce, VerifiedReduce):
+    if round is None or round.reduce is None or not isinstance(round.reduce.verification, CrossCheckedOwners):
         return []
-    words = [w for p in villain.others for w in round.reduce.watch.words_of(p)]
+    words = [w for p in villain.others for w in round.reduce.verification.cross_check.words_of(p)]
     if not words:
         return []
     word, another = villain.draw.choice(words), villain.draw.choice(words)

@@ -1,0 +1,346 @@
+"""Strategies of the all-reduce engine: weighting of rows, verification of owners, unmasking of sums.
+
+The engine calls each strategy at the points below, and knows no implementation by name. `factory` composes them.
+Defaults: a plain mean of the rows (`PlainMean`), trusted owners (`TrustedOwners`), rows without masks
+(`UnmaskedRows`). A strategy keeps its own state, reads the attempt's state, and acts through `EngineCalls`.
+
+Invariants:
+- `handle_event` returns None for an event of another component; the first strategy that handles an event ends it.
+- An engine call may review the attempt at once, so a strategy must be consistent before it makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
+from weakref import WeakMethod
+
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Event, Payload, Send
+from atoll.protocol.allreduce.attempt import AttemptState
+from atoll.protocol.allreduce.buffers import HeardResult, PartAccumulator, ReceivedResult, StoredRow
+from atoll.protocol.allreduce.tasks import RowsCombined
+from atoll.wire.messages.round import PartResult
+from atoll.wire.messages.statements import AgreedWeights, Lapse, OwnerResult, SignedStatement
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def weak_call(method: Callable[P, T]) -> Callable[P, T]:
+    """Call a bound method without holding its object.
+
+    A strategy belongs to its engine. A reference back would be a cycle, and rows of w + 1 updates would outlive
+    their round until the garbage collector runs.
+    """
+    weak = WeakMethod(method)
+
+    def call(*args: P.args, **words: P.kwargs) -> T:
+        bound = weak()
+        assert bound is not None  # only the object itself holds this call
+        return bound(*args, **words)
+
+    return call
+
+
+@dataclass(frozen=True)
+class EngineCalls:
+    """What a strategy may have the engine do."""
+
+    review: Callable[[Seconds], list[Effect]]  # check all parts for what is due now
+    decline: Callable[[int, PeerId, Seconds], list[Effect]]  # (part, owner, now): the owner cannot combine the part
+    give_up: Callable[[int, str, Seconds], list[Effect]]  # (part, why, now): the local peer cannot combine the part
+    await_rows: Callable[[int, PartAccumulator, int, Seconds], list[Effect] | None]  # None: close the part now
+    accept: Callable[[HeardResult, Seconds], list[Effect]]  # judge a checked result
+    hold: Callable[[ReceivedResult], list[Effect]]  # accept a result as the part's
+    publish: Callable[[int, RowsCombined, Seconds], list[Effect]]  # publish a part that `unmask` delayed
+
+
+class Weighting(Protocol):
+    """How much the rows of a part weigh."""
+
+    changed: bool  # turns or weights changed during a review: the engine reviews once more
+
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
+
+    # ---- reviews -------------------------------------------------------------------------------------------
+
+    def begin(self, now: Seconds) -> list[Effect]: ...
+    def before_review(self, now: Seconds) -> list[Effect]: ...
+    def review_part(self, part: int) -> list[Effect]: ...
+    def after_review(self, now: Seconds) -> list[Effect]: ...
+    # Times at which a review is due although no message arrives.
+    def moments(self) -> Iterable[Seconds]: ...
+    # Request what may have been lost.
+    def request_again(self, now: Seconds) -> list[Effect]: ...
+    # Send what a peer that came back may have missed.
+    def resend(self, to: PeerId) -> list[Effect]: ...
+
+    # ---- rows and results ----------------------------------------------------------------------------------
+
+    # Request rows that are late.
+    def late_rows(self, part: int, now: Seconds) -> list[Effect]: ...
+    def has_requested(self, part: int, author: PeerId) -> bool: ...
+    # Combine a part of the local peer, or what comes before, if it is due.
+    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]: ...
+    # The digest of the agreed weights, which the own result names; None without weights.
+    def weights_digest(self) -> Digest | None: ...
+    # Whether this result is considered. Raises PeerFault if its weights are invalid.
+    def admit_result(self, sender: PeerId, message: PartResult, answered: OwnerResult) -> bool: ...
+    def after_result(self, now: Seconds) -> list[Effect]: ...
+    # Whether the strategy keeps this result until its signer's turn.
+    def defers_result(self, heard: HeardResult, now: Seconds) -> bool: ...
+    # The results that may stand in one vertex body, and the weights that all of them name.
+    def results_for_body(
+        self, answers: dict[int, ReceivedResult]
+    ) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]: ...
+
+
+class Verification(Protocol):
+    """How far owners are trusted: which results the local peer believes, and how results are published."""
+
+    keeps_rows: bool  # combined rows stay in memory until the attempt ends
+
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
+
+    # ---- reviews -------------------------------------------------------------------------------------------
+
+    def before_review(self, now: Seconds) -> None: ...
+    def review_part(self, part: int, now: Seconds) -> list[Effect]: ...
+    # Times at which a review is due although no message arrives.
+    def moments(self) -> Iterable[Seconds]: ...
+    # Request what may have been lost.
+    def request_again(self, now: Seconds) -> list[Effect]: ...
+
+    # ---- rows ----------------------------------------------------------------------------------------------
+
+    # Peers that get the local row now, if they have not had it.
+    def row_targets(self, part: int) -> Sequence[PeerId]: ...
+    # Request rows that are late.
+    def late_rows(self, part: int, now: Seconds) -> list[Effect]: ...
+    # The owner index with the window in which the local peer gathers this part. None: not its turn.
+    def window(self, part: int, gather: PartAccumulator) -> int | None: ...
+    # What to do about an open part of the local peer without any row.
+    def close_empty(self, part: int, now: Seconds) -> list[Effect]: ...
+    # A row that was fetched to judge a result.
+    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None: ...
+    # A row that another peer opened, and that the engine did not request.
+    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]: ...
+
+    # ---- results -------------------------------------------------------------------------------------------
+
+    # What the own result states about the commitments of its contributors.
+    def commitments_digest(self, names: Iterable[PeerId]) -> Digest: ...
+    # Publish the own result, which is durable before anything that is sent from here on.
+    def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]: ...
+    # Judge a checked result of another peer.
+    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]: ...
+    # Requested bytes of a result; bytes of no known result are ignored.
+    def accept_bytes(self, payload: Payload) -> list[Effect]: ...
+    # Send an accepted result to the peers that get it from the local peer.
+    def pass_on(self, held: ReceivedResult) -> list[Send]: ...
+    # Results that a peer which came back may have missed.
+    def results_for(self, to: PeerId) -> list[Send]: ...
+
+    # ---- what the round asks -------------------------------------------------------------------------------
+
+    # A result that stands in a proposal, or that another member reports as a lie.
+    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]: ...
+    # Whether the local peer may vote for this result. None: not yet known.
+    def believes(self, answered: OwnerResult) -> bool | None: ...
+    # Owners that failed this attempt in ways that cannot be proven.
+    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]: ...
+    # Statements of other signers that match this result exactly.
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]: ...
+    # Whether the local peer recomputed this result from its rows.
+    def made_again(self, answered: OwnerResult) -> bool: ...
+
+
+class Unmasking(Protocol):
+    """A phase between closing a part and publishing its result, with messages or tasks of its own.
+
+    While it lasts the owner's window runs on: if the window ends first, the next owner takes over.
+    """
+
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
+    # Delay the publication of a combined part until `EngineCalls.publish`. None: publish it as it is.
+    def unmask(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect] | None: ...
+
+
+@dataclass(frozen=True)
+class PlainMean:
+    """Weighting by committed sample counts alone: a part is combined as soon as its rows are here."""
+
+    state: AttemptState
+    calls: EngineCalls
+    changed = False
+
+    def handle_event(self, event: Event, now: Seconds) -> None:
+        return None
+
+    def begin(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def before_review(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def review_part(self, part: int) -> list[Effect]:
+        return []
+
+    def after_review(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def moments(self) -> Iterable[Seconds]:
+        return ()
+
+    def request_again(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def resend(self, to: PeerId) -> list[Effect]:
+        return []
+
+    def late_rows(self, part: int, now: Seconds) -> list[Effect]:
+        return []
+
+    def has_requested(self, part: int, author: PeerId) -> bool:
+        return False
+
+    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
+        if not gather.rows:
+            return []
+        waiting = self.calls.await_rows(part, gather, window, now)
+        if waiting is not None:
+            return waiting
+        gather.closed = True
+        return [self.state.combine(part, gather, "own")]
+
+    def weights_digest(self) -> None:
+        return None
+
+    def admit_result(self, sender: PeerId, message: PartResult, answered: OwnerResult) -> bool:
+        return True
+
+    def after_result(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def defers_result(self, heard: HeardResult, now: Seconds) -> bool:
+        return False
+
+    def results_for_body(
+        self, answers: dict[int, ReceivedResult]
+    ) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
+        return answers, None
+
+
+@dataclass(frozen=True)
+class TrustedOwners:
+    """Verification where each owner is believed: the first result of a part is accepted and passed on."""
+
+    state: AttemptState
+    calls: EngineCalls
+    keeps_rows = False  # an update's worth of memory, needed for the next parts
+
+    def handle_event(self, event: Event, now: Seconds) -> None:
+        return None
+
+    def before_review(self, now: Seconds) -> None:
+        pass
+
+    def review_part(self, part: int, now: Seconds) -> list[Effect]:
+        return []
+
+    def moments(self) -> Iterable[Seconds]:
+        return ()
+
+    def request_again(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def row_targets(self, part: int) -> Sequence[PeerId]:
+        return trusted_row_targets(self.state, part)
+
+    def late_rows(self, part: int, now: Seconds) -> list[Effect]:
+        return []
+
+    def window(self, part: int, gather: PartAccumulator) -> int | None:
+        return window_in_turn(self.state, part, gather)
+
+    def close_empty(self, part: int, now: Seconds) -> list[Effect]:
+        return []
+
+    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
+        return None
+
+    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+        return []
+
+    def commitments_digest(self, names: Iterable[PeerId]) -> Digest:
+        return ZERO_DIGEST
+
+    def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
+        return self.calls.hold(held)
+
+    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+        if heard.answered.part in self.state.answers:
+            return []
+        if heard.payload is None:
+            return self.state.hearsay.note(heard.holder, heard.statement, heard.answered)
+        return self.calls.hold(ReceivedResult(heard.statement, heard.answered, heard.payload))
+
+    def accept_bytes(self, payload: Payload) -> list[Effect]:
+        held = self.state.hearsay.completed_by(payload)
+        return self.calls.hold(held) if held is not None else []
+
+    def pass_on(self, held: ReceivedResult) -> list[Send]:
+        holders = self.state.hearsay.holders(held.answered)
+        return [self.state.down.send(peer, held) for peer in self.state.down.recipients(held, holders)]
+
+    def results_for(self, to: PeerId) -> list[Send]:
+        return self.state.down.serve(self.state.answers, to)
+
+    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
+        return []
+
+    def believes(self, answered: OwnerResult) -> bool | None:
+        return True if self.state.deferred.is_in_turn(answered) else None
+
+    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
+        return {}
+
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
+        return ()
+
+    def made_again(self, answered: OwnerResult) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class UnmaskedRows:
+    """No unmask phase: combined rows are published as they are."""
+
+    state: AttemptState
+    calls: EngineCalls
+
+    def handle_event(self, event: Event, now: Seconds) -> None:
+        return None
+
+    def unmask(self, part: int, combined: RowsCombined, now: Seconds) -> None:
+        return None
+
+
+def window_in_turn(state: AttemptState, part: int, gather: PartAccumulator) -> int | None:
+    """The owner's own window, in its turn."""
+    return gather.owner_index if state.route.turn[part] == gather.owner_index else None
+
+
+def trusted_row_targets(state: AttemptState, part: int) -> Sequence[PeerId]:
+    """The parent or owner in charge, and peers that may be in charge in the view of others."""
+    route = state.route
+    to, owners, returned = route.target(part), state.plan.owners(part), route.returned(part)
+    if route.stand_in_may(part):
+        return (to, *route.behind_the_unheard(part, state.environment.unheard), *returned)
+    passed = owners[: owners.index(to)] if to in owners else ()
+    if to != state.me or not any(map(state.environment.unheard, passed)):
+        return (to, *returned)
+    # others may still hear the owners before: the next owner gets the local row for them, and serves the result
+    return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not state.gone(owner)][:1], *returned)
