@@ -218,7 +218,7 @@ class VertexChain:
             and self.notary.certificate_holds(certificate, keys, quorum)
         )
         if not fits:
-            raise PeerFault(who, f"certificate for round {body.round} is not signed by a quorum")
+            raise PeerFault(who, f"certificate for round {body.round} that no quorum signed")
 
     def _check_recovery(self, parent: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId) -> None:
         """Check a new epoch: the same state and fewer members, signed by the recovery identity of genesis.
