@@ -1,4 +1,4 @@
-"""The source tree stays readable: names, words, sizes and import circles have limits. Exceptions may only shrink."""
+"""The source tree stays readable: limits on names, words, sizes and import circles. Exceptions may only shrink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SOURCES = Path(__file__).parents[1] / "src" / "atoll"
 FILES_PER_FOLDER, LINES_PER_FILE, LINES_PER_FUNCTION = 25, 600, 70
 POSITIONAL, OF_A_CONSTRUCTOR = 7, 8
 ONE_WORD, WEAK = 0.25, 0.12  # shares of all class names
-WEAK_WORDS = [
+WEAK_WORDS = ["Value", "Data", "Info", "Object", "Item", "State", "Manager", "Helper", "Thing", "Handler"]
+WEAK_WORDS += ["Context"]
     "Value",
     "Data",
     "Info",
