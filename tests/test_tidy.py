@@ -18,8 +18,7 @@ SOURCES = Path(__file__).parents[1] / "src" / "atoll"
 FILES_PER_FOLDER, LINES_PER_FILE, LINES_PER_FUNCTION = 25, 600, 70
 POSITIONAL, OF_A_CONSTRUCTOR = 7, 8
 ONE_WORD, WEAK = 0.25, 0.12  # shares of all class names
-WEAK_WORDS = ["Value", "Data", "Info", "Object", "Item", "State", "Manager", "Helper", "Thing", "Handler"]
-WEAK_WORDS += ["Context"]
+WEAK_WORDS = {
     "Value",
     "Data",
     "Info",
@@ -31,7 +30,7 @@ WEAK_WORDS += ["Context"]
     "Thing",
     "Handler",
     "Context",
-]
+}
 BANNED = {  # per 1,000 words of docstrings and comments
     r"\b(?:whoever|whom|whose)\b": 0.3,
     r"\b(?:nobody|somebody|everybody|anybody)\b": 0.3,
