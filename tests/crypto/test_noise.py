@@ -475,7 +475,7 @@ def test_both_signatures_are_needed(bob: Identity, mallory: Identity):
             offer = msgspec.msgpack.encode(
                 HandshakeOffer(pair, (HYBRID.protocol,), (AeadCipher.AES_256_GCM.value,))
             )
-            signature = mallory.sign(noise._hybrid_signed(role, transcript, static, offer))
+            signature = mallory.sign(noise._hybrid_signed_bytes(role, transcript, static, offer))
             return msgspec.msgpack.encode(HybridPayload(offer, signature))
 
         assert b"did not sign this handshake" in answer_with(lie, mallory)

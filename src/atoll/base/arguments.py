@@ -99,19 +99,19 @@ def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]
 def _convert(value: Any, hint: object, kind: object) -> Any:
     """Convert one argument, or each item of a variadic one."""
     if kind is Parameter.VAR_POSITIONAL:
-        return tuple(fitting(one, hint) for one in value)
+        return tuple(convert_argument(one, hint) for one in value)
     if kind is Parameter.VAR_KEYWORD:
-        return {name: fitting(one, hint) for name, one in value.items()}
-    return fitting(value, hint)
+        return {name: convert_argument(one, hint) for name, one in value.items()}
+    return convert_argument(value, hint)
 
 
-def fitting(value: Any, hint: object) -> Any:
+def convert_argument(value: Any, hint: object) -> Any:
     """Convert the value to its annotation. Raises _ArgumentMismatch if it does not match."""
     plain: list[object] = []
-    for kind in _kinds(get_args(hint)[0] if _own_words(hint) else hint):
+    for kind in _alternatives(get_args(hint)[0] if _own_description(hint) else hint):
         if _is_plain(kind):
             plain.append(kind)
-        elif _is_a(value, kind):
+        elif _is_instance(value, kind):
             return value
     if not plain:
         raise _ArgumentMismatch
@@ -119,7 +119,7 @@ def fitting(value: Any, hint: object) -> Any:
         found = msgspec.convert(_to_python(value), Union[tuple(plain)])  # noqa: UP007  # union of a list
     except (msgspec.ValidationError, OverflowError):
         raise _ArgumentMismatch from None
-    if any(isinstance(one, float) and not isfinite(one) for one in (found, *_items(found))):
+    if any(isinstance(one, float) and not isfinite(one) for one in (found, *_tuple_items(found))):
         raise _ArgumentMismatch
     return found
 
@@ -137,19 +137,19 @@ def _refusal(name: str, code: str, parameter: Parameter, value: object, hint: ob
 
 def in_words(hint: object) -> str:
     """Describe an annotation: 'a whole number, at least 1', or the text in Annotated[Recipe, "…"]."""
-    return _own_words(hint) or " or ".join(dict.fromkeys(_in_words(kind) for kind in _kinds(hint)))
+    return _own_description(hint) or " or ".join(dict.fromkeys(_describe(kind) for kind in _alternatives(hint)))
 
 
-def _own_words(hint: object) -> str:
+def _own_description(hint: object) -> str:
     beside = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((one for one in beside if isinstance(one, str)), "")
 
 
-def _in_words(kind: object) -> str:
+def _describe(kind: object) -> str:
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Annotated:
         bounds = [(words, getattr(meta, key)) for meta in inside[1:] for key, words in BOUNDS.items()]
-        return ", ".join([_in_words(inside[0]), *(f"{words} {end:,}" for words, end in bounds if end is not None)])
+        return ", ".join([_describe(inside[0]), *(f"{words} {end:,}" for words, end in bounds if end is not None)])
     if origin is Literal:
         return f"one of {', '.join(map(repr, inside))}"
     if kind is NoneType:
@@ -162,12 +162,12 @@ def _in_words(kind: object) -> str:
     return known or f"a {getattr(origin or kind, '__name__', kind)}"
 
 
-def _kinds(hint: object) -> tuple[object, ...]:
+def _alternatives(hint: object) -> tuple[object, ...]:
     """Alternatives of an annotation."""
     if get_origin(hint) in (Union, UnionType):
-        return tuple(one for kind in get_args(hint) for one in _kinds(kind))
+        return tuple(one for kind in get_args(hint) for one in _alternatives(kind))
     origin, inside = get_origin(hint), get_args(hint)
-    if origin is Sequence and all(_is_plain(kind) for kind in _kinds(inside[0])):
+    if origin is Sequence and all(_is_plain(kind) for kind in _alternatives(inside[0])):
         return (tuple[inside[0], ...],)  # checked item by item; text is no sequence here
     return (hint,)
 
@@ -178,11 +178,11 @@ def _is_plain(kind: object) -> bool:
     if origin is Annotated:
         return _is_plain(inside[0])
     if origin is tuple:
-        return all(one is ... or all(map(_is_plain, _kinds(one))) for one in inside)
+        return all(one is ... or all(map(_is_plain, _alternatives(one))) for one in inside)
     return origin is Literal or kind in PLAIN or kind is NoneType
 
 
-def _is_a(value: object, kind: object) -> bool:
+def _is_instance(value: object, kind: object) -> bool:
     """Whether the value is an instance, for types with only a class to check."""
     if isinstance(kind, TypeVar) or kind is Any:
         return True
@@ -208,5 +208,5 @@ def _to_python(value: Any) -> Any:
     return value
 
 
-def _items(value: object) -> tuple[object, ...]:
+def _tuple_items(value: object) -> tuple[object, ...]:
     return cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()

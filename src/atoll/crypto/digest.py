@@ -88,8 +88,8 @@ class MerkleTree:
         assert hashed
         self.levels, self.fan = [hashed], fan
         while len(self.levels[-1]) > 1:
-            self.levels.append(_up(self.levels[-1], fan))
-        self.root = _sealed(self.levels[-1][0], len(hashed))
+            self.levels.append(_next_level(self.levels[-1], fan))
+        self.root = _root_of(self.levels[-1][0], len(hashed))
 
     def path(self, index: int) -> tuple[Digest, ...]:
         assert 0 <= index < len(self.levels[0])
@@ -115,9 +115,9 @@ def merkle_top(hashed: bytes, index: int, count: int, path: tuple[Digest, ...], 
         beside = path[at : at + together - 1]
         if len(beside) < together - 1 or any(len(sibling) != DIGEST_BYTES for sibling in beside):
             return None  # a sibling as long as two would move the leaf to another index
-        (node,) = _up([*beside[:before], node, *beside[before:]], fan)
+        (node,) = _next_level([*beside[:before], node, *beside[before:]], fan)
         at, index, width = at + together - 1, index // fan, -(-width // fan)
-    return None if at < len(path) else _sealed(node, count)
+    return None if at < len(path) else _root_of(node, count)
 
 
 def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple[Digest, ...]) -> bool:
@@ -125,11 +125,11 @@ def merkle_holds(root: Digest, leaf: Digest, index: int, count: int, path: tuple
     return merkle_top(blake3(leaf, key=_LEAF).digest(), index, count, path) == root
 
 
-def _up(level: list[bytes], fan: int) -> list[bytes]:
+def _next_level(level: list[bytes], fan: int) -> list[bytes]:
     """Next level of nodes; a single last node moves up unchanged."""
     nodes = [blake3(b"".join(level[at : at + fan]), key=_NODE).digest() for at in range(0, len(level), fan)]
     return [*nodes[:-1], level[-1]] if len(level) % fan == 1 else nodes
 
 
-def _sealed(top: bytes, count: int) -> Digest:
+def _root_of(top: bytes, count: int) -> Digest:
     return Digest(blake3(top + count.to_bytes(8, "big"), key=_NODE).digest())

@@ -140,7 +140,7 @@ class NoiseHandshake:
     def receive(self, message: bytes) -> bytes | None:
         """Process the remote's next message and return the reply, if any. A PeerFault ends the handshake."""
         if self._dead or self.result is not None:
-            self._die()
+            self._terminate()
             raise PeerFault("", "handshake message after the end of the handshake")
         assert (self._noise.turn % 2 == 0) == (self.role is HandshakeRole.RESPONDER), "start() comes first"
         try:
@@ -149,7 +149,7 @@ class NoiseHandshake:
             why = "bytes were changed, or the remote is in another network"
         except ValueError as error:  # a low-order point, an invalid KEM key or payload
             why = str(error)
-        self._die()
+        self._terminate()
         raise PeerFault("", f"handshake failed: {why}")
 
     def _advance(self, message: bytes) -> bytes | None:
@@ -189,7 +189,7 @@ class NoiseHandshake:
             muxers=claim.muxers,
         )
 
-    def _die(self) -> None:
+    def _terminate(self) -> None:
         self._dead, self.result = True, None
 
 
@@ -250,7 +250,7 @@ class HybridAuthenticator:
     def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
         names = tuple(aead.value for aead in self._aeads)
         offer = _ENCODER.encode(HandshakeOffer(self.identity.public, self._suites, names))
-        signature = self.identity.sign(_hybrid_signed(role, signed_hash, static, offer))
+        signature = self.identity.sign(_hybrid_signed_bytes(role, signed_hash, static, offer))
         return _ENCODER.encode(HybridPayload(offer, signature))
 
     def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
@@ -259,7 +259,7 @@ class HybridAuthenticator:
         if payload is None or offer is None:
             raise ValueError("payload is not an identity and an offer")
         identity, peer = offer.identity, offer.identity.peer
-        if not identity.holds(_hybrid_signed(role, signed_hash, static, payload.offer), payload.signature):
+        if not identity.holds(_hybrid_signed_bytes(role, signed_hash, static, payload.offer), payload.signature):
             raise ValueError(f"{peer} did not sign this handshake with both identity keys")
         if self._known(peer) not in (None, identity):
             raise ValueError(f"{peer} has another ML-DSA key in the agreed membership")
@@ -312,7 +312,7 @@ def _bytes_fields(data: bytes) -> list[tuple[int, bytes]]:
     return [(number, value) for number, value in protobuf_fields(data) if isinstance(value, bytes)]
 
 
-def _hybrid_signed(role: HandshakeRole, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:
+def _hybrid_signed_bytes(role: HandshakeRole, signed_hash: bytes, static: bytes, offer: bytes) -> bytes:
     """Bytes to sign. Role, hash and key have fixed lengths, so no two handshakes sign the same bytes."""
     return _HYBRID_DOMAIN + role.value + signed_hash + static + offer
 

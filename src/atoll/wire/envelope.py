@@ -32,19 +32,19 @@ class VerifiedCache:
     def __init__(self, most: int = OPENED_MAX, bytes_max: int = OPENED_BYTES_MAX) -> None:
         """`most`: statements held. `bytes_max`: longest cached statement; longer ones are verified each time."""
         self.most, self.bytes_max = most, bytes_max
-        self._words: OrderedDict[tuple[SignedStatement, bytes], Statement] = OrderedDict()
+        self._statements: OrderedDict[tuple[SignedStatement, bytes], Statement] = OrderedDict()
 
-    def __contains__(self, word: tuple[SignedStatement, bytes]) -> bool:
-        return word in self._words
+    def __contains__(self, signed: tuple[SignedStatement, bytes]) -> bool:
+        return signed in self._statements
 
     def get(self, signed: SignedStatement, vote_key: bytes) -> Statement | None:
-        return self._words.get((signed, vote_key))
+        return self._statements.get((signed, vote_key))
 
-    def note(self, signed: SignedStatement, vote_key: bytes, statement: Statement) -> None:
+    def add(self, signed: SignedStatement, vote_key: bytes, statement: Statement) -> None:
         if len(signed.body) <= self.bytes_max:
-            self._words[signed, vote_key] = statement
-        if len(self._words) > self.most:
-            self._words.popitem(last=False)
+            self._statements[signed, vote_key] = statement
+        if len(self._statements) > self.most:
+            self._statements.popitem(last=False)
 
 
 class StatementSigner:
@@ -78,7 +78,7 @@ class StatementSigner:
             raise PeerFault(unnamed, f"{kind.__name__} by {signed.signer}, which has no vote key here")
         if not self._holds(signed, vote_key):
             raise PeerFault(unnamed, f"{kind.__name__} that {signed.signer} did not sign", signed.body)
-        self.opened.note(signed, vote_key, statement)
+        self.opened.add(signed, vote_key, statement)
         return statement
 
     def certificate_holds(
@@ -93,8 +93,10 @@ class StatementSigner:
             return False
         vote = Vote(certificate.round, certificate.view, certificate.stage, certificate.digest)
         body = encode(vote)
-        words = [(SignedStatement(peer, body, signature), vote_keys[peer]) for peer, signature in certificate.votes]
-        return all(word in self.opened or self._holds(*word) for word in words)
+        signed = [
+            (SignedStatement(peer, body, signature), vote_keys[peer]) for peer, signature in certificate.votes
+        ]
+        return all(entry in self.opened or self._holds(*entry) for entry in signed)
 
     def _holds(self, signed: SignedStatement, vote_key: bytes) -> bool:
         return self.verifier.holds(vote_key, signed_bytes(self.run, signed.body), signed.signature)

@@ -97,7 +97,7 @@ class Ticket:
         """Raise RefusedError if the issuer did not sign this ticket, or it has expired."""
         signed = _SIGNED_DOMAIN + _ENCODER.encode(self._body)
         if not _holds(self._body.issuer, signed, self._signature):
-            raise _altered()
+            raise _altered_error()
         if now_wall_s > self.expires_wall_s:
             raise RefusedError(
                 "E-TKT-05",
@@ -108,7 +108,7 @@ class Ticket:
 
     def redeem(self, joiner: PeerId) -> bytes:
         """Redemption: proof that `joiner` holds this ticket, valid for this joiner only."""
-        return self.id + self._secret.sign(_redeem_signed(self.genesis, self.id, joiner))
+        return self.id + self._secret.sign(_redemption_bytes(self.genesis, self.id, joiner))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ticket) and (self._body, self._signature) == (other._body, other._signature)
@@ -150,14 +150,14 @@ def issue(
 def parse(text: str) -> Ticket:
     """Parse a ticket, ignoring white space and case. Raises UsageError or RefusedError with its own code."""
     if len(text) > 4 * TICKET_CHARACTERS_MAX:
-        raise _too_long(len(text))
+        raise _length_error(len(text))
     compact = "".join(text.split()).upper()
     head, colon, letters = compact.partition(":")
     if not head.startswith(PREFIX) or not colon or not head[len(PREFIX) :].isascii():
-        raise _not_a_ticket()
+        raise _format_error()
     if head != PREFIX + VERSION:
         if not head[len(PREFIX) :].isdigit():
-            raise _not_a_ticket()
+            raise _format_error()
         raise UsageError(
             "E-TKT-06",
             f"this ticket has format {head[len(PREFIX) :][:6]}; this Atoll reads format {VERSION}",
@@ -165,10 +165,10 @@ def parse(text: str) -> Ticket:
             fix="pip install --upgrade atoll",
         )
     if len(compact) > TICKET_CHARACTERS_MAX:
-        raise _too_long(len(compact))
-    ticket = _open(_letters_to_bytes(letters))
+        raise _length_error(len(compact))
+    ticket = _decode_ticket(_decode_letters(letters))
     if ticket.text != compact:  # base32 leaves a few bits of the last letter unused
-        raise _mistyped("its last letter is wrong")
+        raise _typo_error("its last letter is wrong")
     return ticket
 
 
@@ -177,7 +177,7 @@ def redemption_holds(redemption: bytes, key: bytes, genesis: Digest, joiner: Pee
     ticket, signature = redemption[:TICKET_ID_BYTES], redemption[TICKET_ID_BYTES:]
     if len(redemption) != REDEMPTION_BYTES or len(key) != ED25519_KEY_BYTES or ticket != ticket_id(key):
         return False
-    return _holds(key, _redeem_signed(genesis, ticket, joiner), signature)
+    return _holds(key, _redemption_bytes(genesis, ticket, joiner), signature)
 
 
 def redeemed_ticket(redemption: bytes) -> bytes:
@@ -194,30 +194,30 @@ _ENCODER = msgspec.msgpack.Encoder()
 _BODY = msgspec.msgpack.Decoder(TicketBody)
 
 
-def _letters_to_bytes(letters: str) -> bytes:
+def _decode_letters(letters: str) -> bytes:
     wrong = sorted(set(letters) - set("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))
     if wrong:
-        raise _mistyped(f"{wrong[0]!r} is not a letter of tickets")
+        raise _typo_error(f"{wrong[0]!r} is not a letter of tickets")
     if len(letters) % 8 in (1, 3, 6):
-        raise _cut_short("its number of letters is impossible")
+        raise _truncated_error("its number of letters is impossible")
     return base64.b32decode(letters + "=" * (-len(letters) % 8))
 
 
-def _open(data: bytes) -> Ticket:
+def _decode_ticket(data: bytes) -> Ticket:
     """Check length, then checksum, then content, so that a lost end, a typo and a forgery have different codes."""
     if len(data) < _LENGTH_BYTES:
-        raise _cut_short("it has no content")
+        raise _truncated_error("it has no content")
     expected = int.from_bytes(data[:_LENGTH_BYTES], "big")
     if len(data) <= _OUTSIDE_BODY or _checksum(data[:-_CHECK_BYTES]) != data[-_CHECK_BYTES:]:
         if len(data) < expected:
-            raise _cut_short(f"{len(data)} of {expected} bytes")
+            raise _truncated_error(f"{len(data)} of {expected} bytes")
         if len(data) > expected:
-            raise _mistyped(f"{len(data)} bytes in place of {expected}: text was added to it")
-        raise _mistyped("its checksum is wrong")
+            raise _typo_error(f"{len(data)} bytes in place of {expected}: text was added to it")
+        raise _typo_error("its checksum is wrong")
     signed = data[_LENGTH_BYTES:-_CHECK_BYTES]
     body = canonical(signed[:-ED25519_SIGNATURE_BYTES], _BODY, TICKET_CHARACTERS_MAX)
     if expected != len(data) or body is None:
-        raise _altered()
+        raise _altered_error()
     return Ticket(body, signed[-ED25519_SIGNATURE_BYTES:])
 
 
@@ -233,11 +233,11 @@ def _holds(key: bytes, data: bytes, signature: bytes) -> bool:
     return True
 
 
-def _redeem_signed(genesis: Digest, ticket: bytes, joiner: PeerId) -> bytes:
+def _redemption_bytes(genesis: Digest, ticket: bytes, joiner: PeerId) -> bytes:
     return _REDEEM_DOMAIN + genesis + ticket + joiner.encode()
 
 
-def _not_a_ticket() -> UsageError:
+def _format_error() -> UsageError:
     return UsageError(
         "E-TKT-01",
         f"this is not a ticket; tickets begin with {PREFIX}{VERSION}:",
@@ -246,7 +246,7 @@ def _not_a_ticket() -> UsageError:
     )
 
 
-def _cut_short(how: str) -> UsageError:
+def _truncated_error(how: str) -> UsageError:
     return UsageError(
         "E-TKT-02",
         f"this ticket is cut short: {how}",
@@ -255,7 +255,7 @@ def _cut_short(how: str) -> UsageError:
     )
 
 
-def _mistyped(how: str) -> UsageError:
+def _typo_error(how: str) -> UsageError:
     return UsageError(
         "E-TKT-03",
         f"this ticket is mistyped: {how}",
@@ -264,7 +264,7 @@ def _mistyped(how: str) -> UsageError:
     )
 
 
-def _altered() -> RefusedError:
+def _altered_error() -> RefusedError:
     return RefusedError(
         "E-TKT-04",
         "this ticket is not what its issuer signed",
@@ -273,7 +273,7 @@ def _altered() -> RefusedError:
     )
 
 
-def _too_long(characters: int) -> UsageError:
+def _length_error(characters: int) -> UsageError:
     return UsageError(
         "E-TKT-07",
         f"{characters} characters are too many for a ticket, limit {TICKET_CHARACTERS_MAX}",

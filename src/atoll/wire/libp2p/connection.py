@@ -37,7 +37,7 @@ BULK_PROTOCOL = "/atoll/bulk/1"  # whole connection of records sealed with the b
 OUTGOING_BUDGET = 256 * 1024  # bytes framed per `take_outgoing`; framed bytes cannot be overtaken any more
 
 
-def nothing_spoken(protocol: str) -> bool:
+def speaks_nothing(protocol: str) -> bool:
     return False
 
 
@@ -49,7 +49,7 @@ class Libp2pTerms:
     network: bytes  # network name mixed into hybrid handshakes: peers of other networks fail at the first tag
     known: Callable[[PeerId], PublicIdentity | None] = nobody_known  # the agreed membership
     foreign: bool = False  # whether peers without a post-quantum identity are accepted, by libp2p's own Noise
-    speaks: Callable[[str], bool] = nothing_spoken  # whether streams of a protocol are accepted
+    speaks: Callable[[str], bool] = speaks_nothing  # whether streams of a protocol are accepted
     aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # ciphers for the bulk lane
 
 
@@ -134,7 +134,7 @@ class Libp2pConnection:
         try:
             self._step(data, events)
         except PeerFault:
-            self._die()
+            self._terminate()
             raise
         return events
 
@@ -148,10 +148,10 @@ class Libp2pConnection:
         self._handshake = self._begin_handshake(step.agreed)
         if self._role is HandshakeRole.INITIATOR:
             self._out.append(framed(self._handshake.start()))
-        self._step = self._shake_hands
-        self._shake_hands(step.rest, events)
+        self._step = self._continue_handshake
+        self._continue_handshake(step.rest, events)
 
-    def _shake_hands(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+    def _continue_handshake(self, data: Bytes, events: list[ConnectionEvent]) -> None:
         assert self._handshake is not None
         self._frames.feed(data)
         while self._handshake.result is None:
@@ -251,7 +251,7 @@ class Libp2pConnection:
         assert self._established is not None
         self._out += _sealed(self._established.send, [plain])
 
-    def _die(self) -> None:
+    def _terminate(self) -> None:
         """End the connection, with a reason if there is a session (spec yamux, "Session termination")."""
         self._step = self._ignore
         if self._streams is not None:

@@ -176,7 +176,7 @@ def text_of(where: DialEndpoint) -> str:
 def _parts(text: str) -> list[tuple[str, str]]:
     """[("ip4", "192.0.2.7"), ("tcp", "7071"), ("ws", "")]"""
     if not text.startswith("/"):
-        raise ValueError(f"{text[:99]!r} is not a multiaddr; {_advice(text)}")
+        raise ValueError(f"{text[:99]!r} is not a multiaddr; {_suggest_multiaddr(text)}")
     words = text.removesuffix("/").split("/")[1:]
     parts: list[tuple[str, str]] = []
     while words:
@@ -189,7 +189,7 @@ def _parts(text: str) -> list[tuple[str, str]]:
     return parts
 
 
-def _advice(text: str) -> str:
+def _suggest_multiaddr(text: str) -> str:
     """Suggest a multiaddr for a URL or host:port."""
     match = re.fullmatch(r"(?:(tcp|ws|wss)://)?\[?([0-9A-Za-z.:_-]+?)\]?:([0-9]{1,5})/?", text)
     if match is None:

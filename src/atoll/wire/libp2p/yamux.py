@@ -135,7 +135,7 @@ class YamuxMuxer:
     def reset(self, name: int) -> None:
         """Reset the stream at once, in both directions."""
         if (stream := self._streams.get(name)) is not None:
-            self._forget(name, stream)
+            self._remove_stream(name, stream)
             if stream.opening != SYN:  # otherwise the remote does not know the stream
                 self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
 
@@ -150,7 +150,7 @@ class YamuxMuxer:
         stream.credit += count
         if stream.credit >= WINDOW // 2 and not stream.closed_there:
             self._grants[name] = None  # half a window at a time: 12 bytes per 128 KiB, and the sender never starves
-        self._forget_if_done(name, stream)
+        self._remove_if_closed(name, stream)
 
     def ping(self, value: int) -> None:
         self._pings.add(value)
@@ -179,10 +179,10 @@ class YamuxMuxer:
         while self._ready and budget > 0:
             name = next(iter(self._ready))
             del self._ready[name]
-            budget -= self._speak(name, self._streams[name], frames)
+            budget -= self._append_frame(name, self._streams[name], frames)
         return frames
 
-    def _speak(self, name: int, stream: _YamuxStream, frames: list[Bytes]) -> int:
+    def _append_frame(self, name: int, stream: _YamuxStream, frames: list[Bytes]) -> int:
         """Append one frame of one stream: data, or the frame that opens or closes it. Returns its size in bytes."""
         size = min(FRAME_DATA_MAX, stream.send_window, stream.queued)
         if size:
@@ -202,7 +202,7 @@ class YamuxMuxer:
             # a frame of its own: js-libp2p acts on FIN before it reads the body of the same frame
             frames.append(pack(WINDOW_UPDATE, self._flags(stream) | FIN, name, 0))
             stream.closed_here = True
-            self._forget_if_done(name, stream)
+            self._remove_if_closed(name, stream)
         elif stream.opening == SYN:
             frames.append(pack(WINDOW_UPDATE, self._flags(stream), name, 0))
         if name in self._streams:
@@ -245,20 +245,20 @@ class YamuxMuxer:
             events.append(GoneAway(length))
         else:
             if flags & SYN:
-                self._accept(name, events)
+                self._accept_stream(name, events)
             elif name % 2 == self._own_parity and name >= self._next_id:
                 raise PeerFault(self._who, f"frame on stream {name}, which is not open yet")
             stream = self._streams.get(name)
             if stream is not None and flags & RST:
-                self._forget(name, stream)
+                self._remove_stream(name, stream)
                 events.append(StreamReset(name, "the remote reset it"))
                 stream = None
             if kind == DATA:
                 self._begin_body(header, stream, events)
             elif stream is not None:
-                self._widen(name, stream, length)
+                self._grow_window(name, stream, length)
                 if flags & FIN:
-                    self._close_there(name, stream, events)
+                    self._close_remote_side(name, stream, events)
 
     def _on_ping(self, flags: int, value: int, events: list[MuxerEvent]) -> None:
         if flags & SYN:
@@ -269,7 +269,7 @@ class YamuxMuxer:
         else:
             raise PeerFault(self._who, "pong without a ping")
 
-    def _accept(self, name: int, events: list[MuxerEvent]) -> None:
+    def _accept_stream(self, name: int, events: list[MuxerEvent]) -> None:
         if name % 2 == self._own_parity:  # "The client side should use odd ID's, and the server even"
             raise PeerFault(self._who, f"opens stream {name}, an id of the other end")
         if name > self._newest:
@@ -307,7 +307,7 @@ class YamuxMuxer:
             self._unread += len(piece)
             events.append(StreamData(name, bytes(piece)))
             if self._unread > UNREAD_MAX:
-                self._relieve(events)
+                self._reset_largest_reader(events)
         if not self._body:
             self._end_body(events)
 
@@ -315,27 +315,27 @@ class YamuxMuxer:
         header = self._body_of
         stream = self._streams.get(header.stream)
         if stream is not None and header.flags & FIN:
-            self._close_there(header.stream, stream, events)
+            self._close_remote_side(header.stream, stream, events)
 
-    def _relieve(self, events: list[MuxerEvent]) -> None:
+    def _reset_largest_reader(self, events: list[MuxerEvent]) -> None:
         """Reset the stream with the most unread bytes: an honest peer loses one slow stream, not the link."""
         name = max(self._streams, key=lambda each: self._streams[each].unread)
         self.reset(name)
         events.append(StreamReset(name, f"more than {UNREAD_MAX} bytes of this connection are unread"))
 
-    def _widen(self, name: int, stream: _YamuxStream, growth: int) -> None:
+    def _grow_window(self, name: int, stream: _YamuxStream, growth: int) -> None:
         stream.send_window += growth
         if stream.send_window > WINDOW_MAX:
             raise PeerFault(self._who, f"grants a window of {stream.send_window} bytes")
         self._wake(name, stream)
 
-    def _close_there(self, name: int, stream: _YamuxStream, events: list[MuxerEvent]) -> None:
+    def _close_remote_side(self, name: int, stream: _YamuxStream, events: list[MuxerEvent]) -> None:
         if stream.closed_there:
             return
         stream.closed_there = True
         self._grants.pop(name, None)
         events.append(StreamClosed(name))
-        self._forget_if_done(name, stream)
+        self._remove_if_closed(name, stream)
 
     # ---- bookkeeping ----------------------------------------------------------------------------------------
 
@@ -349,12 +349,12 @@ class YamuxMuxer:
         ):
             self._ready.setdefault(name)
 
-    def _forget_if_done(self, name: int, stream: _YamuxStream) -> None:
+    def _remove_if_closed(self, name: int, stream: _YamuxStream) -> None:
         # a stream with unread bytes is kept: they count against its window and UNREAD_MAX until they are consumed
         if stream.closed_here and stream.closed_there and not stream.unread:
-            self._forget(name, stream)
+            self._remove_stream(name, stream)
 
-    def _forget(self, name: int, stream: _YamuxStream) -> None:
+    def _remove_stream(self, name: int, stream: _YamuxStream) -> None:
         del self._streams[name]
         self._own_count -= name % 2 == self._own_parity
         self._unread -= stream.unread
