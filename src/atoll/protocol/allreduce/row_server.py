@@ -39,7 +39,7 @@ class RowServer:
         self.plan, self.me, self.own_parts, self.gone, self.may_see = plan, me, own_parts, gone, may_see
         self.waiting: dict[RowId, list[PeerId]] = {}  # owners that requested a row before it was here
         self._sends: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, author, recipient)
-        self._hidden: dict[PeerId, set[RowId]] = {}  # requests of peers that have not committed yet
+        self.hidden: dict[PeerId, set[RowId]] = {}  # requests of peers that have not committed yet
 
     def answer_request(self, sender: PeerId, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
         """`row`: the row, if it is here and the attempt has begun."""
@@ -49,7 +49,7 @@ class RowServer:
         if not self.may_see(sender):
             own = author == self.me and 0 <= part < plan.parts
             if own or self._may_come(part, author):
-                self._hidden.setdefault(sender, set()).add((part, author))
+                self.hidden.setdefault(sender, set()).add((part, author))
             return []
         if row is not None:
             return self._send(sender, part, author, row)
@@ -74,8 +74,8 @@ class RowServer:
 
     def pop_visible(self) -> list[tuple[PeerId, int, PeerId]]:
         """Kept requests of peers that may see rows now, as (requester, part, author)."""
-        may = [peer for peer in self._hidden if self.may_see(peer)]
-        return [(peer, part, author) for peer in may for part, author in sorted(self._hidden.pop(peer))]
+        may = [peer for peer in self.hidden if self.may_see(peer)]
+        return [(peer, part, author) for peer in may for part, author in sorted(self.hidden.pop(peer))]
 
     def _send(self, to: PeerId, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
         plan = self.plan
