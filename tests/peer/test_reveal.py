@@ -328,7 +328,7 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
     for part in range(reduce.plan.parts + 1):
         assert opened(RowRequest(*slot, part, peer_name(1))) == []
     kept = {(part, peer_name(1)) for part in range(reduce.plan.parts)} | {(0, asked_of)}
-    assert reduce.opened.unshown[WHO] == kept, "no more than could ever be opened is remembered"
+    assert reduce.state.row_server.hidden[WHO] == kept, "no more than could ever be opened is remembered"
     insider = swarm.world.nodes[WHO].machine
     assert isinstance(insider, PeekingMember) and insider.peer.round is not None
     later = insider.notary.sign(passing(plan.round, peer.round.attempt + 1, "it will give nothing then"))

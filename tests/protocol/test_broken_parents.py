@@ -1,4 +1,4 @@
-"""Two members do not hear each other, and all others hear both: whoever stands above or below does not matter."""
+"""Broken links: two members do not hear each other, and all others hear both, anywhere in a topology."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def all_hold_all(group: Group) -> None:
 
 
 def while_time_stands(group: Group) -> None:
-    """Words arrive, and what waits for a moment and not for a window of the plan goes on."""
+    """Deliver messages and short timers, without the end of any window."""
     while group.flying or any(at < NO_DEADLINE_S for at in group.timers.values()):
         if group.flying:
             group.deliver(0)

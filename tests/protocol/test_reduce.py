@@ -1,6 +1,6 @@
-"""All-reduce of multisets of names through a hostile network: nobody is counted twice, owners take over.
+"""All-reduce of multisets of names through a hostile network: no contributor counts twice, owners take over.
 
-"Arithmetic is an argument": a part is the tuple of those who are in it, so every lie of the sum is seen.
+A combined part is the tuple of its contributors, so every false sum is visible.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from atoll.wire.opening import rows_of
 
 RUN = Digest(bytes(32))
 A_MOMENT_S = 10.0  # shorter than any window of a plan without a clock
-ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as plans have it: owners behind the third have its end
+ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as in plans: owners behind the third share its end
 
 
 def topology_named(name: str, names: tuple[PeerId, ...]) -> ReduceTopology:
@@ -69,7 +69,7 @@ TOPOLOGIES = ["butterfly", "ring", "tree", "star", "hierarchical"]
 
 @dataclass
 class Group:
-    """`count` members that have all committed. `deliver` is asked about every message: how often it arrives."""
+    """`count` members that have all committed. Tests decide with `deliver` which message arrives when."""
 
     count: int
     topology: str = "butterfly"
@@ -77,13 +77,13 @@ class Group:
     now: float = 0.0
     has_clock: bool = True
     silent: bool = False  # the dead are gone for their silence alone
-    reserves: bool = False  # members stand in for owners that are all gone
-    trust: str = "private"  # or "community", where members may lie, or "open", where owners watch each other, too
-    unable: set[PeerId] = field(default_factory=set)  # they cannot combine anything
-    liars: set[PeerId] = field(default_factory=set)  # what they answer is made of nothing
-    deaf: set[PeerId] = field(default_factory=set)  # they and the others take each other for gone, for a while
+    reserves: bool = False  # members stand in if all owners are gone
+    trust: str = "private"  # or "community" (members may lie), or "open" (owners also check each other)
+    unable: set[PeerId] = field(default_factory=set)  # members that cannot combine rows
+    liars: set[PeerId] = field(default_factory=set)  # members with results that no rows make
+    deaf: set[PeerId] = field(default_factory=set)  # members that hear no other for a while, and are not heard
     broken: set[frozenset[PeerId]] = field(default_factory=set)  # pairs that do not hear each other
-    passing: set[PeerId] = field(default_factory=set)  # they committed to nothing, and hand on others' rows
+    passing: set[PeerId] = field(default_factory=set)  # members without an update that hand on others' rows
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
@@ -186,20 +186,20 @@ class Group:
             self.do(send.to, self.machines[send.to].handle(Received(sender, send.message, send.payload), self.now))
 
     def dies(self, peer: PeerId) -> None:
-        """And everybody notices at once."""
+        """The peer dies, and all others notice at once."""
         self.dead.add(peer)
         for p in self.names:
             if p not in self.dead:
                 self.do(p, self.machines[p].look_again(self.now))
 
     def breaks(self, one: PeerId, other: PeerId) -> None:
-        """The link between these two; both notice at once."""
+        """The link between these two breaks; both notice at once."""
         self.broken.add(frozenset((one, other)))
         for p in (one, other):
             self.do(p, self.machines[p].look_again(self.now))
 
     def hears(self, deaf: set[PeerId]) -> None:
-        """From now on all but these hear each other again."""
+        """From now on only these are deaf."""
         self.deaf = deaf
         for p in self.names:
             self.do(p, self.machines[p].look_again(self.now))
@@ -220,7 +220,7 @@ class Group:
         return self
 
     def stands_in_alone(self, p: PeerId) -> tuple[PartResult, OwnerResult, Payload]:
-        """What it says of part 0 that stands in for its owners, and has counted nobody but itself."""
+        """A reserve's result of part 0 that counts its own row alone."""
         index, rows = self.plan.takers(0).index(p), rows_of([self.commits[p]])
         alone = Payload(digest(repr((0, (p,))).encode()), 8, (p,))
         said = OwnerResult(
@@ -239,7 +239,7 @@ class Group:
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_everybody_is_counted_once_in_every_part_and_all_hold_the_same(topology: str):
+def test_every_member_counts_once_in_every_part_and_all_hold_the_same(topology: str):
     """Groups of 1 to 20, nothing lost: no timer is needed."""
     for count in (1, 2, 3, 5, 16, 20):
         group = Group(count, topology).begin()
@@ -263,10 +263,10 @@ def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_who_showed_a_dead_owners_answer_is_not_sent_it_again_unless_it_came_back(restarts: bool):
-    """One of four got all three answers of an owner before that died; the other two lack them, and get them.
+def test_a_holder_of_a_dead_owners_result_is_not_sent_it_again_unless_it_came_back(restarts: bool):
+    """One of four holds all three results of an owner that died; the other two get them from it.
 
-    It may restart while its bytes are on their way to them, and has lost them then.
+    The holder may restart while the bytes are on their way, and has lost them then.
     """
     group = Group(4, "butterfly in turns").begin()
     dying = group.plan.owners(0)[0]
@@ -291,22 +291,22 @@ def test_who_showed_a_dead_owners_answer_is_not_sent_it_again_unless_it_came_bac
 
 @pytest.mark.parametrize(("has_clock", "least_s", "most_s"), [(True, 6.0, 18.0), (False, 30.0, 90.0)])
 def test_an_owner_that_goes_silent_costs_its_time_and_no_more(has_clock: bool, least_s: float, most_s: float):
-    """Nobody knows that it is gone: the second owner answers after the first one's deadline.
+    """No peer knows that it is gone: the second owner answers after the first one's deadline.
 
-    Also where rounds have no clock and the plan's times are years away: five windows then, not years.
+    Without a clock the plan's times are years away, and five windows end the wait.
     """
     group = Group(4, has_clock=has_clock).begin()
     first, second = group.plan.owners(1)[:2]
     group.flying = [(s, x) for s, x in group.flying if x.to != first and s != first]
-    group.machines[first].handle = lambda event, now: []  # type: ignore[method-assign]  # it hears nothing more
+    group.machines[first].handle = lambda event, now: []  # type: ignore[method-assign]  # it receives nothing more
     group.finish()
     others = set(group.names) - {first}
     assert {group.machines[p].answers[1].statement.signer for p in others} == {second}
     assert least_s <= group.now <= most_s
 
 
-def test_where_there_is_no_clock_owners_have_time_for_a_large_update_on_slow_links():
-    """100 MB at 2 Mbit/s take 400 s: before that nobody closes a part, hands rows on, or passes an owner over."""
+def test_without_a_clock_owners_have_time_for_a_large_update_on_slow_links():
+    """100 MB at 2 Mbit/s take 400 s: before that no peer closes a part, hands rows on, or passes an owner over."""
     group = Group(4, has_clock=False)
     for p in group.names:
         parts = tuple(Payload(part.digest, 25 * 10**6, part.data) for part in group.updates[p].parts)
@@ -316,14 +316,14 @@ def test_where_there_is_no_clock_owners_have_time_for_a_large_update_on_slow_lin
     assert all(not machine.gathers[part].closed for machine in group.machines.values() for part in machine.gathers)
     watched = replace(group.plan, witnesses=1)  # each row goes to two owners
     assert watched.begun(0.0, 10**8).window_s == 2 * group.plan.begun(0.0, 10**8).window_s
-    # and a liar keeps the others waiting for some times what they took themselves, or five windows
+    # a liar delays the others by four times their own pace, or five windows
     assert watched.begun(0.0, 10**8, pace_s=20.0).window_s == 80.0
     assert watched.begun(0.0, 10**8, pace_s=1.0).window_s == 30.0
 
 
 @pytest.mark.parametrize("has_clock", [True, False])
 def test_a_silent_death_costs_a_moment_in_which_others_may_have_its_rows(has_clock: bool):
-    """A twelfth of a window of six seconds; also where there is no clock, and owners have five times as long."""
+    """A twelfth of a window of 6 s, also without a clock, when owners have five times as long."""
     group = Group(4, has_clock=has_clock, silent=True)
     group.dead.add(group.names[3])
     group.begin()
@@ -336,7 +336,7 @@ def test_a_silent_death_costs_a_moment_in_which_others_may_have_its_rows(has_clo
 
 
 def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
-    """All six owners of part 0 of nine are gone: it counts for nobody, and that is said."""
+    """All six owners of part 0 of nine are gone: the part is reported missing."""
     group = Group(9)
     group.dead |= set(group.plan.owners(0))
     group.begin().finish()
@@ -347,15 +347,18 @@ def test_a_part_without_any_owner_is_missing_and_the_others_are_not():
 
 TRUSTS = ["private", "community", "open"]
 WAYS = [("private", topology) for topology in TOPOLOGIES]
-WAYS += [(trust, topology) for trust in TRUSTS[1:] for topology in ("butterfly", "star")]  # there rows go straight
+# rows go straight to owners there
+WAYS += [(trust, topology) for trust in TRUSTS[1:] for topology in ("butterfly", "star")]
 
 
 @pytest.mark.parametrize(("trust", "topology"), WAYS)
 @pytest.mark.parametrize("seed", range(5))
-def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(trust: str, topology: str, seed: int):
-    """The six of a drawn part, one after the other, after they may have had any of its rows, and the first reserve
-    after them: authors have theirs still. No deadline is needed, and nobody counts twice. Where members may lie
-    most must be left."""
+def test_if_all_owners_of_a_part_die_a_reserve_stands_in(trust: str, topology: str, seed: int):
+    """The six owners of a drawn part and the first reserve die one after the other, after they may have had rows.
+
+    Authors still have their rows. No deadline is needed, and no row counts twice. If members may lie, most must be
+    left.
+    """
     count = 13 if trust == "private" else 16
     group, draw = Group(count, topology, reserves=True, trust=trust).begin(), random.Random(seed)
     part = draw.randrange(group.plan.parts)
@@ -365,7 +368,7 @@ def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(trust: str, to
             if group.flying:
                 group.deliver(draw.randrange(len(group.flying)))
         if part in {j for p in group.names if p not in group.dead for j in group.parts_of(p)}:
-            return  # it was answered before all were dead: the others have it from whoever holds it
+            return  # it was answered before all were dead: a holder sends it to the others
         group.dies(doomed.pop(0))
     while group.flying:
         group.deliver(draw.randrange(len(group.flying)))
@@ -379,7 +382,7 @@ def test_where_all_owners_of_a_part_die_whoever_is_left_stands_in(trust: str, to
 
 
 def orphan(trust: str, seed: int = 0, **more: object) -> tuple[Group, list[PeerId]]:
-    """Twenty, the owners of part 0 dead before the sharing began, and who stands in for them, in their order."""
+    """A group of 20 with the owners of part 0 dead before the sharing begins, and its reserves in order."""
     group = Group(20, "star", reserves=True, trust=trust, **more)  # type: ignore[arg-type]
     order = random.Random(seed).sample(group.names, group.count)
     group.plan = replace(group.plan, reserves=tuple(order))
@@ -390,9 +393,11 @@ def orphan(trust: str, seed: int = 0, **more: object) -> tuple[Group, list[PeerI
 
 @pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("seed", range(4))
-def test_whoever_stands_in_needs_no_link_to_the_authors_nor_to_those_who_want_its_answer(trust: str, seed: int):
-    """The first reserve does not hear some of the others, but one of the next two: their rows come to it by their
-    names, from whoever holds them, and what it makes of all goes back to them."""
+def test_a_reserve_needs_no_link_to_the_authors_nor_to_the_listeners(trust: str, seed: int):
+    """The first reserve does not hear some of the others, but one of the next two.
+
+    It requests their rows by author from all holders, and its result goes back to them.
+    """
     group, left = orphan(trust, seed)
     draw = random.Random(seed)
     near = draw.choice(left[1:3])
@@ -406,9 +411,11 @@ def test_whoever_stands_in_needs_no_link_to_the_authors_nor_to_those_who_want_it
 
 
 @pytest.mark.parametrize(("needed", "answered"), [(14, True), (15, False)])
-def test_an_order_statistic_of_whoever_is_left_is_never_of_too_few_rows(needed: int, answered: bool):
-    """Six of twenty are dead, and the first reserve does not hear three of the others: it asks for their rows, and
-    where fourteen are too few nobody gives an answer."""
+def test_an_order_statistic_never_has_too_few_rows(needed: int, answered: bool):
+    """Six of twenty are dead, and the first reserve does not hear three: it requests their rows.
+
+    If fourteen rows are too few, no peer answers.
+    """
     group, left = orphan("community")
     group.plan = replace(group.plan, statistic="median", liars=4, rows_least=needed)
     group.machines = {p: group.machine(p) for p in group.names}
@@ -417,8 +424,8 @@ def test_an_order_statistic_of_whoever_is_left_is_never_of_too_few_rows(needed: 
     assert {group.parts_of(p).get(0) for p in left} == {tuple(sorted(left)) if answered else None}
 
 
-def test_whoever_stands_in_and_lies_is_found_out_by_all_and_its_sum_replaced():
-    """Where owners watch each other nobody watches a reserve, and everybody makes its answer again."""
+def test_a_lying_reserve_is_found_out_by_all_and_its_sum_replaced():
+    """Owners check each other, but no peer checks a reserve: all members recompute its result."""
     group, left = orphan("open")
     group.liars = {left[0]}
     group.begin()
@@ -432,9 +439,11 @@ def test_whoever_stands_in_and_lies_is_found_out_by_all_and_its_sum_replaced():
 
 @pytest.mark.parametrize("trust", ["private", "community"])
 @pytest.mark.parametrize("unable", [1, OWNERS_PER_PART, OWNERS_PER_PART + 1])
-def test_a_row_whose_author_is_dead_comes_from_an_owner_that_could_not_combine_it(trust: str, unable: int):
-    """The author dies when its row is at the first owner. That one gives up, and as many behind it as are unable:
-    what all six owners decline a reserve tries once, and its own refusal ends it."""
+def test_a_dead_authors_row_comes_from_an_owner_that_could_not_combine_it(trust: str, unable: int):
+    """The author dies when its row is at the first owner, which gives up, as do `unable` owners in all.
+
+    If all six owners decline, a reserve tries once, and its own refusal ends the part.
+    """
     group = Group(13, "star", reserves=True, trust=trust)
     takers = group.plan.takers(0)
     group.unable = set(takers[:unable])
@@ -457,9 +466,11 @@ def test_a_row_whose_author_is_dead_comes_from_an_owner_that_could_not_combine_i
 
 
 @pytest.mark.parametrize("trust", ["community", "open"])
-def test_nobody_who_may_lie_stands_in_for_owners_that_are_there(trust: str):
-    """It answers at once, with its own row: taken by nobody, and voted for by nobody, as long as others hear an
-    owner of the part, and after that not before its turn."""
+def test_no_reserve_that_may_lie_stands_in_for_live_owners(trust: str):
+    """A reserve answers at once, with its own row: no peer accepts it or votes for it while an owner is heard.
+
+    After that, none does before the reserve's turn.
+    """
     group = Group(13, reserves=True, trust=trust).begin()
     liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
     said, lie, alone = group.stands_in_alone(liar)
@@ -470,16 +481,15 @@ def test_nobody_who_may_lie_stands_in_for_owners_that_are_there(trust: str):
 
 
 @pytest.mark.parametrize("trust", ["community", "open"])
-def test_nobody_who_may_lie_stands_in_for_an_owner_that_answered_however_late_it_is(trust: str):
-    """All windows are over, and every part was answered long ago: whoever would stand in now, with its own row
-    alone, is voted for by nobody, since the owner is there."""
+def test_no_reserve_that_may_lie_replaces_an_owner_that_answered_however_late_it_is(trust: str):
+    """All windows are over, and every part has its result: no peer votes for a reserve with its own row alone."""
     group = Group(13, reserves=True, trust=trust).begin().finish()
     liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
     said, lie, alone = group.stands_in_alone(liar)
     late = group.plan.answer_until[-1] + 1.0
     group.do(
         reader.me, reader.handle(Received(liar, PartDeclined(0, 0, "", 1)), late)
-    )  # everybody may make me look
+    )  # any peer may cause a review
     group.do(reader.me, reader.handle(Received(liar, said, alone), late))
     group.do(reader.me, reader.look_again(late))
     assert reader.believes(lie) is None
@@ -487,8 +497,8 @@ def test_nobody_who_may_lie_stands_in_for_an_owner_that_answered_however_late_it
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_who_stands_in_for_owners_that_all_declined_is_whoever_is_first_whatever_others_say(trust: str):
-    """One behind it has declined, too, before anybody asked it: the first reserve tries all the same."""
+def test_the_first_reserve_stands_in_for_owners_that_all_declined_whatever_others_decline(trust: str):
+    """A later reserve has declined too, before it was asked: the first reserve still tries."""
     group = Group(13, "star", reserves=True, trust=trust)
     owners, reserves = group.plan.takers(0)[:OWNERS_PER_PART], group.plan.takers(0)[OWNERS_PER_PART:]
     group.unable = set(owners)
@@ -501,7 +511,7 @@ def test_who_stands_in_for_owners_that_all_declined_is_whoever_is_first_whatever
 
 
 def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
-    """The second one signs a lie about rows that all have made again already, and keeps its own from the third."""
+    """The second signs a lie about rows that all have recomputed already, and keeps its own row from the third."""
     group, left = orphan("open")
     group.liars = {left[0], left[1]}
     group.begin().finish().check()
@@ -511,8 +521,8 @@ def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
         assert group.machines[p].answers[0].answered.digest == digest(repr((0, names)).encode())
 
 
-def test_whoever_brings_a_word_that_comes_too_early_keeps_nobody_from_its_bytes():
-    """A liar shows what the reserve signed before that one does itself, and never gives the bytes."""
+def test_the_sender_of_an_early_result_keeps_no_peer_from_its_bytes():
+    """A liar shows the signed result before the reserve does, and never sends the bytes."""
     group, left = orphan("community")
     owners, first, liar, reader = group.plan.owners(0), left[0], left[-1], left[1]
     group.dead -= set(owners)
@@ -527,7 +537,7 @@ def test_whoever_brings_a_word_that_comes_too_early_keeps_nobody_from_its_bytes(
     assert asked == [first]
 
 
-def test_five_of_nine_that_die_at_once_leave_every_part_somebody_to_combine_it():
+def test_five_of_nine_that_die_at_once_leave_every_part_an_owner():
     group = Group(9).begin()
     for p in group.plan.owners(0)[:5]:
         group.dies(p)
@@ -550,7 +560,7 @@ def test_bytes_that_were_not_committed_to_are_the_senders_fault():
 
 
 def answers_after_restart(forgets: bool) -> list[object]:
-    """Its answer for part 0 was kept, and lost on the way; it restarts and is asked again by everybody."""
+    """Its result of part 0 was durable, and lost on the way; it restarts, and all members resend."""
     group = Group(3).begin()
     owner = group.plan.owners(0)[0]
     while group.flying:
@@ -577,8 +587,8 @@ def answers_after_restart(forgets: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("witnesses", [0, 1, 2])
-def test_a_plan_with_witnesses_is_never_carried_out_by_a_reduce_that_believes_owners(witnesses: int):
-    """The first owner of five shows its bytes and nobody has signed the same: held at once, or not at all yet."""
+def test_a_plan_with_witnesses_never_believes_one_owner(witnesses: int):
+    """The first owner of five sends bytes that no other owner signed: accepted only without witnesses."""
     group = Group(5)
     group.plan = replace(group.plan, witnesses=witnesses)
     owner, *_, reader = group.plan.owners(0)
@@ -592,8 +602,7 @@ def test_a_plan_with_witnesses_is_never_carried_out_by_a_reduce_that_believes_ow
 
 
 def test_rows_of_a_round_that_is_over_are_let_go_at_once():
-    """An owner holds rows of w + 1 updates, and its witnesses all answers: whoever drops its reduce has that memory
-    back before any collector."""
+    """An owner holds rows of w + 1 updates, and witnesses all results: without cycles they are freed at once."""
     group = Group(5, trust="open")
     gc.disable()
     try:
@@ -605,8 +614,8 @@ def test_rows_of_a_round_that_is_over_are_let_go_at_once():
         gc.enable()
 
 
-def test_whoever_begins_late_gives_others_time_to_be_heard_before_it_takes_them_for_absent():
-    """It starts again in the middle of a round, where owners watch each other: no commitment is here yet."""
+def test_a_late_starter_gives_owners_time_before_it_takes_them_for_absent():
+    """It restarts in the middle of a round with witnesses: no commitment is here yet."""
     group = Group(7)
     group.plan = replace(group.plan, witnesses=2)
     me, third = group.names[-1], group.plan.window_s / 3
@@ -625,8 +634,8 @@ def test_whoever_begins_late_gives_others_time_to_be_heard_before_it_takes_them_
     assert set(silent) - {me} <= machine.route.absent and heard not in machine.route.absent
 
 
-def test_owners_whose_commitments_do_not_go_to_everybody_are_not_taken_for_absent():
-    """In a large swarm a trainer hears first owners and their witnesses alone; the next may be needed."""
+def test_owners_with_commitments_that_do_not_reach_all_are_not_taken_for_absent():
+    """In a large swarm a trainer receives commitments of first owners and witnesses only; later owners may help."""
     group = Group(7)
     topology = replace(group.plan.topology, parts=group.plan.topology.parts[:1])
     group.plan = replace(group.plan, topology=topology, witnesses=1)
@@ -640,15 +649,15 @@ def test_owners_whose_commitments_do_not_go_to_everybody_are_not_taken_for_absen
 
 
 def test_a_restarted_owner_never_answers_a_second_time():
-    """What it said is durable, its bytes are not: silence. The mutant that forgets answers again."""
+    """Its statement is durable, its bytes are not: silence. The mutant that forgets answers again."""
     assert answers_after_restart(forgets=False) == []
     assert answers_after_restart(forgets=True) != []
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(20))
-def test_survivors_of_any_death_hold_everybody_who_lives_without_any_deadline(topology: str, seed: int):
-    """Up to a third die at random moments and the others notice: every part is answered or nobody can, at once."""
+def test_survivors_of_any_death_count_all_living_members_without_any_deadline(topology: str, seed: int):
+    """Up to a third die at random moments: every part has a result at once, or no owner is left."""
     draw = random.Random(seed)
     group = Group(draw.randrange(4, 14), topology).begin()
     doomed = draw.sample(group.names, len(group.names) // 3)
@@ -673,9 +682,11 @@ def test_survivors_of_any_death_hold_everybody_who_lives_without_any_deadline(to
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(20))
-def test_whoever_was_deaf_for_a_while_keeps_nobody_waiting(topology: str, seed: int):
-    """Computers stand still at random moments, and nothing is lost: where rounds have no clock, whom somebody gave
-    up and hears again waits for its row, and nothing else would end that for minutes."""
+def test_a_member_that_was_deaf_for_a_while_keeps_no_peer_waiting(topology: str, seed: int):
+    """Computers freeze at random moments, and no message is lost.
+
+    Without a clock an owner that was given up and is heard again waits for the row: nothing else ends it.
+    """
     draw = random.Random(seed)
     group = Group(draw.randrange(3, 9), topology, has_clock=False, reserves=True).begin()
     naps = draw.randrange(1, 6)
@@ -698,7 +709,7 @@ def test_whoever_was_deaf_for_a_while_keeps_nobody_waiting(topology: str, seed: 
 
 @settings(max_examples=100)
 @given(st.integers(1, 9), st.sampled_from(TOPOLOGIES), st.integers(0, 2**32))
-def test_whatever_the_network_does_nobody_is_counted_twice(count: int, topology: str, seed: int):
+def test_whatever_the_network_does_no_contributor_counts_twice(count: int, topology: str, seed: int):
     """Messages are lost, doubled, reordered, members die and time passes at any moment."""
     draw, group = random.Random(seed), Group(count, topology).begin()
     for _ in range(150):

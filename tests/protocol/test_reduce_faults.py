@@ -1,4 +1,4 @@
-"""Whoever stands anywhere in a topology dies, freezes, or sends garbage: the others end with one result."""
+"""Faults of members anywhere in a topology: deaths, freezes and garbage end with one result at the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SILENCE_S = 20.0  # after the plan's last deadline
 
 
 def roles(group: Group) -> dict[str, PeerId]:
-    """One of each kind, in the first part: its owner (a root, a star's centre), who hands on, whose row that is."""
+    """One member of each kind in the first part: an owner (root or center), a parent, a leaf."""
     tree = group.plan.topology.parts[0]
     found = {"owner": tree.owners[0]}
     found |= {"parent": next(p for p in group.names if p in tree.children)} if tree.parents else {}
@@ -46,7 +46,7 @@ def one_result(group: Group, living: set[PeerId]) -> None:
 
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize(("topology", "role", "way"), FAULTS)
-def test_whoever_dies_or_freezes_wherever_it_stands_costs_nobody_elses_row(
+def test_a_member_that_dies_or_freezes_anywhere_costs_no_other_row(
     topology: str, role: str, way: str, noticed: bool
 ):
     """Before its first row leaves, or with the first answer on its way. A frozen one is noticed by no refusal: all
@@ -66,11 +66,11 @@ def test_whoever_dies_or_freezes_wherever_it_stands_costs_nobody_elses_row(
 
 
 def first_to_a_parent(group: Group) -> tuple[PeerId, PeerId, RowContribution]:
-    """(child, parent, message) of a row that somebody is to hand on."""
+    """(child, parent, message) of a row for a parent."""
     for sender, send in group.flying:
         if isinstance(send.message, RowContribution) and send.message.owner_index < 0:
             return sender, send.to, send.message
-    raise AssertionError("nobody has a parent")
+    raise AssertionError("no member has a parent")
 
 
 @pytest.mark.parametrize("topology", WITH_PARENTS)
@@ -112,9 +112,11 @@ def test_a_sum_of_rows_that_do_not_come_through_its_sender_is_refused(topology: 
     one_result(group, set(group.names))
 
 
-def test_a_sum_is_given_to_owners_alone_and_nobody_else_makes_them_wait():
-    """A tree of nine: who owns nothing asks the root for a sum that it holds. In a butterfly nobody is waited for
-    because somebody says that it hears it."""
+def test_a_sum_goes_to_owners_alone_and_no_other_peer_makes_them_wait():
+    """A tree of nine: a member that owns nothing requests a sum from the root, in vain.
+
+    In a butterfly a hint that a peer is heard elsewhere causes no wait.
+    """
     group = Group(9, "tree").begin()
     owners = group.plan.owners(0)
     stranger = next(p for p in group.names if p not in owners)
@@ -126,11 +128,11 @@ def test_a_sum_is_given_to_owners_alone_and_nobody_else_makes_them_wait():
     direct = Group(4).begin()
     owner, *others = direct.plan.owners(0)
     direct.machines[owner].handle(Received(others[0], ReachabilityHint(0, 0, "", 0, others[1]), None), 0.0)
-    assert not direct.machines[owner].detours.there
+    assert not direct.machines[owner].reroute.heard_elsewhere
 
 
 class Garbled(Group):
-    """What one child sends decodes nowhere; whoever combines it says so."""
+    """One child's row does not decode; the owner or parent that combines it reports that."""
 
     def do(self, p: PeerId, effects: list[Effect]) -> None:
         for effect in effects:

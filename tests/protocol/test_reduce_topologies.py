@@ -55,7 +55,7 @@ class Reduced:
         waits_for = Counter(part.parent(p) for p in peers)
         ready = [p for p in peers if not waits_for[p]]
         crossed: Counter[tuple[PeerId, PeerId]] = Counter()
-        for peer in ready:  # grows: whoever has heard all its children goes next
+        for peer in ready:  # grows: a peer with the rows of all its children goes next
             parent = part.parent(peer)
             if parent is not None:
                 self._send(peer, parent, part)
@@ -152,7 +152,7 @@ def test_any_nesting_of_clusters_reaches_everybody(clusters, seed):
 def test_ring_and_butterfly_send_as_little_as_possible_and_a_star_burdens_its_server(n, seed):
     """2 (n - 1) / n updates per peer (Patarasuk & Yuan 2009); above PARTS_MAX a butterfly's owners send more.
 
-    A ring has no more parts than that either, so beyond it whoever owns nothing sends up to 2.
+    A ring has no more parts than that either, so beyond it a peer without a part sends up to 2.
     """
     peers, least = names(n), 2 * (n - 1) / n
     assert len(ring(peers, seed).parts) == min(n, PARTS_MAX)
@@ -266,7 +266,7 @@ def test_members_of_a_cluster_take_turns_as_its_head(a, b, seed):
         led = Counter(dict.fromkeys(cluster, 0))
         for part in topology.parts:
             outside = [p for p in cluster if part.parent(p) not in cluster]
-            assert len(outside) == 1  # the head: everybody else hands its row to somebody here
+            assert len(outside) == 1  # the head: all others hand their rows to a peer in the cluster
             led[outside[0]] += 1
         if len(cluster) > 1:
             assert max(led.values()) - min(led.values()) <= 2
@@ -347,8 +347,8 @@ def test_the_same_agreed_inputs_give_the_same_topologies(swarm):
         assert ring(peers, SEED) != ring(peers, b"another head")
 
 
-def test_who_takes_over_is_who_already_holds_the_most():
-    """A ring of 5: the last before the owner has everybody's rows but the owner's own."""
+def test_the_peer_with_the_most_rows_takes_over():
+    """A ring of 5: the last peer before the owner holds all rows except the owner's."""
     peers = names(5)
     for part in ring(peers, SEED).parts:
         assert part.parent(part.owners[1]) == part.owners[0]
@@ -429,7 +429,7 @@ def test_the_impossible_is_refused_with_what_to_change(wish):
 
 
 def _below(part: ReducePart, peer: PeerId, peers: tuple[PeerId, ...]) -> set[PeerId]:
-    """Whose rows this peer holds when it hands its own on."""
+    """Authors of the rows that this peer holds when it hands its own on."""
     found = {peer}
     for _ in peers:
         found |= {p for p in peers if part.parent(p) in found}

@@ -1,5 +1,4 @@
-"""Whose turn a part is: its owners', then the reserves', and never a jury's, which only looks after owners; and to
-whom each peer sends first."""
+"""Routing: the turn of a part passes from owners to reserves, never to a jury; and the order of sends."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ PLAN = ReducePlan(3, 0, "", ReduceTopology("star", (ReducePart((A, B), 1, {}),))
 
 
 def turn_of(plan: ReducePlan, *gone: PeerId) -> PeerId | None:
-    """As D sees it; None: nobody is left."""
+    """The peer in charge in the view of D; None if no taker is left."""
     route = AttemptRouting(plan, D, gone.__contains__)
     return route.owner[0] if route.pass_turn(0, 1.0) else None
 
@@ -36,7 +35,7 @@ def test_at_no_time_do_two_send_to_the_same_peer():
     members = (A, B, C, D)
     plan = replace(PLAN, topology=butterfly(members, b"drawn", pieces=2))
     routes = [AttemptRouting(plan, me, lambda _: False) for me in members]
-    owners = [[plan.owners(part)[0] for part in route.parts_in_turn()] for route in routes]
+    owners = [[plan.owners(part)[0] for part in route.parts_in_send_order()] for route in routes]
     assert all(set(sent) == set(members) for sent in zip(*owners, strict=True))
     assert all(len(set(sent)) == 4 for sent in zip(*(route.others() for route in routes), strict=True))
 
@@ -44,6 +43,6 @@ def test_at_no_time_do_two_send_to_the_same_peer():
 def test_on_a_ring_all_rows_go_to_one_peer_in_the_order_of_their_parts():
     """Who has one to send to keeps the plan's order; its own part comes by itself."""
     plan = replace(PLAN, topology=ring((A, B, C, D), b"drawn"))
-    turns = AttemptRouting(plan, B, lambda _: False).parts_in_turn()
+    turns = AttemptRouting(plan, B, lambda _: False).parts_in_send_order()
     sent = [part for part in turns if plan.owners(part)[0] != B]
     assert sent == sorted(sent)

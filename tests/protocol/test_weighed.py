@@ -54,7 +54,7 @@ def products(rows: tuple[PeerId, ...]) -> bytes:
 
 
 class Weighed(Group):
-    """Nobody is gone before it dies; the weights of rows are in proportion to their numbers."""
+    """Only the dead are gone; weights of rows are proportional to their numbers."""
 
     def __init__(self, count: int, newcomers: tuple[str, ...] = ()) -> None:
         self.newcomers = frozenset(map(PeerId, newcomers))
@@ -227,7 +227,7 @@ def test_a_row_that_was_lost_once_comes_when_it_is_asked_for():
 
 
 class Cut(Weighed):
-    """Nothing passes between these two; the first of them calls the other gone, who still waits for it."""
+    """Nothing passes between these two; the first takes the other for gone, which still waits for it."""
 
     links = ((PeerId("p0"), PeerId("p4")), (PeerId("p1"), PeerId("p2")))
 
@@ -244,7 +244,7 @@ class Cut(Weighed):
 
 
 def test_a_row_that_its_author_gave_to_another_owner_is_asked_of_that_one():
-    """Two of 21 links are broken: without it four of seven rows miss in some part, and nobody learns."""
+    """Two of 21 links are broken: without it four of seven rows are missing somewhere, and no part is weighed."""
     group = Cut(7).begin()
     while group.flying or group.timers:
         while group.flying:
@@ -261,7 +261,7 @@ def test_a_row_that_its_author_gave_to_another_owner_is_asked_of_that_one():
 
 
 def test_a_lost_comparison_is_made_good_by_the_first_answer():
-    """Everything that the owner of part 0 says of its rows to p3 is lost: p3 weighs as others do."""
+    """All comparisons from the owner of part 0 to p3 are lost: p3 adopts the weights of the others."""
     group = Weighed(7).begin()
     owner = group.plan.owners(0)[0]
     deaf = next(p for p in group.names if p != owner)
@@ -304,8 +304,8 @@ def test_an_owner_that_dies_after_it_compared_leaves_a_comparison_that_is_good()
 
 
 @pytest.mark.parametrize("reached", range(7))
-def test_an_owner_that_dies_while_it_tells_its_comparison_is_made_up_for(reached: int):
-    """Some heard it and some did not: the next owner is shown it, passes it on, and nobody compares anew."""
+def test_the_next_owner_spreads_the_comparison_of_an_owner_that_died_sending_it(reached: int):
+    """Some received it and some did not: the next owner gets it and passes it on; no owner compares anew."""
     group = Weighed(7).begin()
     victim = group.plan.owners(0)[0]
     group.until(compared_by(victim))
@@ -324,10 +324,10 @@ def test_an_owner_that_dies_while_it_tells_its_comparison_is_made_up_for(reached
 
 @pytest.mark.parametrize("kind", [Weighed, Mixed])
 @pytest.mark.parametrize("seed", range(60))
-def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int, kind: type[Weighed]):
-    """One of eight dies at a random moment, in any order of messages, and loses half of what it was saying.
+def test_survivors_of_any_death_at_any_time_hold_a_body_of_one_weighting(seed: int, kind: type[Weighed]):
+    """One of eight dies at a random moment, in any order of messages, and loses half of its messages.
 
-    Everybody who lives holds an answer for every part, all of one weighing, without any deadline.
+    All survivors hold a result of every part, all with the same weights, without any deadline.
     """
     draw = random.Random(seed)
     group = kind(8).begin()
@@ -351,11 +351,11 @@ def test_whoever_dies_whenever_survivors_hold_a_body_of_one_weighing(seed: int, 
 @pytest.mark.parametrize(
     ("keeps_back", "late_s"), [((RowComparison,), 4.0), ((PartResult,), 10.0), ((RowComparison, PartResult), 10.0)]
 )
-def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
-    """It is heard, so nobody calls it gone: the next owner takes its turn when its window is over.
+def test_an_owner_that_withholds_a_message_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
+    """The owner is heard, so no peer takes it for gone: the next owner takes over when the window is over.
 
-    Who keeps only its comparison back is the only one that can weigh: one owner alone is believed when the others
-    had time to ask it for the comparison.
+    If it withholds only its comparison, it alone can weigh: one owner is enough once the others had time to request
+    the comparison.
     """
     group = Weighed(7).begin()
     mute, second = group.plan.owners(0)[:2]
@@ -380,7 +380,7 @@ def test_an_owner_that_keeps_a_word_back_costs_time_and_no_part(keeps_back: tupl
 
 @pytest.mark.parametrize("without", [(), (1, 2, 3, 4, 5, 6)], ids=["its own row", "its own part"])
 @pytest.mark.parametrize("index", [0, 1, 5])
-def test_no_owner_alone_says_what_rows_weigh(index: int, without: tuple[int, ...]):
+def test_no_owner_alone_decides_what_rows_weigh(index: int, without: tuple[int, ...]):
     """It answers for part 0 as the sharing begins: no other part has its weights, none is declined or late."""
     group = Weighed(7)
     liar = group.plan.owners(0)[index]
@@ -419,7 +419,7 @@ def test_a_part_whose_owners_all_keep_silent_takes_no_other_part_with_it():
 
 
 def test_too_few_rows_are_no_answer_and_never_a_mean():
-    """Three of seven are dead and two may lie: four rows are one too few. Everybody says so, at once."""
+    """Three of seven are dead and two may lie: four rows are one too few. All owners report it at once."""
     group = Weighed(7)
     group.dead |= {PeerId("p0"), PeerId("p2"), PeerId("p4")}
     group.begin().finish()
@@ -430,8 +430,8 @@ def test_too_few_rows_are_no_answer_and_never_a_mean():
     assert said == {"robust needs 5 rows to withstand 2 liars, 4 are in all parts"} and group.now == 0.0
 
 
-def test_a_part_that_nobody_can_compare_is_left_out_and_the_others_are_weighed_without_it():
-    """All six owners of part 0 of twelve decline: it counts for nobody."""
+def test_a_part_that_no_owner_can_compare_is_left_out_and_the_others_are_weighed_without_it():
+    """All six owners of part 0 of twelve decline: the part has no result."""
     group = Weighed(12)
     out = group.plan.owners(0)
     for p in group.names:
@@ -450,7 +450,7 @@ def test_a_part_that_nobody_can_compare_is_left_out_and_the_others_are_weighed_w
 
 
 def restarted(group: Weighed, owner: PeerId) -> list[Send]:
-    """What it says from then on."""
+    """What a restarted owner sends."""
     group.machines[owner] = group.machine(owner)
     group.flying = []
     for p in group.names:
@@ -466,7 +466,7 @@ def restarted(group: Weighed, owner: PeerId) -> list[Send]:
 
 
 def test_a_restarted_owner_never_compares_a_second_time():
-    """What it said is durable, its rows are not: it declines at once. The mutant that forgets compares again."""
+    """Its comparison is durable, its rows are not: it declines at once. The mutant that forgets compares again."""
     for forgets in (False, True):
         group = Weighed(7).begin()
         owner = group.plan.owners(0)[0]
@@ -538,7 +538,7 @@ def test_a_comparison_that_cannot_be_is_a_fault(wrong: OwnerComparison):
     ],
 )
 def test_a_weighing_that_cannot_be_is_seen(wrong: dict):
-    """p6 is a newcomer: nobody lets its row weigh anything."""
+    """p6 is a newcomer: its row must weigh nothing."""
     group = Weighed(7, newcomers=("p6",))
     good = AgreedWeights(group.names, (1 / 6,) * 6 + (0.0,), digest(b"compared"))
     assert weighing_flaw(group.plan, good) is None
@@ -576,7 +576,7 @@ def test_what_is_left_of_rows_weighs_as_much_and_never_stands_for_most():
     assert shares_left(weighing, weighing.peers[1:]) is None
 
 
-def test_nobody_fills_the_memory_with_weighings():
+def test_no_owner_fills_the_memory_with_weights():
     """An owner signs a thousand answers for its part, each with weights of its own."""
     group = Weighed(7).begin()
     liar = group.plan.owners(0)[0]
@@ -591,7 +591,7 @@ def test_nobody_fills_the_memory_with_weighings():
     assert len(group.machines[reader].state.weighings) == 1
 
 
-def test_who_only_listens_has_no_row_to_compare_or_weigh():
+def test_an_observer_has_no_row_to_compare_or_weigh():
     """Else a liar pads the rows that a rule needs with those of observers."""
     group = Weighed(7)
     owner, listens = group.plan.owners(0)[0], replace(group.plan, rowless=frozenset({PeerId("p6")}))
@@ -601,5 +601,5 @@ def test_who_only_listens_has_no_row_to_compare_or_weigh():
     assert weighing_flaw(group.plan, padded) is None and weighing_flaw(listens, padded) is not None
 
 
-def test_a_plan_that_weighs_is_carried_out_by_nothing_else():
+def test_a_plan_that_weighs_always_has_distance_weighting():
     assert all(isinstance(machine.weighting, DistanceWeighting) for machine in Weighed(5).machines.values())

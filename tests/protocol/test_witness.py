@@ -1,4 +1,4 @@
-"""What is believed about a part, what is doubted, and who is named: the judge alone, with rows of names."""
+"""Cross-check of owners: belief, doubt and blame for one part, with rows of names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.base.machine import Effect, Emit, Payload, RunTask, Send
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.buffers import StoredRow
 from atoll.protocol.allreduce.cross_check import (
-    ASKS_MAX,
+    ROW_REQUESTS_MAX,
     CommitmentsDiffer,
     CrossCheck,
     OwnerContradicted,
@@ -41,7 +41,7 @@ def promise(peer: PeerId, other: bool = False) -> Commitment:
 
 
 class Judge:
-    """D, who owns nothing and votes."""
+    """Voter D, which owns no part."""
 
     def __init__(self, plan: ReducePlan = PLAN) -> None:
         self.plan = plan
@@ -57,15 +57,17 @@ class Judge:
         rows = rows_of(promise(p, other=p == twice) for p in names)
         said = OwnerResult(3, 0, 0, self.plan.signers(0).index(owner), what, 8, names, rows)
         payload = Payload(what, 8, names) if shown else None
-        return self.does(self.at.hear(SignedStatement(owner, b"", what), said, payload))
+        return self.does(self.at.record(SignedStatement(owner, b"", what), said, payload))
 
     def looks(self, waiting: bool = False, again: bool = False) -> Judge:
-        return self.does(self.at.look(0, waiting, again))
+        return self.does(self.at.pursue_doubt(0, waiting, again))
 
     def opens(self, *peers: PeerId) -> Judge:
         for peer in peers:
-            assert self.at.wants(0, peer)
-            self.does(self.at.take(0, peer, StoredRow(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,)))))
+            assert self.at.wants_row(0, peer)
+            self.does(
+                self.at.add_row(0, peer, StoredRow(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,))))
+            )
         return self
 
     def does(self, effects: list[Effect]) -> Judge:
@@ -79,7 +81,7 @@ class Judge:
                     names = tuple(row.peer for row in work.rows)
                     whole = RowsCombined(Payload(truth(names), 8, names), names, ())
                     check, part = (int(x) for x in job.rsplit("/", 2)[1:])
-                    self.does(self.at.recomputed(part, check, whole))
+                    self.does(self.at.record_check(part, check, whole))
                 case _:
                     raise AssertionError(effect)
         return self
@@ -99,7 +101,7 @@ def test_three_owners_who_say_the_same_are_believed_without_a_row():
 
 
 def test_a_false_sum_is_replaced_by_the_recomputed_one_and_its_owner_named():
-    """A shows other bytes than B and C signed. Nobody shows the right ones: the judge has made them itself."""
+    """A shows other bytes than B and C signed. No owner shows the right bytes: the judge recomputes them."""
     judge = Judge().hears(A, made=b"lie", shown=True).hears(B).hears(C).looks()
     assert {peer for _, peer in judge.asked} == set(ALL) and judge.stands() is None
     judge.opens(*ALL)
@@ -108,7 +110,7 @@ def test_a_false_sum_is_replaced_by_the_recomputed_one_and_its_owner_named():
 
 
 def test_an_owner_is_not_judged_by_a_row_that_its_author_promised_to_others():
-    """E committed to one row before A and B, and to another before me: no honest sum of it is a lie."""
+    """E committed to one row before A and B, and to another before D: no honest sum of it is a lie."""
     judge = Judge().hears(A, made=b"of E's other row", twice=E, shown=True).hears(B).hears(C).looks().opens(*ALL)
     assert judge.told(OwnerLied) == [] and judge.stands(patient=True) == ALL
     assert [fact.owner for fact in judge.facts if isinstance(fact, CommitmentsDiffer)] == [A]
@@ -131,8 +133,8 @@ def test_of_two_true_answers_the_one_with_more_contributors_stands_and_nobody_li
     assert judge.at.lapses(0, stands, late=False) == {A: "censored"}
 
 
-def test_a_larger_answer_that_nobody_opens_does_not_stand_for_ever_in_the_way():
-    """A counts E, whose row it alone holds and does not show."""
+def test_a_larger_result_with_rows_that_no_peer_opens_does_not_block_for_ever():
+    """A counts E, and does not open the row that it alone holds."""
     judge = Judge().hears(A, shown=True).hears(B, names=(A, B, C, D)).hears(C, names=(A, B, C, D)).looks()
     judge.opens(A, B, C, D)
     assert judge.stands(patient=True) is None
@@ -140,7 +142,7 @@ def test_a_larger_answer_that_nobody_opens_does_not_stand_for_ever_in_the_way():
     assert judge.at.lapses(0, None, late=True) == {A: "unopened"}
 
 
-def test_silence_is_doubted_when_nobody_may_still_speak():
+def test_silence_is_doubted_when_no_owner_may_still_sign():
     judge = Judge().hears(A, shown=True).hears(B).looks(waiting=True)
     assert judge.asked == []
     judge.looks(waiting=False).opens(*ALL)
@@ -151,20 +153,20 @@ def test_silence_is_doubted_when_nobody_may_still_speak():
 
 def test_two_answers_of_one_owner_prove_a_lie_at_once_and_a_third_is_no_news():
     judge = Judge().hears(A, shown=True).hears(A, made=b"other").hears(A, made=b"third")
-    assert judge.told(OwnerContradicted) == [A] and len(judge.at.cases[0].words) == 2
+    assert judge.told(OwnerContradicted) == [A] and len(judge.at.disputes[0].results) == 2
 
 
 def test_rows_are_asked_of_their_author_then_of_who_counted_them_and_not_without_end():
     judge = Judge().hears(A, made=b"lie", shown=True).hears(B).looks()
     for _ in range(20):
         judge.looks(again=True)
-    assert [to for to, peer in judge.asked if peer == E] == [E, A, B] * (ASKS_MAX // 3)
+    assert [to for to, peer in judge.asked if peer == E] == [E, A, B] * (ROW_REQUESTS_MAX // 3)
 
 
 def test_a_row_that_is_not_wanted_is_not_kept():
     """Nothing is doubted: strangers cannot fill the memory with rows, however well committed."""
     judge = Judge().hears(A, shown=True)
-    assert not judge.at.wants(0, E)
+    assert not judge.at.wants_row(0, E)
 
 
 def test_who_has_no_vote_takes_what_the_first_owner_shows():
@@ -177,14 +179,14 @@ def test_who_has_no_vote_takes_what_the_first_owner_shows():
 @pytest.mark.parametrize("names", [(A, B), ALL])
 def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     judge = Judge().hears(A, names=names, shown=True).looks()
-    case = judge.at.cases[0]
-    case.checks[case.words[0].rows] = case.words[0]
-    judge.does(judge.at.recomputed(0, 0, RowsCombined(Payload(truth(names), 8, names), names[1:], names[:1])))
+    case = judge.at.disputes[0]
+    case.checks[case.results[0].rows] = case.results[0]
+    judge.does(judge.at.record_check(0, 0, RowsCombined(Payload(truth(names), 8, names), names[1:], names[:1])))
     assert judge.told(OwnerLied) == [A]
 
 
 def test_what_two_reserves_say_alike_is_made_again_all_the_same():
-    """More of them could lie than an answer by owners takes: their words are none for each other."""
+    """More reserves could lie than agree on a result: they do not confirm each other."""
     plan = replace(
         PLAN, topology=ReduceTopology("star", (ReducePart((A, B), 1, {}),)), witnesses=1, reserves=(C, E)
     )
@@ -200,12 +202,12 @@ JURY = tuple(PeerId(f"j{k}") for k in range(6))
 
 
 def before(jury: tuple[PeerId, ...]) -> Judge:
-    """D, where five of owners and jury who say the same are believed."""
+    """Voter D; five owners and jurors that agree are believed."""
     return Judge(replace(PLAN, listeners=(*ALL, *JURY), juries=(jury,), verdict=5))
 
 
 def test_who_is_not_on_the_jury_opens_no_row_and_believes_when_enough_say_the_same():
-    """A lies and four agree: not enough. A fifth speaks, and D holds the answer, without calling A a liar."""
+    """A lies and four agree: not enough. A fifth signs, and D accepts the result without blaming A."""
     judge = before(JURY).hears(A, made=b"lie").hears(B, shown=True).hears(C).hears(JURY[0]).hears(JURY[1]).looks()
     assert judge.told(OwnerLied) == [] and judge.asked == [] and judge.stands() is None
     assert judge.hears(JURY[2]).looks().stands() == ALL
@@ -213,9 +215,9 @@ def test_who_is_not_on_the_jury_opens_no_row_and_believes_when_enough_say_the_sa
 
 
 def test_on_the_jury_a_look_at_the_rows_is_one_word_and_names_the_liar():
-    """D opens the rows, knows what is true and says so; it goes by the others' words all the same."""
+    """D recomputes the result and signs it, but follows the other signers."""
     judge = before((D, *JURY)).hears(A, made=b"lie").hears(B).hears(C).looks().opens(*ALL)
-    found = judge.at.found(0, patient=True)
+    found = judge.at.largest_recomputed(0, patient=True)
     assert judge.told(OwnerLied) == [A] and found is not None and found.digest == truth(ALL)
     assert judge.stands() is None
     assert judge.hears(D).hears(JURY[0]).hears(JURY[1]).stands() == ALL
@@ -229,7 +231,7 @@ def test_liars_on_the_jury_do_not_make_a_lie_believed_by_who_can_judge_it():
 
 
 def test_an_answer_of_the_jury_alone_stands_nowhere():
-    """What no owner answered has no place in a body, whoever says it."""
+    """A result that no owner signed has no place in a body."""
     judge = before(JURY)
     for juror in JURY:
         judge.hears(juror, shown=True)

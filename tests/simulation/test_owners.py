@@ -109,7 +109,7 @@ def test_hundreds_of_crooked_swarms(seed: int):
 def test_without_witnesses_a_lie_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whatever one owner signs is believed."""
     monkeypatch.setattr(CrossCheck, "believes", lambda self, answered: True)
-    monkeypatch.setattr(CrossCheck, "_believes_word", lambda self, word: True)
+    monkeypatch.setattr(CrossCheck, "_believes_signed", lambda self, result: True)
     with pytest.raises(ScenarioFailed, match="false answer"):
         run_scenario("owners", 2, rounds=3)
 

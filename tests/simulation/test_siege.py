@@ -80,7 +80,7 @@ def test_without_trimming_the_poison_decides(monkeypatch: pytest.MonkeyPatch):
 
 def test_without_witnesses_a_false_sum_is_agreed_on(monkeypatch: pytest.MonkeyPatch):
     """Mutant: whatever one owner signs is believed."""
-    monkeypatch.setattr(CrossCheck, "_believes", lambda self, case, kind: True)
+    monkeypatch.setattr(CrossCheck, "_believes_kind", lambda self, dispute, kind: True)
     with pytest.raises(AssertionError, match="a false answer was agreed on"):
         besieged({2: "miscounter", 5: "miscounter"})
 

@@ -1,1 +1,1 @@
-"""Decentralised all-reduce: plans as data, one machine that executes them."""
+"""Decentralized all-reduce: plans as data, one engine, and strategies for weights, verification and unmasking."""

@@ -42,14 +42,14 @@ class AttemptState:
         self.route = AttemptRouting(plan, self.me, self.gone)
         self.answers: dict[int, ReceivedResult] = {}  # accepted results, by part
         self.missing: set[int] = set()  # parts without a result
-        self.hearsay = ResultRecovery(plan, self.gone)
-        self.detours = RowReroute(self.me, self.route, around)
+        self.recovery = ResultRecovery(plan, self.gone)
+        self.reroute = RowReroute(self.me, self.route, around)
         self.weighings: dict[Digest, AgreedWeights] = {}  # agreed weights that results name, by digest
-        self.down = ResultBroadcast(self.route, around.unheard, self.weighings)
+        self.broadcast = ResultBroadcast(self.route, around.unheard, self.weighings)
         self.deferred = DeferredResults(self.route, self.gone, self.answers)
         self.update: LocalRow | None = None
         self.gathers: dict[int, PartAccumulator] = {}  # rows of parts that the local peer may have to answer for
-        self.opened = RowServer(plan, self.me, self.gathers, self.gone, around.may_see)
+        self.row_server = RowServer(plan, self.me, self.gathers, self.gone, around.may_see)
         # rows of parts that the local peer hands on to an owner
         self.relays = {part: PartAccumulator(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
         self.made: dict[Digest, ComputedResult] = {}  # own results by digest, kept if their rows may be inspected
@@ -172,7 +172,7 @@ class AttemptState:
     def combine(self, part: int, gather: PartAccumulator, job: str, onward: bool = False) -> RunTask:
         rows = tuple(
             TaskRow(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
-            for sender, held in gather.chosen().items()
+            for sender, held in gather.disjoint_rows().items()
         )
         plan = self.plan
         work = CombineRows(plan.round, part, plan.shares, rows, onward, plan.statistic, plan.liars)

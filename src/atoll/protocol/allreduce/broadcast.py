@@ -76,7 +76,7 @@ class ResultBroadcast:
         """Peers that get this result from the local peer, except `holders`, which have shown that they hold it."""
         part, owner = held.answered.part, held.statement.signer
         have = holders - self.back
-        near = [peer for peer in self.route.within_reach(part, owner) if peer not in have]
+        near = [peer for peer in self.route.possible_recipients(part, owner) if peer not in have]
         return [peer for peer in near if self.route.serves(part, owner, peer)]
 
     def show_due(self, held: ReceivedResult) -> list[Effect]:
@@ -101,7 +101,7 @@ class ResultBroadcast:
         if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
             return []
         had = self.given | self.shown
-        near = [peer for peer in self.route.within_reach(part, owner) if (part, peer) not in had]
+        near = [peer for peer in self.route.possible_recipients(part, owner) if (part, peer) not in had]
         new = [peer for peer in near if self.route.serves(part, owner, peer) and not self.gone(peer)]
         self.shown.update((part, peer) for peer in new)
         return new
@@ -112,7 +112,7 @@ class ResultBroadcast:
         """If the parent that owes a result is gone, request it once from the next peer above."""
         plan = self.route.plan
         parent = plan.topology.parts[part].parents.get(self.me)
-        if parent is None or parent == self.route.above(part, self.me):
+        if parent is None or parent == self.route.parent_of(part, self.me):
             return []
         source = self.route.target(part)
         if source == self.me or (part, source) in self.asked:

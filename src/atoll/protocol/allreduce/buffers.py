@@ -1,4 +1,4 @@
-"""What a reduce holds: my own update, rows of others on their way into an answer, and answers."""
+"""Data that an all-reduce holds: the local update, rows of other peers, and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.wire.weights import RowWeights, weights_left
 
 @dataclass(frozen=True)
 class LocalRow:
-    """My own encoded update: one payload per part, and my signed commitment to exactly these."""
+    """The encoded local update: one payload per part, and the signed commitment to exactly these."""
 
     statement: SignedStatement
     parts: tuple[Payload, ...]
@@ -28,7 +28,7 @@ class LocalRow:
         return tuple(p.digest for p in self.parts)
 
     def path(self, part: int) -> tuple[Digest, ...]:
-        """What shows that I committed to this part."""
+        """The Merkle path from this part to the committed root."""
         return self._tree.path(part)
 
     @cached_property
@@ -38,39 +38,39 @@ class LocalRow:
 
 @dataclass(frozen=True)
 class StoredRow:
-    """A row of this part: one peer's, or several peers' combined on the way."""
+    """A row of one part: one author's, or the sum of a relay."""
 
     names: frozenset[PeerId]
     weight: int
     payload: Payload
-    path: tuple[Digest, ...] = ()  # of one peer's: what shows others that it committed to exactly this
+    path: tuple[Digest, ...] = ()  # of one author: the proof that it committed to these bytes
     statement: SignedStatement | None = None
 
     @property
     def handed(self) -> bool:
-        """Combined on the way: nobody committed to these bytes."""
+        """Whether the row is a sum of a relay: no peer committed to these bytes."""
         return self.statement is None
 
 
 @dataclass
 class PartAccumulator:
-    """What I hold of one part that I am in charge of, as its owner or on the way to it."""
+    """Rows of one part that the local peer gathers, as an owner or relay."""
 
-    owner_index: int  # or ONWARD
-    below: frozenset[PeerId] | None = None  # whose rows come through me, or alone are taken; None: everybody's
+    owner_index: int  # ONWARD for a relay
+    below: frozenset[PeerId] | None = None  # authors of the rows; None: all members
     rows: dict[PeerId, StoredRow] = field(default_factory=dict[PeerId, StoredRow])  # by sender
-    names: set[PeerId] = field(default_factory=set[PeerId])  # in any of the rows
-    closed: bool = False  # its rows are being combined, or were
-    done: StoredRow | None = None  # what I hand on
+    names: set[PeerId] = field(default_factory=set[PeerId])  # contributors of all rows
+    closed: bool = False  # no more rows: they are being combined, or were
+    done: StoredRow | None = None  # the sum of a relay
 
     def add(self, sender: PeerId, held: StoredRow) -> None:
-        """The first word of each sender counts."""
+        """Add a row; the first one of each sender counts."""
         if sender not in self.rows:
             self.rows[sender] = held
             self.names |= held.names
 
-    def chosen(self) -> dict[PeerId, StoredRow]:
-        """Rows that name nobody twice, the largest first."""
+    def disjoint_rows(self) -> dict[PeerId, StoredRow]:
+        """Rows that count no contributor twice: larger rows are preferred. In order of senders."""
         chosen: dict[PeerId, StoredRow] = {}
         named: set[PeerId] = set()
         for sender, held in sorted(self.rows.items(), key=lambda item: (-len(item[1].names), item[0])):
@@ -82,6 +82,8 @@ class PartAccumulator:
 
 @dataclass(frozen=True)
 class ReceivedResult:
+    """A signed result with its bytes."""
+
     statement: SignedStatement
     answered: OwnerResult
     payload: Payload
@@ -98,8 +100,10 @@ class HeardResult(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedResult:
-    """An answer of mine, and the rows that it was made of, in the order of its contributors; what a parent handed
-    on comes under the parent's name, and those below it are left out."""
+    """An own result and its rows, in the order of contributors.
+
+    A relay's sum stands under the relay's name; the authors below it are left out.
+    """
 
     answered: OwnerResult
     payload: Payload
@@ -107,14 +111,14 @@ class ComputedResult:
 
 
 def name_of(weighing: AgreedWeights) -> Digest:
-    """What answers made with it call it: exactly these rows with these weights."""
+    """The digest of exactly these rows with these weights, which results name."""
     return digest(encode(weighing))
 
 
 def shares_left(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights | None:
-    """What the rows of these weigh where the others' are lost; None if most of what weighs anything is lost.
+    """Weights of the rows that are left, scaled up to the same sum. None if half of the weight or more is lost.
 
-    Few rows are never blown up to stand for all.
+    A few rows never stand for all.
     """
     shares = dict(zip(weighing.peers, weighing.shares, strict=True))
     left = fsum(shares[name] for name in names)
@@ -122,6 +126,6 @@ def shares_left(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights 
 
 
 def weights_in(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights:
-    """What the rows of these weigh in a part that has no others."""
+    """Weights of these rows in a part without others, scaled up to the same sum."""
     place = {peer: index for index, peer in enumerate(weighing.peers)}
     return weights_left(weighing.weights, len(place), [place[name] for name in names])

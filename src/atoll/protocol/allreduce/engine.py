@@ -99,7 +99,12 @@ class AllReduce:
         self.notary, self.me, self.environment = notary, notary.me, around
         self.vote_key_of, self.commit_of = around.vote_key_of, around.commit_of
         state = self.state = AttemptState(notary, plan, around)
-        self.route, self.detours, self.hearsay, self.down = state.route, state.detours, state.hearsay, state.down
+        self.route, self.reroute, self.recovery, self.broadcast = (
+            state.route,
+            state.reroute,
+            state.recovery,
+            state.broadcast,
+        )
         self.gathers, self.answers, self.missing = state.gathers, state.answers, state.missing
         self.made, self.unread = state.made, state.unread
         calls = EngineCalls(
@@ -114,7 +119,7 @@ class AllReduce:
         self.weighting, self.verification = weighting(state, calls), verification(state, calls)
         self.unmasking = unmasking(state, calls)
         self.uplink = RowUplink(state, self.verification.row_targets)
-        self._parts_in_turn = self.route.parts_in_turn()
+        self._parts_in_turn = self.route.parts_in_send_order()
 
     @property
     def plan(self) -> ReducePlan:
@@ -174,7 +179,7 @@ class AllReduce:
 
     def resend(self, to: PeerId) -> list[Effect]:
         """Send what a peer that came back, or came late, may have missed."""
-        self.down.back.add(to)
+        self.broadcast.back.add(to)
         return [*self.verification.results_for(to), *self.uplink.resend(to), *self.weighting.resend(to)]
 
     # ---- what the round asks -------------------------------------------------------------------------------
@@ -216,14 +221,18 @@ class AllReduce:
     def _begin(self, now: Seconds) -> list[Effect]:
         self.state.begin(now)
         # a member that began earlier may have requested rows already
-        wanted, row_of = [*self.state.opened.wanted], self.state.row_of
-        opened = [e for part, author in wanted for e in self.state.opened.came(part, author, row_of(part, author))]
+        wanted, row_of = [*self.state.row_server.waiting], self.state.row_of
+        opened = [
+            e
+            for part, author in wanted
+            for e in self.state.row_server.serve_waiting(part, author, row_of(part, author))
+        ]
         return opened + self.look_again(now) + self.weighting.begin(now)
 
     def _review(self, now: Seconds) -> list[Effect]:
         self.state.note_pace(now)
         effects: list[Effect] = []
-        for peer, part, author in self.state.opened.now_seen():
+        for peer, part, author in self.state.row_server.pop_visible():
             effects += self._open_row(peer, part, author)
         filled = self.environment.filled()
         if filled is not None:  # no update reaches the parts behind: they have no row and no result
@@ -241,7 +250,7 @@ class AllReduce:
         if owned and self.route.owner[part] == self.me:
             self.state.stand_in(part)
         if part in self.answers:
-            return self.down.show_due(self.answers[part])
+            return self.broadcast.show_due(self.answers[part])
         lacking = self.state.owner_lacks_row(part)
         if part in self.missing:
             if lacking is not False or not owned:
@@ -250,10 +259,10 @@ class AllReduce:
         if not owned or lacking:
             self.missing.add(part)
             return [self.state.report(PartMissing(attempt=self.plan.attempt, part=part))]
-        effects = [*self.hearsay.fetch(part), *self.uplink.contribute_part(part)]
+        effects = [*self.recovery.request_bytes(part), *self.uplink.contribute_part(part)]
         effects += self.weighting.late_rows(part, now) + self.verification.late_rows(part, now)
         effects += self.uplink.hand_on(part, now) + self._close_if_due(part, now)
-        return effects if self.hearsay.fetches(part) else effects + self.down.request_past_the_gone(part)
+        return effects if self.recovery.is_fetching(part) else effects + self.broadcast.request_past_the_gone(part)
 
     def _finish_if_over(self) -> list[Effect]:
         if self.state.finished or len(self.answers.keys() | self.missing) < self.plan.parts:
@@ -269,7 +278,7 @@ class AllReduce:
         plan = self.plan
         turns = range(len(plan.answer_until) + bool(plan.reserves))
         moments = [*map(plan.until, turns), *(plan.gather_until(i, 1) for i in turns), plan.gather_until(0, 2)]
-        moments += [*self.detours.moments(), *self.weighting.moments(), *self.verification.moments()]
+        moments += [*self.reroute.moments(), *self.weighting.moments(), *self.verification.moments()]
         ahead = [moment for moment in moments if moment > now]
         return [SetTimer(self.state.timer(), min(ahead))] if ahead else []
 
@@ -295,15 +304,15 @@ class AllReduce:
         commit = self.commit_of(sender)
         gather = self.state.gather_for(message.part, message.owner_index)
         if commit is None or gather is None:  # not committed, not for this peer, or closed
-            return self.down.answer_already(self.answers, message.part, sender) + self.uplink.return_late_row(
+            return self.broadcast.answer_already(self.answers, message.part, sender) + self.uplink.return_late_row(
                 sender, message
             )
         if not self.state.takes_row(message.part, sender):
-            raise PeerFault(sender, f"part {message.part} takes no row of its own", message.statement.body)
+            raise PeerFault(sender, f"part {message.part} takes no row of this sender", message.statement.body)
         said = message.statement
         if said.signer != sender or self.notary.open(said, Commitment, self.vote_key_of(sender)) != commit:
             # the statement goes with the row when other peers request it
-            raise PeerFault(sender, f"part {message.part} comes with another commitment than I heard", said.body)
+            raise PeerFault(sender, f"part {message.part} comes with another commitment than its first", said.body)
         row = committed_row(sender, commit, message, payload)
         if row is None:
             raise PeerFault(sender, f"part {message.part} is not what it committed to", said.body)
@@ -312,11 +321,11 @@ class AllReduce:
     def _receive_sum(self, sender: PeerId, message: PartialSum, payload: Payload, now: Seconds) -> list[Effect]:
         gather = self.state.gather_for(message.part, message.owner_index)
         if gather is None:
-            return self.down.answer_already(self.answers, message.part, sender) + self.uplink.return_late_row(
+            return self.broadcast.answer_already(self.answers, message.part, sender) + self.uplink.return_late_row(
                 sender, message
             )
         by = sender if message.by is UNSET else message.by
-        if by != sender and (message.part, by) not in self.detours.pulled:
+        if by != sender and (message.part, by) not in self.reroute.requested:
             return []
         check_handed(self.plan, sender, by, message, self.commit_of)
         held = StoredRow(frozenset(message.contributors), message.weight, payload)
@@ -333,8 +342,8 @@ class AllReduce:
             return []
         plan = self.plan
         hint = ReachabilityHint(plan.round, plan.attempt, plan.trace, part, sender)
-        effects: list[Effect] = [Send(peer, hint) for peer in self.route.passed(part, sender)]
-        effects += self.state.opened.came(part, sender, self.state.row_of(part, sender))
+        effects: list[Effect] = [Send(peer, hint) for peer in self.route.relays_between(part, sender)]
+        effects += self.state.row_server.serve_waiting(part, sender, self.state.row_of(part, sender))
         if self.state.note_pace(now):
             return effects + self.look_again(now)
         effects += self.uplink.hand_on(part, now) + self._close_if_due(part, now)
@@ -356,9 +365,9 @@ class AllReduce:
         if now >= self.plan.gather_until(window, 1):
             return None
         authors = self.state.awaited_authors(gather)
-        if self.hearsay.fetches(part) or self.environment.awaits(part, gather.names, authors):
-            return self.detours.pull_sums(part, gather)
-        asked = self.detours.wait(part, gather, now)
+        if self.recovery.is_fetching(part) or self.environment.awaits(part, gather.names, authors):
+            return self.reroute.request_sums(part, gather)
+        asked = self.reroute.wait_for_rows(part, gather, now)
         return None if asked is None else [*asked, *self._set_timer(now)]
 
     def _finish_sum(self, part: int, result: RowsCombined, now: Seconds) -> list[Effect]:
@@ -374,14 +383,14 @@ class AllReduce:
         row = None
         if self.state.started:
             row = self.state.row_of(part, author) or self.verification.fetched_row(part, author)
-        return self.state.opened.ask(sender, part, author, row)
+        return self.state.row_server.answer_request(sender, part, author, row)
 
     def _receive_hint(self, part: int, peer: PeerId, sender: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts or peer not in self.plan.hearers:
             raise PeerFault(sender, f"hears {peer} in part {part}, which the plan does not have")
         if not self.plan.topology.parts[part].parents:
             return []  # rows go straight to owners, and a liar could make an owner wait for the dead
-        self.detours.there.add((part, peer))
+        self.reroute.heard_elsewhere.add((part, peer))
         return self.look_again(now)
 
     def _receive_opened(self, sender: PeerId, message: RowResponse, payload: Payload, now: Seconds) -> list[Effect]:
@@ -395,7 +404,7 @@ class AllReduce:
         if row is None:
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
         gather = self.gathers.get(part)
-        requested = (part, author) in self.detours.pulled or self.weighting.has_requested(part, author)
+        requested = (part, author) in self.reroute.requested or self.weighting.has_requested(part, author)
         if requested and gather is not None and not gather.closed:
             return self._take(part, gather, author, row, now)
         return self.verification.accept_row(part, author, row)
@@ -463,7 +472,7 @@ class AllReduce:
         """Accept a result as the part's, and pass it on."""
         answered = held.answered
         self.answers[answered.part] = held
-        self.hearsay.done(answered.part)
+        self.recovery.stop_fetching(answered.part)
         self.missing.discard(answered.part)  # late, but here: the proposer may still count it
         fact = PartAnswered(
             attempt=answered.attempt,

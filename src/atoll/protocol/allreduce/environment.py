@@ -1,6 +1,6 @@
-"""What a reduce asks of the round around it: who is who, who is there, what was said before a restart.
+"""Environment of an all-reduce: keys, commitments and liveness of peers, and durable statements of the local peer.
 
-Questions, not values: answers change while an attempt lasts, and are never kept.
+All are functions or live containers: their values change during an attempt, and are never cached.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ Awaits = Callable[[int, Container[PeerId], Iterable[PeerId] | None], bool]
 
 @dataclass(frozen=True)
 class ReduceEnvironment:
+    """The round around one attempt."""
+
     vote_key_of: Callable[[PeerId], bytes | None]
-    commit_of: Callable[[PeerId], Commitment | None]  # what a peer committed to in this attempt
-    awaits: Awaits  # (part, names, among): may somebody of these (None: anybody) still come who is not named?
-    gone: Callable[[PeerId], bool]  # nobody waits for it any more
-    said: Container[str] = ()  # names of what I durably said before a restart
-    filled: Callable[[], int | None] = lambda: None  # parts of the longest update; None: that cannot be known yet
-    unheard: Callable[[PeerId], bool] = lambda peer: False  # gone for its silence alone: others may hear it
-    judges: bool = False  # I vote, so I believe no single owner where there are witnesses
-    two_faced: Container[PeerId] = ()  # who committed twice
-    may_see: Callable[[PeerId], bool] = lambda peer: True  # may it be shown rows of others?
-    refused: Container[PeerId] = ()  # whose rows are not taken, only looked at where others took them
-    keeps_rows: bool = False  # I want the rows of my answers when the round is over
+    commit_of: Callable[[PeerId], Commitment | None]  # the first commitment of a peer in this attempt
+    awaits: Awaits  # (part, names, among): may a row of `among` (None: all members), not in `names`, still come?
+    gone: Callable[[PeerId], bool]  # a peer that is not waited for any more
+    said: Container[str] = ()  # storage keys of statements that were durable before a restart
+    filled: Callable[[], int | None] = lambda: None  # parts of the longest update; None: not yet known
+    unheard: Callable[[PeerId], bool] = lambda peer: False  # a peer gone for its silence alone: others may hear it
+    judges: bool = False  # the local peer votes, so with witnesses it believes no single owner
+    two_faced: Container[PeerId] = ()  # peers that committed twice
+    may_see: Callable[[PeerId], bool] = lambda peer: True  # a peer that may see rows of others
+    refused: Container[
+        PeerId
+    ] = ()  # authors with rows that are only checked, if others took them, and never combined
+    keeps_rows: bool = False  # rows of own results are wanted after the round

@@ -1,4 +1,4 @@
-"""What a reduce tells the round around it: which parts are answered, which are missing, and why. Values only."""
+"""Facts that an all-reduce reports to its round: parts with a result, parts without one, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atoll.wire.messages.statements import AgreedWeights
 
 
 class PartAnswered(Fact, frozen=True, kw_only=True, tag="PartAnswered"):
-    """The combined bytes of a part are here."""
+    """The result of a part is here."""
 
     phase = "share"
     attempt: int
@@ -28,14 +28,14 @@ class PartMissing(Fact, frozen=True, kw_only=True, tag="PartMissing"):
 
 
 class PartsReduced(Fact, frozen=True, kw_only=True, tag="Reduced"):
-    """Every part is answered or missing."""
+    """Every part has a result or is missing."""
 
     phase = "share"
     attempt: int
 
 
 class RowUndecodable(Fact, frozen=True, kw_only=True, tag="Garbage"):
-    """This peer's committed bytes do not decode; it does not count."""
+    """This author's committed bytes do not decode, so its row does not count."""
 
     phase = "share"
     peer: PeerId
@@ -43,7 +43,7 @@ class RowUndecodable(Fact, frozen=True, kw_only=True, tag="Garbage"):
 
 
 class OwnerFailed(Fact, frozen=True, kw_only=True, tag="NoAnswer"):
-    """I own this part and cannot answer for it: somebody else may, else it counts for nobody."""
+    """The local peer owns this part and cannot combine it; without another owner it has no result."""
 
     phase = "share"
     part: int
@@ -51,7 +51,7 @@ class OwnerFailed(Fact, frozen=True, kw_only=True, tag="NoAnswer"):
 
 
 class RowsWeighed(Fact, frozen=True, kw_only=True, tag="RowsWeighed"):
-    """What the rows of this attempt weigh by their distances, as this owner computed it."""
+    """Weights of the rows of this attempt by their distances, as the local owner computed them."""
 
     phase = "share"
     attempt: int

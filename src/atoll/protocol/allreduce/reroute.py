@@ -1,11 +1,13 @@
-"""Rows that come to an owner around broken links: two do not hear each other, and others hear both.
+"""Rerouting of rows around broken links: two peers do not hear each other, and others hear both.
 
-An owner that lacks rows of those whom it does not hear, or has heard nothing of, asks the other owners for them,
-once each, and waits a little: where somebody died instead, nobody has them. Who hands rows on goes without those
-that go around it, once their owner is told that others hear them (`Heard`): silence alone does not tell a broken
-link from a death. Whoever stands in for all owners, or would else have no answer, asks everybody, and for the rows
-of the dead as well: by their names, from whoever holds them.
-Never asks for what is on its way by itself, never waits twice for the same silence.
+An owner that lacks rows of peers that it does not hear requests them from the other owners, once each, and waits
+briefly: if the author died instead, no owner has its row. A relay goes on without rows that go around it, once
+their owner knows that others hear the author (`ReachabilityHint`): silence alone does not tell a broken link from a
+death. A last-resort owner requests rows from all peers, also rows of the dead, by author.
+
+Invariants:
+- A row that is on its way by itself is not requested.
+- The same silence is waited for at most once.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.wire.messages.round import RowRequest
 
-LAST_PATIENCE = 4  # times as long as a detour may take where all are asked: whole rows come of it, from anybody
+LAST_RESORT_WAITS = 4  # times a usual wait, if all peers are asked: whole rows may come from any of them
 
 
 class RowReroute:
@@ -30,98 +32,109 @@ class RowReroute:
         self.me, self.route = me, route
         self.commit_of, self.awaits = around.commit_of, around.awaits
         self.gone, self.unheard = around.gone, around.unheard
-        self.pulled: set[tuple[int, PeerId]] = set()  # (part, whose row I asked other owners for)
-        self.goes_on_at: dict[int, Seconds] = {}  # where all rows of a part are here but those of who is gone
-        self.there: set[tuple[int, PeerId]] = set()  # (part, who deals with others than me): others hear it
+        self.requested: set[tuple[int, PeerId]] = set()  # (part, author of a row requested from other owners)
+        self.heard_elsewhere: set[tuple[int, PeerId]] = set()  # (part, author that others hear)
+        self._deadlines: dict[int, Seconds] = {}  # end of the wait for rows of gone peers, by part
 
     @property
     def plan(self) -> ReducePlan:
-        """With the windows that I go by."""
+        """The agreed plan, with the windows of this peer."""
         return self.route.plan
 
-    def behind(self, part: int, gather: PartAccumulator) -> list[PeerId]:
-        """Whose rows I lack because we do not hear each other: the next owner has them, since I am gone for them.
-        As a last resort also those of who is gone for good: some owner may have had them before it gave up.
+    # ---- which rows ----------------------------------------------------------------------------------------
 
-        Perhaps I do not know their commitments either; these come with the rows. A parent's has those below it.
+    def behind_broken_links(self, part: int, gather: PartAccumulator) -> list[PeerId]:
+        """Authors with missing rows that the next owner may have, because the author takes the local peer for gone.
+
+        As a last resort also authors that are gone for good: an owner may have had their rows before it gave up.
+        Their commitments may be unknown here, and come with the rows. A relay's sum holds the rows below it.
         """
         if gather.below is not None:
             return []  # its owner alone takes them
-        tree, dead = self.plan.topology.parts[part], self._dead_were_heard(part, gather)
+        tree, dead = self.plan.topology.parts[part], self._dead_may_be_held(part, gather)
         lacked = [p for p in self.plan.listeners if p not in gather.names]
-        silent = [p for p in lacked if self._maybe_cut_off(p) or (dead and self.gone(p))]
-        late = [p for p in silent if p in self.plan.givers and self.route.through(part, p) not in gather.rows]
-        return [p for p in late if self._gives(part, p) or self.awaits(part, gather.names, tree.below(p))]
+        silent = [p for p in lacked if self._may_be_cut_off(p) or (dead and self.gone(p))]
+        late = [p for p in silent if p in self.plan.givers and self.route.last_relay(part, p) not in gather.rows]
+        return [p for p in late if self._may_give(part, p) or self.awaits(part, gather.names, tree.below(p))]
 
-    def _maybe_cut_off(self, peer: PeerId) -> bool:
-        """From me alone. Where owners watch each other also whoever has said nothing to me: our link may just have
-        broken, the other owners of my part have its row, and without it I would seem to leave it out."""
+    def _may_be_cut_off(self, peer: PeerId) -> bool:
+        """Whether others may hear a peer that the local peer does not hear.
+
+        With witnesses also a peer without a commitment here: the link may just have broken. The other owners of the
+        part have its row, and without it the local peer would seem to leave it out.
+        """
         watched = self.plan.witnesses > 0
         return self.unheard(peer) or (watched and self.commit_of(peer) is None and not self.gone(peer))
 
-    def last_resort(self, part: int, gather: PartAccumulator) -> bool:
-        """Owners before me are gone or gave up, or what I have makes no answer: everybody is asked, for all that I
-        lack. Who combines a part with others from the beginning has its rows from the beginning."""
+    def is_last_resort(self, part: int, gather: PartAccumulator) -> bool:
+        """Whether the owners before are gone or gave up, or the rows here make no result.
+
+        An owner that combines in parallel from the start has its rows from the start.
+        """
         owners, index = self.plan.owners(part), gather.owner_index
         if self.plan.weighs:
-            return False  # which rows count is agreed on first
+            return False  # the rows that count are agreed on first
         gave_up = index > self.plan.witnesses and any((part, o) in self.route.declined for o in owners[:index])
         return index >= len(owners) or gave_up or not self.plan.enough(gather.names)
 
-    def _dead_were_heard(self, part: int, gather: PartAccumulator) -> bool:
-        """By somebody who is left, and whose turn it was before mine: it may have rows whose authors are gone."""
-        if not self.last_resort(part, gather):
+    def _dead_may_be_held(self, part: int, gather: PartAccumulator) -> bool:
+        """Whether a live peer had its turn before the local peer: it may have rows of authors that are gone."""
+        if not self.is_last_resort(part, gather):
             return False
         before = self.plan.takers(part)[: max(gather.owner_index, len(self.plan.owners(part)))]
         return any(peer != self.me and not self.gone(peer) for peer in before)
 
-    def _gives(self, part: int, peer: PeerId) -> bool:
-        """As far as I know."""
+    def _may_give(self, part: int, peer: PeerId) -> bool:
         commit = self.commit_of(peer)
         return commit is None or commit.parts > part
 
-    def wait(self, part: int, gather: PartAccumulator, now: Seconds) -> list[Effect] | None:
-        """All rows are here but those behind broken links: ask for these, and wait a little. None: no longer."""
-        behind = self.behind(part, gather)
-        lost = self.last_resort(part, gather) and any(map(self.gone, behind))
-        if behind and now >= self.without_the_gone_at(part, now, LAST_PATIENCE if lost else 1):
-            there = {(part, peer) for peer in behind} & self.there
-            if not there:
-                return None
-            # a death is noticed by one after the other: do they still hear it?
-            self.goes_on_at[part] = now + self.plan.others_rows_s
-            self.there -= there
-            self.pulled -= there
-        return self.pull(part, behind, of_all=lost) if behind else None
+    # ---- waiting -------------------------------------------------------------------------------------------
 
-    def without_the_gone_at(self, part: int, now: Seconds, times: int = 1) -> Seconds:
-        """When I go on without the rows of those who are gone: other owners may have them, where links broke."""
-        return self.goes_on_at.setdefault(part, now + times * self.plan.others_rows_s)
+    def wait_for_rows(self, part: int, gather: PartAccumulator, now: Seconds) -> list[Effect] | None:
+        """If only rows behind broken links are missing, request them and wait. None: wait no longer."""
+        behind = self.behind_broken_links(part, gather)
+        lost = self.is_last_resort(part, gather) and any(map(self.gone, behind))
+        if behind and now >= self._deadline(part, now, LAST_RESORT_WAITS if lost else 1):
+            elsewhere = {(part, peer) for peer in behind} & self.heard_elsewhere
+            if not elsewhere:
+                return None
+            # peers notice a death one after the other: check whether others still hear the author
+            self._deadlines[part] = now + self.plan.others_rows_s
+            self.heard_elsewhere -= elsewhere
+            self.requested -= elsewhere
+        return self.request_rows(part, behind, of_all=lost) if behind else None
+
+    def _deadline(self, part: int, now: Seconds, times: int) -> Seconds:
+        """The time to go on without rows of gone peers; other owners may have them until then."""
+        return self._deadlines.setdefault(part, now + times * self.plan.others_rows_s)
 
     def moments(self) -> Iterable[Seconds]:
-        """At which I go on without them."""
-        return self.goes_on_at.values()
+        """Ends of all waits."""
+        return self._deadlines.values()
 
-    def pull(self, part: int, authors: Iterable[PeerId], of_all: bool = False) -> list[Effect]:
-        """Ask the other owners of a part for rows, or everybody, once each."""
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def request_rows(self, part: int, authors: Iterable[PeerId], of_all: bool = False) -> list[Effect]:
+        """Request rows from the other owners of a part, or from all listeners, once for each author."""
         plan, effects = self.plan, list[Effect]()
         asked = plan.listeners if of_all else plan.owners(part)
         others = [peer for peer in asked if peer != self.me and not self.gone(peer)]
         for author in authors:
-            if (part, author) not in self.pulled:
-                self.pulled.add((part, author))
-                wish = RowRequest(plan.round, plan.attempt, plan.trace, part, author)
-                effects += [Send(owner, wish) for owner in others]
+            if (part, author) not in self.requested:
+                self.requested.add((part, author))
+                request = RowRequest(plan.round, plan.attempt, plan.trace, part, author)
+                effects += [Send(owner, request) for owner in others]
         return effects
 
-    def pull_sums(self, part: int, gather: PartAccumulator) -> list[Effect]:
-        """I wait for rows that may come through somebody whom I do not hear: others have its sum."""
+    def request_sums(self, part: int, gather: PartAccumulator) -> list[Effect]:
+        """Request the sums of relays that the local peer does not hear: others have them."""
         parents = self.plan.topology.parts[part].children
-        behind = self.behind(part, gather) if parents else ()
-        return self.pull(part, [p for p in behind if p in parents and self.route.above(part, p) is None])
+        behind = self.behind_broken_links(part, gather) if parents else ()
+        relays = [p for p in behind if p in parents and self.route.parent_of(part, p) is None]
+        return self.request_rows(part, relays)
 
-    def through_me(self, part: int) -> frozenset[PeerId]:
-        """Whose rows I hand on, but for those that go around a link that is broken."""
+    def awaited_below(self, part: int) -> frozenset[PeerId]:
+        """Authors below the local relay, without those with rows that go around a broken link."""
         tree = self.plan.topology.parts[part]
-        around = [tree.below(peer) | {peer} for of, peer in self.there if of == part]
+        around = [tree.below(peer) | {peer} for of, peer in self.heard_elsewhere if of == part]
         return self.route.below[part].difference(*around)

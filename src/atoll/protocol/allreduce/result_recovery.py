@@ -1,7 +1,10 @@
-"""Answers that others say they hold: an owner may have died while it gave its own.
+"""Recovery of results that other peers hold: an owner may have died while it sent its own.
 
-Whoever takes over for a dead owner is shown what that one had answered, and fetches the bytes from one holder after
-the other. Never asks two for the same part at once, nor anybody who is gone.
+An owner that takes over for a dead one receives the signed result, and requests the bytes from one holder after the
+other.
+
+Invariants:
+- At most one holder per part is asked at a time, and none that is gone.
 """
 
 from __future__ import annotations
@@ -15,47 +18,46 @@ from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.wire.messages.round import PartRequest
 from atoll.wire.messages.statements import OwnerResult, SignedStatement
 
-Word = tuple[SignedStatement, OwnerResult]
-
 
 class ResultRecovery:
+    """One peer's side of one attempt."""
+
     def __init__(self, plan: ReducePlan, gone: Callable[[PeerId], bool]) -> None:
         self.plan, self.gone = plan, gone
-        self.heard: dict[int, dict[PeerId, Word]] = {}  # part -> who says that it holds its answer
-        self.fetching: dict[int, PeerId] = {}  # from whom
+        self._known: dict[int, dict[PeerId, tuple[SignedStatement, OwnerResult]]] = {}  # part -> holder -> result
+        self._fetching: dict[int, PeerId] = {}  # part -> holder that was asked
 
-    def note(self, holder: PeerId, signed: SignedStatement, answered: OwnerResult) -> list[Effect]:
-        self.heard.setdefault(answered.part, {}).setdefault(holder, (signed, answered))
-        return self.fetch(answered.part)
+    def note_holder(self, holder: PeerId, signed: SignedStatement, answered: OwnerResult) -> list[Effect]:
+        self._known.setdefault(answered.part, {}).setdefault(holder, (signed, answered))
+        return self.request_bytes(answered.part)
 
-    def fetch(self, part: int) -> list[Effect]:
-        """Ask one holder, and the next one when that one is gone."""
-        if part not in self.heard or (part in self.fetching and not self.gone(self.fetching[part])):
+    def request_bytes(self, part: int) -> list[Effect]:
+        """Request from one holder, and from the next one if that one is gone."""
+        if part not in self._known or (part in self._fetching and not self.gone(self._fetching[part])):
             return []
-        self.fetching.pop(part, None)
-        for holder, (_, answered) in sorted(self.heard[part].items(), key=lambda item: item[0]):
+        self._fetching.pop(part, None)
+        for holder, (_, answered) in sorted(self._known[part].items(), key=lambda item: item[0]):
             if not self.gone(holder):
-                self.fetching[part] = holder
-                wish = PartRequest(self.plan.round, self.plan.attempt, self.plan.trace, answered.digest)
-                return [Send(holder, wish)]
+                self._fetching[part] = holder
+                request = PartRequest(self.plan.round, self.plan.attempt, self.plan.trace, answered.digest)
+                return [Send(holder, request)]
         return []
 
     def holders(self, answered: OwnerResult) -> set[PeerId]:
-        """Who says that it holds this very answer."""
-        said = self.heard.get(answered.part, {}).items()
-        return {holder for holder, (_, word) in said if word.digest == answered.digest}
+        """Peers that have shown that they hold these bytes."""
+        known = self._known.get(answered.part, {}).items()
+        return {holder for holder, (_, result) in known if result.digest == answered.digest}
 
-    def fetches(self, part: int) -> bool:
-        return part in self.fetching
+    def is_fetching(self, part: int) -> bool:
+        return part in self._fetching
 
-    def done(self, part: int) -> None:
-        """Its answer is here, from wherever."""
-        self.fetching.pop(part, None)
+    def stop_fetching(self, part: int) -> None:
+        self._fetching.pop(part, None)
 
-    def completed_by(self, payload: Payload) -> ReceivedResult | None:
-        """The answer whose bytes these are, if I asked for them."""
-        for part, holder in self.fetching.items():
-            signed, answered = self.heard[part][holder]
+    def result_of(self, payload: Payload) -> ReceivedResult | None:
+        """The result with these bytes, if they were requested."""
+        for part, holder in self._fetching.items():
+            signed, answered = self._known[part][holder]
             if answered.digest == payload.digest:
                 return ReceivedResult(signed, answered, payload)
         return None

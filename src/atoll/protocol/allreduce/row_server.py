@@ -1,8 +1,11 @@
-"""Rows that I hold and others ask me for: whoever doubts an answer, combines it too, or does not hear their author.
+"""Rows served on request: to peers that doubt a result, that combine the part too, or that do not hear the author.
 
-Who asks too early is answered when the row is here, or when it has said what it gives itself: reveal follows
-commitment. Never opens one row to one peer more often than it may get lost, never remembers more wishes than the
-plan has rows of parts that I may answer for, one of each owner or reserve.
+A request that comes too early is served when the row is here, or when the requester has committed: reveal follows
+commitment.
+
+Invariants:
+- A row goes to the same peer at most ROW_SENDS_MAX times.
+- Open requests are bounded by the rows of parts that the local peer may answer for, one per owner or reserve.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from atoll.protocol.allreduce.buffers import StoredRow
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.wire.messages.round import PartialSum, ReachabilityHint, RowResponse
 
-OPENED_MAX = 2  # times that one row is opened to one peer: it may be lost once
+ROW_SENDS_MAX = 2  # of one row to one peer: it may be lost once
 
-Wish = tuple[int, PeerId]  # (part, whose row)
+RowId = tuple[int, PeerId]  # (part, author)
 
 
 class RowServer:
@@ -28,57 +31,57 @@ class RowServer:
         self,
         plan: ReducePlan,
         me: PeerId,
-        mine: Container[int],
+        own_parts: Container[int],
         gone: Callable[[PeerId], bool],
         may_see: Callable[[PeerId], bool],
     ) -> None:
-        """`mine`: the parts that I may have to answer for."""
-        self.plan, self.me, self.mine, self.gone, self.may_see = plan, me, mine, gone, may_see
-        self.opened: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, whose row, to whom): how often
-        self.wanted: dict[Wish, list[PeerId]] = {}  # owners that asked me for a row before I had it
-        self.unshown: dict[PeerId, set[Wish]] = {}  # that it asked for too early
+        """`own_parts`: the parts that the local peer may have to answer for."""
+        self.plan, self.me, self.own_parts, self.gone, self.may_see = plan, me, own_parts, gone, may_see
+        self.waiting: dict[RowId, list[PeerId]] = {}  # owners that requested a row before it was here
+        self._sends: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, author, recipient)
+        self.hidden: dict[PeerId, set[RowId]] = {}  # requests of peers that have not committed yet
 
-    def ask(self, sender: PeerId, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
-        """`row`: if it is here, and rows may be opened."""
+    def answer_request(self, sender: PeerId, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
+        """`row`: the row, if it is here and the attempt has begun."""
         plan = self.plan
-        if sender not in plan.hearers or self.opened[part, author, sender] >= OPENED_MAX:
+        if sender not in plan.hearers or self._sends[part, author, sender] >= ROW_SENDS_MAX:
             return []
         if not self.may_see(sender):
-            mine = author == self.me and 0 <= part < plan.parts
-            if mine or self._may_come(part, author):
-                self.unshown.setdefault(sender, set()).add((part, author))
+            own = author == self.me and 0 <= part < plan.parts
+            if own or self._may_come(part, author):
+                self.hidden.setdefault(sender, set()).add((part, author))
             return []
         if row is not None:
-            return self._open(sender, part, author, row)
+            return self._send(sender, part, author, row)
         if self._may_come(part, author) and (sender in plan.owners(part) or sender in plan.reserves):
-            askers = self.wanted.setdefault((part, author), [])
-            askers += [sender] if sender not in askers else []
+            requesters = self.waiting.setdefault((part, author), [])
+            requesters += [sender] if sender not in requesters else []
             if plan.topology.parts[part].parents and not self.gone(author):
                 return [Send(sender, ReachabilityHint(plan.round, plan.attempt, plan.trace, part, author))]
         return []
 
     def _may_come(self, part: int, author: PeerId) -> bool:
-        """This row, to me."""
-        mine = part in self.mine or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
-        return mine and author in self.plan.hearers
+        """Whether this row may still arrive at the local peer."""
+        own = part in self.own_parts or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
+        return own and author in self.plan.hearers
 
-    def came(self, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
+    def serve_waiting(self, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
         """Send a row that is here now to the peers that requested it before."""
         if row is None:
             return []
-        askers = self.wanted.pop((part, author), ())
-        return [effect for to in askers for effect in self._open(to, part, author, row)]
+        requesters = self.waiting.pop((part, author), ())
+        return [effect for to in requesters for effect in self._send(to, part, author, row)]
 
-    def now_seen(self) -> list[tuple[PeerId, int, PeerId]]:
-        """What those asked for who may see it now, forgotten here: (who, part, whose row)."""
-        may = [peer for peer in self.unshown if self.may_see(peer)]
-        return [(peer, part, author) for peer in may for part, author in sorted(self.unshown.pop(peer))]
+    def pop_visible(self) -> list[tuple[PeerId, int, PeerId]]:
+        """Kept requests of peers that may see rows now, as (requester, part, author)."""
+        may = [peer for peer in self.hidden if self.may_see(peer)]
+        return [(peer, part, author) for peer in may for part, author in sorted(self.hidden.pop(peer))]
 
-    def _open(self, to: PeerId, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+    def _send(self, to: PeerId, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
         plan = self.plan
         if row.handed and to not in plan.takers(part):
             return []
-        self.opened[part, author, to] += 1
+        self._sends[part, author, to] += 1
         if row.statement is not None:
             message = RowResponse(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
         else:

@@ -51,9 +51,9 @@ class RowUplink:
         if relay.closed:
             targets = self.row_targets(part) if relay.done is not None else ()
             return [effect for to in targets for effect in self._send_row(part, to)]
-        through_me = self.state.detours.through_me(part)
+        awaited_below = self.state.reroute.awaited_below(part)
         due = now >= self.state.plan.gather_until(0, 2)
-        if not relay.rows or (not due and self.state.environment.awaits(part, relay.names, through_me)):
+        if not relay.rows or (not due and self.state.environment.awaits(part, relay.names, awaited_below)):
             return []
         relay.closed = True
         return [self.state.combine(part, relay, "on", onward=True)]
@@ -93,7 +93,7 @@ class RowUplink:
     def _row_to(self, part: int, to: PeerId) -> list[Effect]:
         state, plan, relay = self.state, self.state.plan, self.state.relays.get(part)
         owners = plan.owners(part) if to in plan.owners(part) else plan.takers(part)
-        index = owners.index(to) if to in owners and self.route.above(part, state.me) != to else ONWARD
+        index = owners.index(to) if to in owners and self.route.parent_of(part, state.me) != to else ONWARD
         if relay is not None and relay.done is not None:
             done = relay.done
             names = tuple(sorted(done.names))

@@ -284,19 +284,19 @@ class TrustedOwners:
         if heard.answered.part in self.state.answers:
             return []
         if heard.payload is None:
-            return self.state.hearsay.note(heard.holder, heard.statement, heard.answered)
+            return self.state.recovery.note_holder(heard.holder, heard.statement, heard.answered)
         return self.calls.hold(ReceivedResult(heard.statement, heard.answered, heard.payload))
 
     def accept_bytes(self, payload: Payload) -> list[Effect]:
-        held = self.state.hearsay.completed_by(payload)
+        held = self.state.recovery.result_of(payload)
         return self.calls.hold(held) if held is not None else []
 
     def pass_on(self, held: ReceivedResult) -> list[Send]:
-        holders = self.state.hearsay.holders(held.answered)
-        return [self.state.down.send(peer, held) for peer in self.state.down.recipients(held, holders)]
+        holders = self.state.recovery.holders(held.answered)
+        return [self.state.broadcast.send(peer, held) for peer in self.state.broadcast.recipients(held, holders)]
 
     def results_for(self, to: PeerId) -> list[Send]:
-        return self.state.down.serve(self.state.answers, to)
+        return self.state.broadcast.serve(self.state.answers, to)
 
     def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
         return []
@@ -336,9 +336,9 @@ def window_in_turn(state: AttemptState, part: int, gather: PartAccumulator) -> i
 def trusted_row_targets(state: AttemptState, part: int) -> Sequence[PeerId]:
     """The parent or owner in charge, and peers that may be in charge in the view of others."""
     route = state.route
-    to, owners, returned = route.target(part), state.plan.owners(part), route.returned(part)
-    if route.stand_in_may(part):
-        return (to, *route.behind_the_unheard(part, state.environment.unheard), *returned)
+    to, owners, returned = route.target(part), state.plan.owners(part), route.returned_owners(part)
+    if route.is_reserves_turn(part):
+        return (to, *route.next_after_unheard(part, state.environment.unheard), *returned)
     passed = owners[: owners.index(to)] if to in owners else ()
     if to != state.me or not any(map(state.environment.unheard, passed)):
         return (to, *returned)

@@ -1,4 +1,4 @@
-"""The slow work that a reduce asks for. Carried out off the loop; the machine never looks into a payload."""
+"""Tasks of an all-reduce: slow work, carried out off the event loop, and its results."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from atoll.wire.weights import RowWeights
 
 
 class TaskRow(msgspec.Struct, frozen=True):
-    peer: PeerId  # who sent it
+    """One row of a task."""
+
+    peer: PeerId  # sender
     weight: int
     payload: Payload
-    names: tuple[PeerId, ...]  # whose updates are in it
-    handed: bool = False  # combined on the way: encoded as an answer is
+    names: tuple[PeerId, ...]  # contributors
+    handed: bool = False  # a sum of a relay, encoded as a result is
 
 
 class CombineRows(msgspec.Struct, frozen=True):
-    """Decode the rows, make one of them in the given order by the statistic, encode it once -> Combined."""
+    """Decode the rows, combine them in this order by the statistic, encode the result once -> RowsCombined."""
 
     round: int
     part: int
     shares: tuple[int, ...]  # relative sizes of all parts
     rows: tuple[TaskRow, ...]
-    onward: bool = False  # the result is a row again, `handed` to the next
-    statistic: str = "mean"  # weighted; all others sort values, and every row with weight counts once
-    liars: int = 0  # rows that the statistic has to withstand
-    weights: RowWeights = ()  # of the rows, where their distances made them
+    onward: bool = False  # the result is a sum that a relay hands on
+    statistic: str = "mean"  # weighted mean; other statistics sort values, and count each row with weight once
+    liars: int = 0  # false rows that the statistic has to withstand
+    weights: RowWeights = ()  # weights by distance; empty without
 
     @property
     def parts(self) -> int:
@@ -35,14 +37,16 @@ class CombineRows(msgspec.Struct, frozen=True):
 
 
 class RowsCombined(msgspec.Struct, frozen=True):
-    payload: Payload | None  # None: there is no answer, for the reason in `why`
-    counted: tuple[PeerId, ...]
+    """Result of `CombineRows`."""
+
+    payload: Payload | None  # None: no result, for the reason in `why`
+    counted: tuple[PeerId, ...]  # senders
     undecodable: tuple[PeerId, ...]
     why: str = ""
 
 
 class CompareRows(msgspec.Struct, frozen=True):
-    """Decode the rows and multiply those that weigh something with each other -> Products."""
+    """Decode the rows and compute inner products of all pairs that weigh something -> RowsCompared."""
 
     round: int
     part: int
@@ -51,20 +55,24 @@ class CompareRows(msgspec.Struct, frozen=True):
 
 
 class RowsCompared(msgspec.Struct, frozen=True):
-    products: bytes  # as in a `Compared`
+    """Result of `CompareRows`."""
+
+    products: bytes  # as in an `OwnerComparison`
     counted: tuple[PeerId, ...]
     undecodable: tuple[PeerId, ...]
 
 
 class WeighRows(msgspec.Struct, frozen=True):
-    """Add the products of all parts, in order, and ask the rule what these rows weigh -> Weights."""
+    """Add the inner products of all parts, in order, and apply the rule -> ComputedWeights."""
 
     round: int
     statistic: str
     liars: int
     rows: tuple[PeerId, ...]
-    parts: tuple[tuple[tuple[PeerId, ...], bytes], ...]  # (whose rows, their products) of each part
+    parts: tuple[tuple[tuple[PeerId, ...], bytes], ...]  # (authors, inner products) of each part
 
 
 class ComputedWeights(msgspec.Struct, frozen=True):
-    weights: RowWeights  # of the rows, in their order
+    """Result of `WeighRows`."""
+
+    weights: RowWeights  # in the order of the rows

@@ -1,12 +1,12 @@
-"""Reduce topologies as data: for every part of an update, who combines it and through whose hands it goes.
+"""Reduce topologies as data: for each part of an update, its owners and the tree that its rows go up.
 
-Pure functions of the agreed peers, a seed and agreed upload rates, so that every peer computes the same. Each
-part is a tree whose root is the owner: rows go up, are combined on the way, and the answer comes down the same
-tree. A tree reaches everybody once, so nobody is counted twice by construction; `pairs` alone has parts that take
-rows of some only, and no common result. Never knows a tensor or a clock;
-whether those on the way may be trusted with partial sums is the planner's question (policy/topology_cost), not
-asked
-here. Specification: specs/topologies.md.
+Pure functions of the agreed peers, a seed and agreed upload rates, so that every peer computes the same. The root
+of a part's tree is its owner: rows go up, relays combine them, and the result comes down the same tree. Parts that
+take only some rows, without a common result, exist in `pairs` alone. Specification: specs/topologies.md.
+
+Invariants:
+- A tree has each peer once, so no contributor is counted twice.
+Not responsible for: tensors, clocks, and trust in relays (policy/topology_cost).
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import FULL_MESH_MAX, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
 
 SHARE_UNITS = 4096  # shares are whole 4096ths of an update: finer than any measurement of an uplink
-FAN = 16  # children that a group's head has per part at most; more of them would wait for its downlink
+FAN = 16  # most children of a cluster's head per part; more would wait for its downlink
 
-Weights: TypeAlias = Mapping[
-    PeerId, float
-]  # upload rates; only ratios matter. Zero, infinite or not named: a client
+# upload rates; only ratios matter. A client has rate zero or infinite, or none
+Weights: TypeAlias = Mapping[PeerId, float]
 Cluster: TypeAlias = "tuple[PeerId | Cluster, ...]"  # peers and smaller clusters that are near each other
 
 
@@ -36,28 +35,28 @@ Cluster: TypeAlias = "tuple[PeerId | Cluster, ...]"  # peers and smaller cluster
 class ReducePart:
     """One slice of every update and the tree over which it is combined."""
 
-    owners: tuple[PeerId, ...]  # who combines it, and who takes over, in order; at most OWNERS_PER_PART
+    owners: tuple[PeerId, ...]  # the owner, and owners that take over, in order; at most OWNERS_PER_PART
     share: int  # relative size of this part, at least 1
-    # Who hands its row to whom on the way up, instead of to the owner. Whoever is not listed sends to the owner
-    # directly; nobody is listed with the first owner as parent. A parent combines its children's rows with its own
-    # into one row (weighted mean, summed weight, contributors) and hands it on. Answers come down the same tree.
+    # Child -> parent on the way up; the first owner is neither. A peer that is not listed sends to the owner.
+    # A parent combines its children's rows with its own into one row (weighted mean, summed weight, contributors)
+    # and hands it on. Results come down the same tree.
     parents: Mapping[PeerId, PeerId]
-    takes: frozenset[PeerId] | None = None  # whose rows are in it, the owner's always; None: everybody's
+    takes: frozenset[PeerId] | None = None  # authors of its rows, with the owner; None: all peers
 
     def parent(self, peer: PeerId) -> PeerId | None:
-        """To whom this peer hands its row while the first owner is in charge; None for that owner."""
+        """The peer that gets this peer's row while the first owner is in charge; None for that owner."""
         return None if peer == self.owners[0] else self.parents.get(peer, self.owners[0])
 
     @cached_property
     def children(self) -> Mapping[PeerId, tuple[PeerId, ...]]:
-        """Who hands its row to whom, seen from above: `parents` turned round, once for all who ask."""
+        """Parent -> children: `parents` inverted, computed once."""
         found: dict[PeerId, list[PeerId]] = {}
         for child, parent in self.parents.items():
             found.setdefault(parent, []).append(child)
         return {parent: tuple(below) for parent, below in found.items()}
 
     def below(self, peer: PeerId) -> frozenset[PeerId]:
-        """Everybody whose rows come through this peer, but for those that the first owner gets itself."""
+        """All peers with rows that come through this peer; empty for the first owner."""
         found: set[PeerId] = set()
         look = [peer]
         while look:
@@ -69,19 +68,19 @@ class ReducePart:
 
 @dataclass(frozen=True)
 class ReduceTopology:
-    """How one update is reduced. Peers that a part does not list send it to its owner."""
+    """The trees of all parts of one update."""
 
     name: str
     parts: tuple[ReducePart, ...]
 
     @property
     def direct(self) -> bool:
-        """Every row reaches its owner as its author wrote it; nobody on the way sees it or changes it."""
+        """Whether every row reaches its owner as its author wrote it, without relays."""
         return not any(part.parents for part in self.parts)
 
     @cached_property
     def apart(self) -> bool:
-        """Parts take rows of some only: there is no common result."""
+        """Whether parts take rows of some peers only: there is no common result."""
         return any(part.takes is not None for part in self.parts)
 
     def taking(self, peer: PeerId) -> int:
@@ -99,7 +98,7 @@ def star(
     pieces: int = 1,
     server: PeerId | None = None,
 ) -> ReduceTopology:
-    """One peer owns everything: the given server, else the fastest. It sends n - 1 updates and receives as many."""
+    """One peer owns all parts: the given server, else the fastest. It sends n - 1 updates and receives as many."""
     order = _fastest(_carriers(peers, seed, weights), weights)
     if server is not None:
         if server not in order:
@@ -113,11 +112,11 @@ def star(
 def butterfly(
     peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1, spread: bool = False
 ) -> ReduceTopology:
-    """Everybody owns a part, up to PARTS_MAX owners, and sends directly: reduce-scatter, then all-gather.
+    """Each peer owns a part, up to PARTS_MAX owners, and sends directly: reduce-scatter, then all-gather.
 
     Up to PARTS_MAX equal peers each send 2 (n - 1) / n updates, the least possible (Patarasuk & Yuan 2009).
-    With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own. `spread`: the
-    pieces of one owner pass to one member each when it dies, and not all to the one behind it.
+    With `weights` the parts balance the uplinks (`_shares`), and beyond PARTS_MAX the fastest own. `spread`: if an
+    owner dies, its pieces pass to one member each, and not all to the member behind it.
     """
     order = _fastest(_carriers(peers, seed, weights), weights)
     owners = order[:PARTS_MAX]
@@ -130,17 +129,17 @@ def butterfly(
 
 
 def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, pieces: int = 1) -> ReduceTopology:
-    """Part j goes once around the ring and ends at its j-th peer; the answer goes back (Patarasuk & Yuan 2009).
+    """Part j goes once around the ring and ends at its j-th peer; the result goes back (Patarasuk & Yuan 2009).
 
-    Everybody sends 2 (n - 1) / n updates to two neighbours only, beyond PARTS_MAX peers at most 2. `weights` change
-    no share, they say who is a client and hands its row to one on the ring. 2 (n - 1) hops follow each other, and
+    Each peer sends 2 (n - 1) / n updates to two neighbors only, beyond PARTS_MAX peers at most 2. `weights` change
+    no share: they name the clients, which hand their rows to peers on the ring. A part takes 2 (n - 1) hops, and
     one silent peer cuts every part: for few peers on good links.
     """
     circle = _carriers(peers, seed, weights)
     n = len(circle)
     successors = {circle[j - 1]: circle[j] for j in range(n)} if n > 1 else {}
     successors |= _clients(peers, circle)
-    # who stands before the owner holds everybody's rows but the owner's: nobody can take over sooner
+    # the peer before the owner holds all rows except the owner's: no other peer can take over sooner
     last = range(min(n, PARTS_MAX))
     turn = [ReducePart(_chain(circle[::-1], n - 1 - j), 1, _RingView(successors, circle[j])) for j in last]
     return ReduceTopology("ring", tuple(turn) * _positive(pieces))
@@ -151,7 +150,7 @@ def tree(
 ) -> ReduceTopology:
     """One tree with `arity` children per peer, fastest on top; the pieces follow each other through it.
 
-    Nobody sends more than arity + 1 updates, and log_arity(n) hops are the fewest for that fan.
+    A peer sends at most arity + 1 updates, and log_arity(n) hops are the fewest for that fan.
     """
     if arity < 1:
         raise ValueError(f"a tree needs at least 1 child per peer, got {arity}")
@@ -164,16 +163,16 @@ def tree(
 
 
 def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None, pieces: int = 1) -> ReduceTopology:
-    """In every cluster, at every level, one peer gathers a part for all; the heads' head is the owner.
+    """In every cluster, at every level, one head gathers a part for all; the head of heads is the owner.
 
-    A link between two clusters carries each part once up and once down, not once per member. The work goes round:
-    part after part, that member becomes head whose uplink would have finished first with it, so a slow uplink
-    owns and hands on less. Clusters without anybody who can carry are dissolved into the one around them.
+    A link between two clusters carries each part once up and once down, not once per member. For each part the head
+    is the member with the uplink that would finish first, so a slow uplink owns and hands on less. A cluster
+    without a possible head is dissolved into the cluster around it.
     """
     peers = members(clusters)
     rank = {p: i for i, p in enumerate(_carriers(peers, seed, weights))}
     count = min(len(rank), PARTS_MAX) * _positive(pieces)
-    sends = dict.fromkeys(rank, count)  # parts sent so far; everybody sends each part once, up or to itself
+    sends = dict.fromkeys(rank, count)  # parts sent so far; each peer sends each part once, up or to itself
     tidy = _tidy(clusters, rank)
     parts: list[ReducePart] = []
     for _ in range(count):
@@ -181,7 +180,7 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
         owner = _head(tidy, rank, sends, weights, parents)
         fan = Counter(parents.values())
         near = sorted((p for p in rank if parents.get(p) == owner), key=lambda p: (-fan[p], rank[p]))
-        # whoever already holds the most takes over first; then anybody, in the drawn order
+        # the peer with the most rows takes over first; then all others, in the drawn order
         chain = list(dict.fromkeys([owner, *near[:OWNERS_PER_PART], *list(rank)[:OWNERS_PER_PART]]))
         handed = {child: parent for child, parent in parents.items() if parent != owner}
         parts.append(ReducePart(tuple(chain[:OWNERS_PER_PART]), 1, handed))
@@ -189,11 +188,11 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
 
 
 def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> ReduceTopology:
-    """Gossip: everybody has a part of its own, of its own row and of that of whoever it is drawn with.
+    """Gossip: each peer owns a part, of its own row and the row of the peer that it is paired with.
 
-    In `pieces`, first come all first ones: each is so much of a row, and the same for all.
+    With `pieces` each row is cut into that many equal pieces, and all first pieces come first.
 
-    There is no common result: a part says what its owner ends with, to everybody, and nobody can take over. One
+    There is no common result: a part is the row that its owner ends with, and no other peer can take over. One
     round leaves (n - 2) / (2 n - 2) of the variance between n peers in expectation: two centred values drawn
     without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et al. 2006).
     """
@@ -210,10 +209,10 @@ def candidates(
     clusters: Cluster | None = None,
     update_bytes: int = 0,
 ) -> tuple[ReduceTopology, ...]:
-    """The topologies worth predicting when one common result is wanted, simplest first, cut to fit frames.
+    """The topologies with one common result that are worth predicting, simplest first, cut to fit frames.
 
-    `clusters` holds the same peers, grouped as they are near each other. Above FULL_MESH_MAX peers there is no
-    ring: among so many one is always silent. `update_bytes` is the most that an encoded update may have.
+    `clusters` holds the same peers, grouped by nearness. Above FULL_MESH_MAX peers there is no ring: one of them is
+    always silent. `update_bytes` is the size limit of an encoded update.
     """
     near = clusters or tuple(peers)
     nests = [near, fanned(near, seed)] if len(peers) <= FULL_MESH_MAX else [fanned(near, seed)]
@@ -228,10 +227,10 @@ def candidates(
 
 
 def fitting(topology: ReduceTopology, update_bytes: int) -> ReduceTopology:
-    """The same, each part cut so often that it stays within PART_BYTES_MAX of an encoded update.
+    """The same topology, with each part cut into pieces of at most PART_BYTES_MAX of an encoded update.
 
-    Each by its own share, so that an update has at most one part more per part of `topology` than it fills: a
-    vertex names who is in each. First pieces come first, so that parts fill from the front.
+    Each part is cut by its own share, so that an update has at most one piece more per part than it fills: a vertex
+    lists the contributors of each piece. First pieces come first, so that parts fill from the front.
     """
     total = sum(part.share for part in topology.parts)
     pieces = [max(1, -(-update_bytes * part.share // (total * PART_BYTES_MAX))) for part in topology.parts]
@@ -248,7 +247,7 @@ def fitting(topology: ReduceTopology, update_bytes: int) -> ReduceTopology:
 def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
     """The same nesting, cut finer: no cluster has more than `fan` (at least 2) elements.
 
-    One with more is drawn into groups of near-equal size, as few levels as `fan` allows.
+    A larger cluster is drawn into groups of near-equal size, in as few levels as `fan` allows.
     """
     if fan < 2:
         raise ValueError(f"a group needs at least 2 elements, got fan = {fan}")
@@ -261,18 +260,18 @@ def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
 
 
 def members(cluster: Cluster) -> tuple[PeerId, ...]:
-    """Everybody in a cluster and in the clusters inside it, in order."""
+    """All peers in a cluster and in the clusters inside it, in order."""
     found: list[PeerId] = []
     for item in cluster:
         found += members(item) if isinstance(item, tuple) else (item,)
     return tuple(found)
 
 
-# ---- what a topology is worth --------------------------------------------------------------------------------
+# ---- validity and cost of a topology ---------------------------------------------------------------------------
 
 
 def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
-    """None if every part reaches its owner from every peer, else what is wrong, in words."""
+    """None if every part reaches its owner from every peer, else a text that says what is wrong."""
     here = set(peers)
     if not topology.parts:
         return "it has no parts"
@@ -284,11 +283,11 @@ def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
         if not here.issuperset(part.owners):
             return f"part {j} has an owner that is no peer"
         if not (here.issuperset(part.parents) and here.issuperset(part.parents.values())):
-            return f"part {j} is handed on by or to somebody that is no peer"
+            return f"part {j} has a parent or child that is no peer"
         if part.owners[0] in part.parents:
             return f"part {j} is handed on by its owner"
         if part.owners[0] in part.parents.values():
-            return f"part {j} lists its owner as a parent; whoever sends to the owner is not listed"
+            return f"part {j} lists its owner as a parent; peers that send to the owner are not listed"
         if part.takes is not None and (part.parents or not {*part.owners} <= part.takes <= here):
             return f"part {j} takes rows that cannot reach it"
         if _hops(part) is None:
@@ -298,10 +297,10 @@ def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
 
 @dataclass(frozen=True)
 class TrafficCounts:
-    """What peers send in one reduce; what they receive is the same. Bytes in dense updates, before any codec."""
+    """Traffic of one reduce: peers receive as much as they send. In dense updates, before any codec."""
 
     parts: int
-    hops: int  # from the farthest row to its owner
+    hops: int  # from the farthest author to the owner
     messages_max: int
     messages_mean: float
     sent_max: float  # updates sent by the busiest peer
@@ -309,36 +308,36 @@ class TrafficCounts:
 
 
 def counts(topology: ReduceTopology, peers: Sequence[PeerId]) -> TrafficCounts:
-    """How much the busiest and the mean peer send. Assumes a topology that `validate` has nothing against,
-    with one common result. Per part everybody but the owner sends one row up, and every parent one answer down per
-    child.
+    """Traffic of the busiest and the mean peer, for a valid topology with one common result.
+
+    Per part each peer except the owner sends one row up, and each parent one result down per child.
     """
     messages, shares = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
     total, hops = 0, 0
     for part in topology.parts:
         sends = Counter(part.parents.values())
-        sends[part.owners[0]] += len(peers) - 1 - len(part.parents) - 1  # answers to its children, but no row
+        sends[part.owners[0]] += len(peers) - 1 - len(part.parents) - 1  # results to its children, but no row
         for peer, more in sends.items():
             messages[peer] += more
             shares[peer] += more * part.share
         total += part.share
         hops = max(hops, _hops(part) or 0, min(1, len(peers) - 1))
-    everybody = len(topology.parts)
+    rows = len(topology.parts)  # one per part, sent by every peer
     return TrafficCounts(
-        everybody,
+        rows,
         hops,
-        everybody + max(messages.values()),
-        everybody + sum(messages.values()) / len(peers),
+        rows + max(messages.values()),
+        rows + sum(messages.values()) / len(peers),
         1 + max(shares.values()) / total,
         1 + sum(shares.values()) / total / len(peers),
     )
 
 
-# ---- small words ---------------------------------------------------------------------------------------------
+# ---- helpers -------------------------------------------------------------------------------------------------
 
 
 class _RingView(Mapping[PeerId, PeerId]):
-    """The ring as seen from one owner: a view, so that n parts of n hops cost O(n) memory and not O(n²)."""
+    """Child -> parent on the ring toward one owner. A view: n parts of n hops cost O(n) memory, not O(n²)."""
 
     def __init__(self, successors: Mapping[PeerId, PeerId], owner: PeerId) -> None:
         self._successors, self._owner = successors, owner
@@ -361,27 +360,27 @@ class _RingView(Mapping[PeerId, PeerId]):
 
 
 def _carriers(peers: Sequence[PeerId], seed: bytes, weights: Weights | None) -> list[PeerId]:
-    """Peers that may own parts and hand rows on, in a drawn order. Raises ValueError if there are none."""
+    """Peers that may own parts and relay rows, in a drawn order. Raises ValueError if there are none."""
     able = [p for p in shuffled(seed, "owners", peers) if weights is None or 0 < weights.get(p, 0) < inf]
     if not able:
-        raise ValueError("nobody can own a part: at least one peer needs a positive upload rate")
+        raise ValueError("no peer can own a part: at least one peer needs a positive upload rate")
     return able
 
 
 def _clients(peers: Sequence[PeerId], carriers: Sequence[PeerId]) -> dict[PeerId, PeerId]:
-    """Whom each peer that cannot carry hands its rows to: the carriers in turn."""
+    """Client -> carrier that gets its rows: the carriers in turn."""
     able = set(carriers)
     rest = [p for p in peers if p not in able]
     return {p: carriers[i % len(carriers)] for i, p in enumerate(rest)}
 
 
 def _fastest(order: list[PeerId], weights: Weights | None) -> list[PeerId]:
-    """Fastest first; equals stay in the drawn order, so that they take turns from round to round."""
+    """Fastest first; equal peers stay in the drawn order, so that they alternate from round to round."""
     return order if weights is None else sorted(order, key=lambda p: -weights[p])
 
 
 def _chain(order: Sequence[PeerId], first: int, skipped: int = 0) -> tuple[PeerId, ...]:
-    """An owner and those behind it, all round, beginning with the one behind so many of them."""
+    """An owner and the peers behind it, in circular order, with the first `skipped` of these last."""
     n = len(order)
     behind = ((skipped + k) % (n - 1) for k in range(min(OWNERS_PER_PART, n) - 1))
     return (order[first], *(order[(first + 1 + k) % n] for k in behind))
@@ -399,7 +398,7 @@ def _shares(rates: Sequence[float], peers: int) -> list[int]:
     A peer with share s of the update sends 1 - s of it to other owners and s to peers - 1 listeners, so its
     uplink is busy for (1 + (peers - 2) s) / rate. The least level t that all can keep gives
     s = max(0, (t rate - 1) / (peers - 2)) with shares that add up to 1: water-filling (Boyd & Vandenberghe 2004,
-    example 5.2). Of two peers both send one update whatever the shares; they are cut by rate.
+    example 5.2). Two peers each send one update, with any shares; these are proportional to their rates.
     """
     if peers <= 2:
         total = fsum(rates)
@@ -416,7 +415,7 @@ def _shares(rates: Sequence[float], peers: int) -> list[int]:
 
 
 def _tidy(cluster: Cluster, able: Mapping[PeerId, int]) -> Cluster:
-    """Without empty clusters, and with those that nobody can head dissolved into the one around them."""
+    """The cluster without empty clusters, and with those without a possible head dissolved."""
     items: list[PeerId | Cluster] = []
     for item in cluster:
         if not isinstance(item, tuple):
@@ -435,7 +434,7 @@ def _head(
     weights: Weights | None,
     parents: dict[PeerId, PeerId],
 ) -> PeerId:
-    """Choose who gathers this part here, write down who hands it to that one, and count it as that one's work."""
+    """Choose the head that gathers this part, add its children to `parents`, and count its sends."""
     heads = [_head(item, rank, sends, weights, parents) if isinstance(item, tuple) else item for item in cluster]
     answers = len(heads) - 1
 
@@ -457,7 +456,7 @@ def _split(items: Sequence[PeerId | Cluster], width: int) -> Cluster:
 
 
 def _hops(part: ReducePart) -> int | None:
-    """Hops of the longest way to the owner over listed peers, 0 if none is listed; None if a way never ends."""
+    """Hops of the longest path to the owner over listed peers, 0 if none is listed; None if a path never ends."""
     owner = part.owners[0]
     hops = {owner: 0}
     for start in part.parents:

@@ -1,6 +1,6 @@
-"""What others may say in a reduce: a row must be the one its author committed to, a sum and an answer possible.
+"""Validation of received rows, sums, results, comparisons and weights against the plan and the commitments.
 
-Each check knows the plan and the commitments, nothing of how far the reduce has come.
+Not responsible for: the progress of the attempt; a valid message may still come too late.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from atoll.wire.messages.statements import AgreedWeights, Commitment, OwnerCompa
 from atoll.wire.opening import made_of_fits
 from atoll.wire.weights import mixtures_in
 
-PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs let through
-SUM_SLACK = 1e-9  # by which weights may sum to more than 1: they were rounded
+PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs admit
+SUM_SLACK = 1e-9  # excess of the sum of weights over 1, from rounding
 
 
 def committed_row(
     author: PeerId, commit: Commitment, message: RowContribution | RowResponse, payload: Payload
 ) -> StoredRow | None:
-    """The row that came with this message; None if it is not what its author committed to."""
+    """The row of this message; None if its author did not commit to it."""
     if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
         return None
     return StoredRow(frozenset((author,)), commit.weight, payload, message.path, message.statement)
@@ -41,22 +41,26 @@ def check_handed(
     message: PartialSum,
     commit_of: Callable[[PeerId], Commitment | None],
 ) -> None:
-    """Raise PeerFault unless these rows come through whoever combined them (the sender, but for broken links), with
-    the weight they were committed to with."""
+    """Raise PeerFault unless relay `by` may have combined these rows, with the committed weights.
+
+    `by` is the sender, except around broken links.
+    """
     names = frozenset(message.contributors)
     below = plan.topology.parts[message.part].below(by)
     once = len(names) == len(message.contributors) > 0
     if not below or not once or not names <= below | {by}:
-        # without anybody below it, a sender would dress its own row up as a sum, which no commitment can judge
+        # a sender with no peer below it could disguise its own row as a sum, which no commitment can judge
         raise PeerFault(sender, f"handed on rows of part {message.part} that do not come through it")
     commits = [commit_of(name) for name in names]
     known = [commit.weight for commit in commits if commit is not None]
     if message.weight < 0 or (len(known) == len(names) and sum(known) != message.weight):
-        raise PeerFault(sender, f"weighs part {message.part} by {message.weight}, not as its contributors do")
+        raise PeerFault(
+            sender, f"weight of part {message.part} is {message.weight}, not the sum of its contributors' weights"
+        )
 
 
 def check_answer(plan: ReducePlan, owner: PeerId, answered: OwnerResult) -> None:
-    """Raise PeerFault unless this owner may say this about this part."""
+    """Raise PeerFault unless this owner may sign this result."""
     part, index = answered.part, answered.owner_index
     signer = plan.signer(part, index) if 0 <= part < plan.parts else None
     if signer is None:
@@ -64,60 +68,60 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: OwnerResult) -> None
     if signer != owner:
         raise PeerFault(owner, f"answered for part {part}, which it does not own")
     names = answered.contributors
-    rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting what is sorted is quick
+    rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting a sorted tuple is fast
     if not names or not rising or not plan.hearers.issuperset(names):
-        raise PeerFault(owner, f"lists contributors of part {part} that cannot be")
+        raise PeerFault(owner, f"lists contributors of part {part} that are unsorted, repeated or no listeners")
     takes = plan.topology.parts[part].takes
     if takes is not None and not (owner in names and takes.issuperset(names)):
-        raise PeerFault(owner, f"lists contributors of part {part} whose rows it does not take")
+        raise PeerFault(owner, f"lists contributors of part {part} that the part does not take")
     if not made_of_fits(answered.made_of, plan.opened):
-        raise PeerFault(owner, f"does not say rightly what part {part} was made of")
+        raise PeerFault(owner, f"names the commitments of part {part} wrongly")
     if not plan.enough(names):
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
 
 
 def check_compared(plan: ReducePlan, owner: PeerId, compared: OwnerComparison) -> None:
-    """Raise PeerFault unless this owner may say this about the rows of this part."""
+    """Raise PeerFault unless this owner may sign this comparison."""
     part, index, names = compared.part, compared.owner_index, compared.contributors
     owns = 0 <= part < plan.parts and 0 <= index < len(plan.owners(part)) and plan.owners(part)[index] == owner
     if not owns:
         raise PeerFault(owner, f"compared rows of part {part}, which it does not own")
     if not names or list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
-        raise PeerFault(owner, f"compared rows of part {part} that cannot be")
+        raise PeerFault(owner, f"compared authors of part {part} that are unsorted, repeated or give no rows")
     products, count = compared.products, len(plan.settled(names))
     if count > WEIGHED_ROWS_MAX or len(products) != 8 * (count * (count + 1) // 2):
-        raise PeerFault(owner, f"has {len(products)} bytes to say of {count} rows of part {part}")
+        raise PeerFault(owner, f"sent {len(products)} bytes of inner products for {count} rows of part {part}")
     values = struct.unpack(f"<{len(products) // 8}d", products)
     if not all(abs(value) <= PRODUCT_MAX for value in values):  # NaN compares false
-        raise PeerFault(owner, f"compared rows of part {part} to numbers that cannot be")
+        raise PeerFault(owner, f"sent inner products of part {part} that are not finite or exceed {PRODUCT_MAX}")
 
 
 def weighing_flaw(plan: ReducePlan, weighing: AgreedWeights) -> str | None:
-    """Why rows of this plan cannot weigh this, whatever they are; None if they can."""
+    """Why no rows of this plan can have these weights; None if they can."""
     names = weighing.peers
     if list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
-        return "weighs rows that cannot be"
+        return "weighs authors that are unsorted, repeated or give no rows"
     if isinstance(weighing.weights, bytes) != plan.mixes or not mixtures_hold(plan, weighing):
-        return "mixes rows otherwise than with their neighbours"
+        return "holds mixtures that do not fit the rows"
     weights = weighing.shares
-    # each at most 1 before they are summed: a sum of huge ones is no float, and raises
+    # each is checked before the sum: fsum of huge floats raises
     if len(weights) != len(names) or not all(0 <= weight <= 1 + SUM_SLACK for weight in weights):
-        return "holds weights that are none"
+        return "holds weights outside 0 to 1"
     if len(weighing.compared) != DIGEST_BYTES:
-        return "names what was compared by no digest"
+        return "names its comparisons by an invalid digest"
     if any(weight for name, weight in zip(names, weights, strict=True) if name in plan.weightless):
-        return "lets a newcomer's row weigh something"
+        return "gives weight to a newcomer's row"
     if not 0 < fsum(weights) <= 1 + SUM_SLACK or not plan.enough(names):
-        return "weighs too few rows, or too much"
+        return "weighs too few rows, or weights do not sum to at most 1"
     if list(weighing.without) != sorted(set(weighing.without)) or not set(range(plan.parts)).issuperset(
         weighing.without
     ):
-        return "goes without parts that the plan does not have"
+        return "leaves out parts that the plan does not have"
     return None
 
 
 def mixtures_hold(plan: ReducePlan, weighing: AgreedWeights) -> bool:
-    """Whether mixtures, if these are any, can be of rows with all but as many of the others as may lie."""
+    """Whether each mixture, if the weights are mixtures, has the row itself and all but `liars` of the rows."""
     if not isinstance(weighing.weights, bytes):
         return True
     try:
@@ -133,5 +137,5 @@ def mixtures_hold(plan: ReducePlan, weighing: AgreedWeights) -> bool:
 
 
 def made_with(answered: OwnerResult, weighing: AgreedWeights) -> bool:
-    """Whether this answer can be of this weighing: it may lack rows that died with an owner, and has no others."""
+    """Whether this result can have these weights: rows may be lost with an owner, and none are added."""
     return answered.part not in weighing.without and set(weighing.peers).issuperset(answered.contributors)

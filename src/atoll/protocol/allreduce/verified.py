@@ -112,7 +112,7 @@ class CrossCheckedOwners:
     # ---- rows ----------------------------------------------------------------------------------------------
 
     def row_targets(self, part: int) -> Sequence[PeerId]:
-        stands_in = self.route.stand_in_may(part)
+        stands_in = self.route.is_reserves_turn(part)
         others = trusted_row_targets(self.state, part) if stands_in else [self.route.target(part)]
         return (*self.plan.watchers(part), *others)
 
@@ -124,7 +124,7 @@ class CrossCheckedOwners:
         if now < self.plan.gather_until(0, 2):
             return []
         giving = [(peer, self.state.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
-        return self.state.detours.pull(
+        return self.state.reroute.request_rows(
             part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
         )
 
@@ -136,15 +136,15 @@ class CrossCheckedOwners:
             return []
         if now < self.plan.gather_until(0, 1):
             return []
-        return self.calls.give_up(part, "no row came to me in time", now)
+        return self.calls.give_up(part, "no row arrived in time", now)
 
     def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
-        return self.cross_check.cases[part].rows.get(author) if 0 <= part < self.plan.parts else None
+        return self.cross_check.disputes[part].rows.get(author) if 0 <= part < self.plan.parts else None
 
     def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
-        if not self.cross_check.wants(part, author):
+        if not self.cross_check.wants_row(part, author):
             return []
-        return self.state.opened.came(part, author, row) + self.cross_check.take(part, author, row)
+        return self.state.row_server.serve_waiting(part, author, row) + self.cross_check.add_row(part, author, row)
 
     # ---- results -------------------------------------------------------------------------------------------
 
@@ -157,19 +157,19 @@ class CrossCheckedOwners:
         self.own_results[part] = held
         if self.route.owner[part] != self.me:
             effects += [self._statement_to(peer, held) for peer in self.route.others()]
-        heard = self.cross_check.hear(held.statement, held.answered, held.payload)
+        heard = self.cross_check.record(held.statement, held.answered, held.payload)
         return effects + heard + self._admit_lack(part, now) + self._check_part(part, now)
 
     def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
         part = heard.answered.part
-        effects = self.cross_check.hear(heard.statement, heard.answered, heard.payload)
+        effects = self.cross_check.record(heard.statement, heard.answered, heard.payload)
         return self._decline_liars(part, effects + self._admit_lack(part, now), now)
 
     def accept_bytes(self, payload: Payload) -> list[Effect]:
         effects: list[Effect] = []
-        for part, case in enumerate(self.cross_check.cases):
-            if part not in self.state.answers and any(w.answered.digest == payload.digest for w in case.words):
-                case.show(payload)
+        for part, dispute in enumerate(self.cross_check.disputes):
+            if part not in self.state.answers and any(r.answered.digest == payload.digest for r in dispute.results):
+                dispute.add_bytes(payload)
                 held = self.cross_check.settled(part, patient=False)
                 effects += self.calls.hold(held) if held is not None else []
         return effects
@@ -179,12 +179,14 @@ class CrossCheckedOwners:
         part, by = held.answered.part, held.statement.signer
         if not self.plan.stands_in(part, held.answered.owner_index) or self.me == by:
             return []
-        return [self.state.down.send(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by]
+        return [
+            self.state.broadcast.send(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by
+        ]
 
     def results_for(self, to: PeerId) -> list[Send]:
         others = {part: held for part, held in self.state.answers.items() if part not in self.own_results}
         own = [self._statement_to(to, held) for held in self.own_results.values()]
-        return own + self.state.down.serve(others, to)
+        return own + self.state.broadcast.serve(others, to)
 
     # ---- what the round asks -------------------------------------------------------------------------------
 
@@ -194,7 +196,7 @@ class CrossCheckedOwners:
         if not self.state.deferred.is_in_turn(said):
             self.state.deferred.keep(HeardResult(signed.signer, signed, said))
             return []
-        return self._decline_liars(said.part, self.cross_check.hear(signed, said, None), now)
+        return self._decline_liars(said.part, self.cross_check.record(signed, said, None), now)
 
     def believes(self, answered: OwnerResult) -> bool | None:
         in_turn = answered.attempt == self.plan.attempt and self.state.deferred.is_in_turn(answered)
@@ -204,7 +206,7 @@ class CrossCheckedOwners:
         return self.cross_check.seconded(answered)
 
     def made_again(self, answered: OwnerResult) -> bool:
-        return self.cross_check.made_again(answered)
+        return self.cross_check.is_recomputed(answered)
 
     def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
         found: dict[PeerId, Lapse] = {}
@@ -213,7 +215,7 @@ class CrossCheckedOwners:
             for part in range(self.plan.parts):
                 held = self.state.answers.get(part)
                 seen = self.cross_check.lapses(part, held.answered if held is not None else None, late)
-                found |= {peer: why for peer, why in seen.items() if not self.route.excused(part, peer)}
+                found |= {peer: why for peer, why in seen.items() if not self.route.is_excused(part, peer)}
         return found
 
     # ---- owners that check each other ----------------------------------------------------------------------
@@ -223,9 +225,9 @@ class CrossCheckedOwners:
         if not self.state.started:
             return []
         effects, late = self._reveal_if_due(part, now), now >= self.plan.answer_until[0]
-        if self.cross_check.in_doubt(part):
+        if self.cross_check.is_in_doubt(part):
             waiting = not late and bool(self._silent_owners(part, -1))
-            effects += self.cross_check.look(part, waiting, again)
+            effects += self.cross_check.pursue_doubt(part, waiting, again)
         effects += self._speak_for_jury(part, patient=not late)
         held = self.cross_check.settled(part, patient=not late) if part not in self.state.answers else None
         return effects + self.calls.hold(held) if held is not None else effects
@@ -240,15 +242,15 @@ class CrossCheckedOwners:
         if held is None or self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
             return []
         own = frozenset(held.answered.contributors)
-        larger = (word.names - own for word in self.cross_check.cases[part].words if own < word.names)
+        larger = (result.names - own for result in self.cross_check.disputes[part].results if own < result.names)
         if not any(all(self.state.row_of(part, name) is None for name in lacked) for lacked in larger):
             return []
-        return self.calls.give_up(part, "rows that other owners had did not come to me in time", now)
+        return self.calls.give_up(part, "rows that other owners have did not arrive in time", now)
 
     def _silent_owners(self, part: int, after: int) -> list[PeerId]:
         """Parallel owners after this index that may still sign a result."""
-        spoken, later = self.cross_check.spoken(part), self.plan.watchers(part)[after + 1 :]
-        left = [owner for owner in later if owner not in spoken and not self.route.excused(part, owner)]
+        signers, later = self.cross_check.signers(part), self.plan.watchers(part)[after + 1 :]
+        left = [owner for owner in later if owner not in signers and not self.route.is_excused(part, owner)]
         return [owner for owner in left if owner == self.me or not self.state.gone(owner)]
 
     def _reveal_if_due(self, part: int, now: Seconds) -> list[Effect]:
@@ -265,8 +267,8 @@ class CrossCheckedOwners:
         if now < self._reveal_until(index) and self._silent_owners(part, index):
             return []
         self._revealed.add(part)
-        words, down = self.cross_check.cases[part].words, self.state.down
-        have = {w.statement.signer for w in words if w.answered.digest == held.answered.digest} - down.back
+        results, down = self.cross_check.disputes[part].results, self.state.broadcast
+        have = {r.statement.signer for r in results if r.answered.digest == held.answered.digest} - down.back
         return [down.show(p, held) if p in have else down.send(p, held) for p in self.route.others()]
 
     def _reveal_until(self, owner_index: int) -> Seconds:
@@ -275,17 +277,17 @@ class CrossCheckedOwners:
 
     def _statement_to(self, to: PeerId, held: ReceivedResult) -> Send:
         """The statement of an own result, with the bytes once they are revealed."""
-        down = self.state.down
+        down = self.state.broadcast
         return down.send(to, held) if held.answered.part in self._revealed else down.show(to, held)
 
     def _finish_check(self, job: str, result: RowsCombined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])
-        return self._decline_liars(part, self.cross_check.recomputed(part, check, result), now)
+        return self._decline_liars(part, self.cross_check.record_check(part, check, result), now)
 
     def _decline_liars(self, part: int, effects: list[Effect], now: Seconds) -> list[Effect]:
         """If a reserve lied, the next reserve has its turn; among owners another one has the true result."""
         liars = [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, OwnerLied)]
-        for liar in liars if self.route.stand_in_may(part) else ():
+        for liar in liars if self.route.is_reserves_turn(part) else ():
             effects += self.calls.decline(part, liar, now)
         return effects + self._check_part(part, now)
 
@@ -296,14 +298,17 @@ class CrossCheckedOwners:
         plan, key = self.plan, self.state.result_key(part)
         if not plan.juries or self.me not in plan.juries[part] or part in self.own_results:
             return []
-        if key in self.state.environment.said or (answered := self.cross_check.found(part, patient)) is None:
+        if (
+            key in self.state.environment.said
+            or (answered := self.cross_check.largest_recomputed(part, patient)) is None
+        ):
             return []
         place = len(plan.takers(part)) + plan.juries[part].index(self.me)
         own = replace(answered, owner_index=place)
         held = ReceivedResult(self.state.notary.sign(own), own, self.cross_check.bytes_of(own))
         self.own_results[part] = held
-        sends = [self.state.down.show(peer, held) for peer in self.route.others()]
-        return [Persist(key, encode(own)), *sends, *self.cross_check.hear(held.statement, own, None)]
+        sends = [self.state.broadcast.show(peer, held) for peer in self.route.others()]
+        return [Persist(key, encode(own)), *sends, *self.cross_check.record(held.statement, own, None)]
 
     def _request_statements(self) -> list[Effect]:
         """Request statements of owners, and of jurors if few are lacking: statements may have been lost."""
@@ -311,11 +316,11 @@ class CrossCheckedOwners:
         for part in range(plan.parts):
             if part in self.state.answers:
                 continue
-            spoken = self.cross_check.spoken(part)
-            nearly = self.cross_check.nearly(part)
+            signers = self.cross_check.signers(part)
+            nearly = self.cross_check.is_nearly_decided(part)
             asked = plan.owners(part) + plan.juries[part] if nearly else plan.watchers(part)
             for peer in dict.fromkeys((*asked, self.route.owner[part])):
-                lost = peer not in spoken and peer != self.me and not self.state.gone(peer)
+                lost = peer not in signers and peer != self.me and not self.state.gone(peer)
                 if lost and self._statement_requests[part, peer] < STATEMENT_REQUESTS_MAX:
                     self._statement_requests[part, peer] += 1
                     effects.append(Send(peer, PartStatementsRequest(plan.round, plan.attempt, plan.trace, part)))
@@ -325,11 +330,11 @@ class CrossCheckedOwners:
         """Request the bytes of results that are believed and not here, from one signer after the other."""
         plan, effects = self.plan, list[Effect]()
         for part in range(plan.parts):
-            unseen = self.cross_check.unseen(part) if part not in self.state.answers else None
+            unseen = self.cross_check.believed_unseen(part) if part not in self.state.answers else None
             if unseen is None:
                 continue
-            words = self.cross_check.cases[part].words
-            alike = {w.statement.signer for w in words if w.answered.digest == unseen.digest}
+            results = self.cross_check.disputes[part].results
+            alike = {r.statement.signer for r in results if r.answered.digest == unseen.digest}
             holders = [p for p in sorted(alike) if p != self.me and not self.state.gone(p)]
             if holders:
                 self._byte_requests[part] += 1

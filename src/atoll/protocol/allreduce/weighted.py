@@ -110,11 +110,11 @@ class DistanceWeighting:
     def begin(self, now: Seconds) -> list[Effect]:
         if not self._lost:
             return []
-        declined = self._decline_parts(self._lost, "compared its rows before it restarted, and lost them")
+        declined = self._decline_parts(self._lost, "its rows were compared before a restart, and lost")
         return declined + self.calls.review(now)
 
     def before_review(self, now: Seconds) -> list[Effect]:
-        """Accept results of owners whose turn has come."""
+        """Accept results of owners that are in turn now."""
         self.changed, effects = False, list[Effect]()
         for part in sorted(self._early):
             self.route.pass_turn(part, now)
@@ -261,7 +261,7 @@ class DistanceWeighting:
         self.route.patience[compared.part, signed.signer] = until
 
     def _comparison_of(self, part: int) -> SignedComparison | None:
-        """The comparison that counts for this part: the first owner's, of owners whose turn has come."""
+        """The comparison that counts for this part: that of the first owner which is in turn or before."""
         found = self._comparisons[part]
         index = min(found, default=None)
         return found[index] if index is not None and index <= self.route.turn[part] else None
@@ -282,7 +282,7 @@ class DistanceWeighting:
         return self.plan.gather_until(last, 1) + self.plan.window_s / 12
 
     def _adoptable(self, lost: set[int], now: Seconds) -> AgreedWeights | None:
-        """Of the weights that results name, those that most owners name whose turn has come.
+        """Of the weights that results name, those of most owners that are in turn or before.
 
         One owner is enough when there was time to request the missing comparison. The weights may leave out only
         parts that the local peer gives up as well: it declines these parts.
@@ -304,7 +304,7 @@ class DistanceWeighting:
         weighing = self._weights_for_all(asked, weights)
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None:  # an owner's products were no inner products: no rule makes sense of them
-            why = f"what owners say of their rows {flaw}"
+            why = f"the owners' comparisons are invalid: the weighting {flaw}"
             return self._decline_parts(self.state.gathers, why) + self.calls.review(now)
         fact = self.state.report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
         return [fact, *self._weigh_with(weighing, now), *self.calls.review(now)]
@@ -325,7 +325,7 @@ class DistanceWeighting:
         self._patient_until = min(now + self.plan.window_s, self.plan.answer_until[-1])
         self.route.patience = dict.fromkeys(self.route.patience, self._patient_until)
         unweighed = [part for part in self.state.gathers if part in weighing.without]
-        return self._decline_parts(unweighed, "nobody compared its rows")
+        return self._decline_parts(unweighed, "no owner compared its rows")
 
     # ---- results -------------------------------------------------------------------------------------------
 
@@ -337,10 +337,13 @@ class DistanceWeighting:
         """Raise PeerFault unless the result comes with the weights that its owner signed for."""
         signer, weighing, part = message.statement.signer, message.weighing, answered.part
         if weighing is UNSET or name_of(weighing) != answered.rows:
-            raise PeerFault(sender, f"shows an answer for part {part} without what weighed its rows")
+            raise PeerFault(sender, f"sent a result of part {part} without the weights that it names")
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None or not made_with(answered, weighing):
-            raise PeerFault(signer, f"answered for part {part} and {flaw or 'weighed other rows'}")
+            raise PeerFault(
+                signer,
+                f"answered for part {part} with invalid weights: it {flaw or 'combined rows without weights'}",
+            )
         if self._named.setdefault((part, answered.owner_index), answered.rows) != answered.rows:
             return False  # the first result of each owner counts: further ones would only fill memory
         self.state.weighings.setdefault(answered.rows, weighing)
@@ -388,7 +391,7 @@ class DistanceWeighting:
         if not self.plan.enough(here):
             return self._decline_parts([part], self._shortage(len(self.plan.settled(here)), "left"))
         if weights is None:
-            return self._decline_parts([part], "most of what weighs anything died with its owner")
+            return self._decline_parts([part], "rows with half of the weight or more died with an owner")
         gather.closed = True
         plan, rows = self.plan, _task_rows(gather, here)
         work = CombineRows(plan.round, part, plan.shares, rows, False, plan.statistic, plan.liars, weights)

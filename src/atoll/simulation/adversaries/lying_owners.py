@@ -127,7 +127,7 @@ def _frame(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     round = villain.peer.round
     if round is None or round.reduce is None or not isinstance(round.reduce.verification, CrossCheckedOwners):
         return []
-    words = [w for p in villain.others for w in round.reduce.verification.cross_check.words_of(p)]
+    words = [w for p in villain.others for w in round.reduce.verification.cross_check.results_of(p)]
     if not words:
         return []
     word, another = villain.draw.choice(words), villain.draw.choice(words)
