@@ -11,20 +11,11 @@ from collections.abc import Mapping
 from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId
-from atoll.policy.plan import QuorumRule
+from atoll.policy.findings import AGAINST, REFUTING
 from atoll.wire.messages.statements import AuditReport, Finding
 
-__all__ = ["AGAINST", "CHANCES", "NOTHING", "REFUTING", "QuorumRule", "VerificationCase", "voices_needed"]
-
 CHANCES = 2**32
-AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
-REFUTING: frozenset[Finding] = frozenset({"mismatch", "wrong"})  # silence proves less: a crash loses the record
 NOTHING: Mapping[PeerId, Finding] = {}
-
-
-def voices_needed(voters: int, rule: QuorumRule) -> int:
-    """Auditors that refute a member: more than may lie, and two at least, since one may be wrong."""
-    return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
 
 
 class VerificationCase(ABC):

@@ -26,12 +26,12 @@ from atoll.base.ids import Digest, PeerId, short
 from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
+from atoll.policy.findings import REFUTING
 from atoll.runtime.control.settings_change import learning_after
 from atoll.runtime.training_spec import TrainingSpec, data_at_hand, decode_learning
 from atoll.training.data import Data, data_from_blob
 from atoll.training.exchange.state import SharedState, state_from_bytes
 from atoll.training.recipe.recipes import Recipe
-from atoll.verification.case import REFUTING
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import judged
 from atoll.verification.offline import AuditorReport, DisputedCase

@@ -51,8 +51,8 @@ from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.vertex_capacity import WEIGHT_BYTES, name_bytes
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.topology import ReduceTopology
-from atoll.verification.loss_scoring.policy import SettledScore
-from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyVerdict
+from atoll.verification.loss_scoring.policy import ScoreLedger, SettledScore
+from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyLedger, RedundancyVerdict
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import PartResult, RowComparison
 from atoll.wire.messages.statements import (
@@ -297,19 +297,23 @@ def ground_after(
         enough = settled >= max(settings.start_peers, settings.min_peers)
 
     def judge(reported: VerifiedReport, time_s: Seconds) -> str | None:
-        judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
-        return admissible(reported, parent, recent, run, *judged)
+        is_open, signing = settings.open_to_all, settings.round.signing
+        now_s = parent.time_s
+        return admissible(
+            reported, parent, recent, run, is_open, now_s, parts=parts, signing=signing, time_s=time_s
+        )
 
-    who, validations = settings.recovery, recent.validations
-    demanded = validations.demanded() if validations.head == parent.round else None
+    who, demanded = settings.recovery, recent.ledgers.demanded(parent.round)
     scored = None
     if settings.scored_share:
-        scored = recent.scores.settled if recent.scores.head == parent.round else ()
+        scores = recent.ledgers.find(ScoreLedger)
+        scored = scores.settled if scores is not None and scores.head == parent.round else ()
     drawing, compared = None, ()
     if settings.twinned_share:
-        here = recent.twins.head == parent.round
-        drawing = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
-        compared = recent.twins.settled if here else ()
+        twins = recent.ledgers.find(RedundancyLedger)
+        here = twins is not None and twins.head == parent.round
+        drawing = RedundancyDraw(settings.twinned_share, plan.head, parent, twins.owed if here else None)
+        compared = twins.settled if here else ()
     if over or not enough or parent.paused is not UNSET:
         why = "too few members to train" if parent.paused is UNSET else f"paused since round {parent.paused}"
         why = "the run is over" if over else why
@@ -336,8 +340,8 @@ def ground_after(
     chosen = settings.round.quorum == "majority" and not plan.has_clock  # all is direct where members may lie
     ways = partial(way_asked, settings, plan, trained=parent.trained) if chosen else None
     fixed = plan, genesis, parent, way.topology, way.why, judge
-    twins: dict[str, Any] = {"twins": drawing, "compared": compared}
-    return RoundContext(*fixed, *trust, parts, who, *more, ways=ways, **twins)
+    drawn: dict[str, Any] = {"twins": drawing, "compared": compared}
+    return RoundContext(*fixed, *trust, parts, who, *more, ways=ways, **drawn)
 
 
 def answered_bytes(parent: VertexBody) -> int:

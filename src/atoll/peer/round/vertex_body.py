@@ -34,7 +34,8 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
-from atoll.policy.membership import VerifiedReport, next_members
+from atoll.policy.membership import VerifiedReport
+from atoll.policy.membership_change import next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
 from atoll.policy.timeouts import RoundTiming, next_window
@@ -91,10 +92,10 @@ def write_body(
         opened,
         plan.settings.quorum,
         bool(ground.owners),
-        ground.parts_most,
-        ground.trainers_most,
-        plan.settings.signing,
-        awaited,
+        parts=ground.parts_most,
+        trainers_most=ground.trainers_most,
+        signing=plan.settings.signing,
+        awaited=awaited,
     )
     members, invited = _votes(ground, members, tickets, contributors, opened)
     return VertexBody(
@@ -260,8 +261,18 @@ def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now:
         return "the numbers of the run do not follow from its reports"
     rule, trained = plan.settings.quorum, bool(ground.owners)
     awaited = awaited_in(plan, opened, contributors)
-    most = ground.parts_most, ground.trainers_most, plan.settings.signing, awaited
-    members, tickets = next_members(parent, commits, contributors, opened, rule, trained, *most)
+    members, tickets = next_members(
+        parent,
+        commits,
+        contributors,
+        opened,
+        rule,
+        trained,
+        parts=ground.parts_most,
+        trainers_most=ground.trainers_most,
+        signing=plan.settings.signing,
+        awaited=awaited,
+    )
     members, invited = _votes(ground, members, tickets, contributors, opened)
     if (body.members, body.tickets) != (members, tickets):
         return "its membership does not follow from its reports"

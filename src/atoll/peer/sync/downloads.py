@@ -50,7 +50,8 @@ class BlobDownloads:
 
     def find_demanded(self) -> list[Effect]:
         """Where validators demand to go back, the state is looked for at once."""
-        demanded = self.known.pool.recent().validations.demanded()
+        pool = self.known.pool
+        demanded = pool.recent().ledgers.demanded(pool.history.head)
         return self.earlier.find(demanded.state) if demanded is not None else []
 
     def settle(self) -> None:

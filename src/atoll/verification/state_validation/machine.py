@@ -10,45 +10,57 @@ states on disk that the run may go back to. Never judges by itself, never sends 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import VALIDATION_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, TaskDone, TaskFailed
 from atoll.features.attribution.statistics import refusal_in
 from atoll.peer.events import AutoRolledBack, StateEvaluated, StateJudged
-from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs, ValidateState, ValidationLosses
-from atoll.protocol.history.chain import VertexChain
-from atoll.verification.state_validation.policy import Opinion, ValidatedState, fixed_point, fixed_share
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
+from atoll.verification.state_validation.policy import (
+    Opinion,
+    ValidatedState,
+    ValidationLedger,
+    fixed_point,
+    fixed_share,
+)
+from atoll.wire.messages.statements import Statement, ValidationReport
 from atoll.wire.messages.vertex import VertexBody
 
 
-class StateValidators:
-    """`Looked` is to be told to the members."""
-
-    def __init__(self, me: PeerId, history: VertexChain, pool: ReportPool) -> None:
-        self.me, self.history, self.pool = me, history, pool
+class StateValidators(VerifierMachine):
+    def __init__(self, context: VerifierContext) -> None:
+        self.me, self.history, self.pool = context.me, context.history, context.pool
         self.looking: ValidatedState | None = None  # a job is under way
         self.at = self.seen = -2  # the newest round whose state I hold, and that I looked at, or tried to
         self.told: dict[int, Opinion] = {}  # by round: what was told of it
         self.held: tuple[Digest, ...] = ()
 
-    def resume(self) -> list[Effect]:
+    @property
+    def _ledger(self) -> ValidationLedger:
+        return self.pool.recent().ledgers.get(ValidationLedger)
+
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """After a restart: what vertices say was told in the life before."""
         self._news()
         return self._hold()
 
-    def grew(self, body: VertexBody) -> list[Effect]:
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         return [*self._news(), *self._went_back(body), *self._hold()]
 
-    def holds(self, round: int) -> list[Effect]:
+    def on_state(self, round: int) -> list[Effect]:
         """I hold the state of this round, and of those before it that are not tidied away."""
         self.at = round
         return self._look()
 
-    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         candidate = self.looking
         if candidate is None or event.job != _job(candidate):
             return []
@@ -67,7 +79,7 @@ class StateValidators:
         """At the newest state that I was drawn for. One that cannot be looked at is passed over."""
         if self.looking is not None:
             return []
-        validations = self.pool.recent().validations
+        validations = self._ledger
         mine = (c for c in validations.candidates.values() if self.me in c.validators and self.me not in c.said)
         late = validations.head - VALIDATION_OPEN
         open = [c for c in mine if max(self.seen, late) < c.round <= self.at]
@@ -78,7 +90,7 @@ class StateValidators:
         return [RunTask(_job(self.looking), ValidateState(self.looking.round, self.looking.state))]
 
     def _hold(self) -> list[Effect]:
-        needed = self.pool.recent().validations.needed_states()
+        needed = self._ledger.needed_states()
         if needed == self.held:
             return []
         self.held = needed
@@ -87,7 +99,7 @@ class StateValidators:
     def _news(self) -> list[Effect]:
         """Verdicts that stand since this head. One that changes, since the bound moved, is told again."""
         effects: list[Effect] = []
-        candidates = self.pool.recent().validations.candidates
+        candidates = self._ledger.candidates
         self.told = {round: opinion for round, opinion in self.told.items() if round in candidates}
         for candidate in candidates.values():
             opinion, values = candidate.opinion, candidate.values
@@ -105,8 +117,25 @@ class StateValidators:
         back = AutoRolledBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
         return [self._fact(back)]
 
+    def report_of(self, fact: Fact) -> Statement | None:
+        if not isinstance(fact, StateEvaluated):
+            return None
+        return ValidationReport(fact.of, fact.state, fact.losses, fact.right or UNSET)
+
     def _fact(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.history.head))
+
+
+def _ledger_of(settings: RunSettings) -> ValidationLedger | None:
+    rule = settings.validated
+    return ValidationLedger(rule, settings.round.quorum) if rule is not None else None
+
+
+STATE_VALIDATION = Verifier(
+    "validate",
+    _ledger_of,
+    lambda context: StateValidators(context) if context.settings.validated is not None else None,
+)
 
 
 def _job(candidate: ValidatedState) -> str:
