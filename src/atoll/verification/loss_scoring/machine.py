@@ -1,12 +1,15 @@
-"""One peer's side of loss scores: it shows its updates that were drawn, and scores those that it was drawn for.
+"""Loss scoring, one peer's side: it shows its drawn updates and scores those that it was drawn for.
 
-    every vertex     whose update is scored, and by whom (`verification/loss_scoring/policy.py`)
-    scored           Ask ShowUpdate ─► a blob ─► its name to any scorer that was drawn and asks
-    scorer           WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Score ─► `ScoreReport`, signed
+    every vertex     draws updates and their scorers (`verification/loss_scoring/policy.py`)
+    author           `ShowUpdate` ─► a blob ─► its name to each drawn scorer that requests it
+    scorer           `ExhibitRequest` ─► `ExhibitResponse` ─► download ─► `ScoreUpdate` ─► signed `ScoreReport`
 
-The words are those of audits, with `update` in them. A round waits for none of this: two updates at a time are
-fetched or looked at, and who is slower than the rounds scores those that all others score, too. Bounded by the open
-cases; a blob may be as large as an update in fp32 and no larger. Never judges, never acts on a score: vertices do.
+The messages are those of audits, with `update` set. A round waits for none of this. A scorer handles two updates
+at a time; all scorers take them in one order, so slow scorers score the same few.
+
+Invariants:
+- Memory is bounded by the open cases, a blob by the size of an update in fp32.
+Not responsible for: judging, acting on a score; vertices do that.
 """
 
 from __future__ import annotations
@@ -32,27 +35,27 @@ from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
 from atoll.wire.messages.statements import ScoreReport, Statement
 from atoll.wire.messages.vertex import VertexBody
 
-AT_ONCE = 2  # updates: one is fetched while another is looked at
-GIVE_UP = 6  # rounds after which nothing was shown …
-GIVE_UP_S = 10.0  # … and so many seconds, since rounds may take milliseconds and links may stall …
-CLOSING = 2  # … but for so many rounds before nobody may say so any more
+AT_ONCE = 2  # updates: one is downloaded while another is scored
+GIVE_UP = 6  # rounds without an exhibit after which a scorer gives up …
+GIVE_UP_S = 10.0  # … and seconds, since rounds may take milliseconds and links may stall …
+CLOSING = 2  # … except in the last rounds in which it may still report
 
 
 @dataclass
 class ScoringTurn:
-    """An update that is mine to score."""
+    """An update that the local peer must score."""
 
     case: ScoringCase
-    since: int  # the head when I began to ask for it
+    since: int  # head at the first request
     since_s: Seconds
-    blob: Digest | None = None  # what I was pointed at; asked again while it is None
+    blob: Digest | None = None  # name of the exhibit; requested again while None
     tries: int = 0
     looking: bool = False
     done: bool = False
 
     @property
     def waits(self) -> bool:
-        """For its author."""
+        """The author has not shown the update yet."""
         return not self.done and not self.looking
 
 
@@ -61,7 +64,7 @@ class LossScoring(VerifierMachine):
         self.me, self.settings, self.history = context.me, context.settings, context.history
         self.pool = context.pool
         self.turns: dict[Key, ScoringTurn] = {}
-        # rounds of mine; None while it is being laid out, or if it is lost
+        # own round → exhibit; None while it is built, or if it is lost
         self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
         self.arriving = EvidenceDownloads("score")
@@ -73,11 +76,11 @@ class LossScoring(VerifierMachine):
     # ---- vertices ------------------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
-        """After a restart: what was drawn of me is lost, what I was drawn for is not."""
+        """After a restart own updates are lost, but duties as a scorer remain."""
         return self._work(now)
 
     def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """The history has one vertex more."""
+        """Emit what the vertex settled and drew, and start the work that it assigns."""
         effects: list[Effect] = []
         scores = self._ledger
         for score in scores.settled:
@@ -93,7 +96,7 @@ class LossScoring(VerifierMachine):
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:
-        """What I am drawn for since this head, and what lasted too long."""
+        """Start scoring drawn updates, and give up those that are overdue."""
         cases, head = self._ledger.cases, self.history.head
         self.turns = {key: turn for key, turn in self.turns.items() if key in cases}
         self.shown = {round: blob for round, blob in self.shown.items() if (round, self.me) in cases}
@@ -111,7 +114,7 @@ class LossScoring(VerifierMachine):
         return [*self._hold(), *effects]
 
     def _hold(self) -> list[Effect]:
-        """I keep what I show, what I am shown, and the states that scored rounds began with."""
+        """Pin own exhibits, received exhibits, and the states that scored rounds began with."""
         open = [turn for turn in self.turns.values() if not turn.done]
         begins = (self.history.bodies.get(turn.case.round - 1) for turn in open)
         names = {body.state for body in begins if body is not None}
@@ -126,7 +129,7 @@ class LossScoring(VerifierMachine):
     # ---- showing -------------------------------------------------------------------------------------------
 
     def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
-        """Only those who were drawn are told where it lies."""
+        """Only drawn scorers get the name of the exhibit."""
         case = self._ledger.cases.get((request.round, self.me))
         if request.update is not True or case is None or sender not in case.scorers:
             return []
@@ -142,7 +145,7 @@ class LossScoring(VerifierMachine):
     # ---- scoring -------------------------------------------------------------------------------------------
 
     def retransmit(self) -> list[Effect]:
-        """With every heartbeat: words may be lost."""
+        """Messages may be lost."""
         return [e for turn in self.turns.values() if turn.waits for e in self._ask(turn)]
 
     def _ask(self, turn: ScoringTurn) -> list[Effect]:
@@ -151,7 +154,7 @@ class LossScoring(VerifierMachine):
     def on_exhibit(
         self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
     ) -> tuple[BlobDownload | None, list[Effect]]:
-        """The author says where its update lies; of what is on its way already it is one source more."""
+        """The author names its exhibit."""
         turn = self.turns.get((response.round, sender)) if response.update is True else None
         if turn is None or turn.blob is not None or turn.done or response.blob is None:
             return None, []
@@ -160,7 +163,7 @@ class LossScoring(VerifierMachine):
         return fetch, [*self._hold(), *effects]
 
     def abandoned(self) -> list[Digest]:
-        """Downloads that nobody waits for any more."""
+        """Downloads that no open turn needs."""
         return self.arriving.given_up(turn.blob for turn in self.turns.values() if not turn.done)
 
     def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
@@ -178,7 +181,7 @@ class LossScoring(VerifierMachine):
         return [RunTask(f"score/take/{turn.case.round}/{turn.case.peer}", work)]
 
     def _look(self, case: ScoringCase, blob: Digest) -> ScoreUpdate | None:
-        """What the peer was to do, out of the vertices: the same at every scorer. None if they are not at hand."""
+        """The author's assignment, from vertices, equal at every scorer; None if they are not in memory."""
         history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
         if parent is None or head is None:
@@ -204,7 +207,7 @@ class LossScoring(VerifierMachine):
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
-        """A scorer whose own trainer fails says nothing to members: there are others."""
+        """A scorer with a failed trainer sends no report: other scorers were drawn."""
         match event:
             case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("score/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)

@@ -1,11 +1,11 @@
-"""One peer's side of validation: it looks at states that it was drawn for, and tells what all words together say.
+"""State validation, one peer's side: it evaluates the states that it was drawn for and reports the losses.
 
-    every vertex     who is drawn for its state, which states are judged by now
-    (`verification/state_validation/policy.py`)
-    validator        Ask Validate ─► losses ─► Looked, a signed report for a later vertex
+    every vertex     draws validators of its state, and settles verdicts (`verification/state_validation/policy.py`)
+    validator        `ValidateState` ─► losses ─► a signed `ValidationReport` for a later vertex
 
-One state at a time: who is slower than the rounds looks at the newest. A round waits for none of this. Keeps the
-states on disk that the run may go back to. Never judges by itself, never sends anybody back: a vertex does.
+A validator evaluates one state at a time; if it is slower than the rounds, the newest. A round waits for none of
+this. States that the run may roll back to stay on disk.
+Not responsible for: verdicts, rollbacks; vertices decide these.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from atoll.wire.messages.vertex import VertexBody
 class StateValidators(VerifierMachine):
     def __init__(self, context: VerifierContext) -> None:
         self.me, self.history, self.pool = context.me, context.history, context.pool
-        self.looking: ValidatedState | None = None  # a job is under way
-        self.at = self.seen = -2  # the newest round whose state I hold, and that I looked at, or tried to
-        self.told: dict[int, Opinion] = {}  # by round: what was told of it
+        self.looking: ValidatedState | None = None  # the state under evaluation
+        self.at = self.seen = -2  # newest rounds: state held here, evaluation tried
+        self.told: dict[int, Opinion] = {}  # round → opinion last emitted
         self.held: tuple[Digest, ...] = ()
 
     @property
@@ -47,16 +47,16 @@ class StateValidators(VerifierMachine):
         return self.pool.recent().ledgers.get(ValidationLedger)
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
-        """After a restart: what vertices say was told in the life before."""
+        """The process before has emitted the verdicts of known vertices."""
         self._news()
         return self._hold()
 
     def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """The history has one vertex more."""
+        """Emit new verdicts and a rollback, and pin the states needed now."""
         return [*self._news(), *self._went_back(body), *self._hold()]
 
     def on_state(self, round: int) -> list[Effect]:
-        """I hold the state of this round, and of those before it that are not tidied away."""
+        """Earlier states that are not removed are here, too."""
         self.at = round
         return self._look()
 
@@ -76,7 +76,7 @@ class StateValidators(VerifierMachine):
         return told + self._look()
 
     def _look(self) -> list[Effect]:
-        """At the newest state that I was drawn for. One that cannot be looked at is passed over."""
+        """Evaluate the newest state that the local peer was drawn for; one that fails is skipped."""
         if self.looking is not None:
             return []
         validations = self._ledger
@@ -97,7 +97,7 @@ class StateValidators(VerifierMachine):
         return [RunTask("validate/hold", PinBlobs(needed, "validation"))]
 
     def _news(self) -> list[Effect]:
-        """Verdicts that stand since this head. One that changes, since the bound moved, is told again."""
+        """Verdicts that hold since this head. A verdict that changes with the bound is emitted again."""
         effects: list[Effect] = []
         candidates = self._ledger.candidates
         self.told = {round: opinion for round, opinion in self.told.items() if round in candidates}
