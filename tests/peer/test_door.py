@@ -26,7 +26,7 @@ from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.swarm import CAPABILITIES, SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode
 from atoll.wire.messages.audits import ExhibitRequest
 from atoll.wire.messages.history import (
@@ -99,7 +99,15 @@ def test_no_refusal_ends_a_member(rule: QuorumRule):
 
 def joiner(swarm: VirtualSwarm) -> tuple[Peer, Seconds]:
     """It has the whole history from the first voter, a ticket that no vertex holds, and says its first join."""
-    lost = Peer(swarm.run_id, VirtualSigner(STRANGER), VirtualVerifier(), DesiredRole("trainer"), None, VOTERS[:1])
+    lost = Peer(
+        swarm.run_id,
+        VirtualSigner(STRANGER),
+        VirtualVerifier(),
+        DesiredRole("trainer"),
+        None,
+        VOTERS[:1],
+        verifiers=CAPABILITIES,
+    )
     for event in (Start({}), *(LinkUp(peer) for peer in VOTERS)):
         lost.handle(event, NOW)
     history = machine(swarm).history
@@ -126,7 +134,13 @@ def test_a_joiner_ends_once_more_voters_than_may_lie_refused_it_again_and_again(
 
 def test_before_genesis_only_the_dialed_peer_refuses():
     lost = Peer(
-        digest(b"run"), VirtualSigner(STRANGER), VirtualVerifier(), DesiredRole("trainer"), None, VOTERS[:1]
+        digest(b"run"),
+        VirtualSigner(STRANGER),
+        VirtualVerifier(),
+        DesiredRole("trainer"),
+        None,
+        VOTERS[:1],
+        verifiers=CAPABILITIES,
     )
     lost.handle(Start({}), NOW)
     told: list[JoinRejected] = []
@@ -141,7 +155,15 @@ def test_before_genesis_only_the_dialed_peer_refuses():
 def test_a_visitor_that_is_turned_away_later_ends():
     """It says no join: whatever it asks is its request, and its ticket may be revoked meanwhile."""
     swarm = swarm_of("majority")
-    lost = Peer(swarm.run_id, VirtualSigner(STRANGER), VirtualVerifier(), DesiredRole("visitor"), None, VOTERS[:1])
+    lost = Peer(
+        swarm.run_id,
+        VirtualSigner(STRANGER),
+        VirtualVerifier(),
+        DesiredRole("visitor"),
+        None,
+        VOTERS[:1],
+        verifiers=CAPABILITIES,
+    )
     for event in (Start({}), *(LinkUp(peer) for peer in VOTERS)):
         lost.handle(event, NOW)
     history = machine(swarm).history

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.base.ids import PeerId
 from atoll.crypto.digest import digest
-from atoll.verification.evidence_store import EXHIBITS_KEPT, EvidenceStore, StoredEvidence
+from atoll.peer.verify.evidence_store import EXHIBITS_KEPT, EvidenceStore, StoredEvidence
 
 
 def test_more_of_one_round_than_may_stay_take_no_turns_at_being_written_down():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest
 from atoll.base.machine import Effect, Emit, Send, Start, TaskFailed, TimerFired
 from atoll.features.archive.machine import ArchiveMachine, PieceJob
-from atoll.features.archive.policy import ErasureParams
+from atoll.features.archive.policy import ErasureParams, PlacementLedger
 from atoll.peer.events import StateLost
 from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.protocol.history import chain as dag
@@ -85,7 +85,7 @@ def test_who_starts_again_before_the_first_state_is_cut_lacks_nothing():
     given = {k: v for k, v in node.kept.items() if not k.startswith("vertex/") or int(k[7:]) > 12}
     again = node.make()
     again.handle(Start(given), 100.0)
-    assert again.pool is not None and not again.pool.ledger.book.lacks
+    assert again.pool is not None and not again.pool.ledgers.get(PlacementLedger).book.lacks
 
 
 def making(swarm: VirtualSwarm) -> tuple[ArchiveMachine, PieceJob]:

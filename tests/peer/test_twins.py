@@ -12,6 +12,7 @@ from atoll.base.machine import RunTask, Send
 from atoll.crypto.digest import digest
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs
+from atoll.peer.verify.interface import VerifierContext
 from atoll.verification.redundant_training.machine import RedundancyCheck
 from atoll.verification.redundant_training.policy import RedundancyCase
 from atoll.wire.messages.statements import Commitment
@@ -35,10 +36,11 @@ class Referee:
             RedundancyCase(1, PeerId(a), PeerId(b), (commit, commit), (ME,), digest(a.encode())) for a, b in pairs
         )
         self.cases = {case.key: case for case in made}
-        recent = SimpleNamespace(twins=SimpleNamespace(cases=self.cases, settled=()))
+        ledger = SimpleNamespace(cases=self.cases, settled=())
+        recent = SimpleNamespace(ledgers=SimpleNamespace(get=lambda kind: ledger))
         self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, VertexBody](), ids={})
         pool: Any = SimpleNamespace(recent=lambda: recent)
-        self.room = RedundancyCheck(ME, SETTINGS, self.history, pool)
+        self.room = RedundancyCheck(VerifierContext(ME, SETTINGS, self.history, pool))
         self.held: tuple[Digest, ...] = ()
 
     def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:
@@ -52,7 +54,7 @@ class Referee:
         )
         self.history.head, self.history.bodies[round] = round, body
         self.history.head_body = replace(body)
-        effects = self.room.grew(body, 10.0 * round) if round >= 2 else []
+        effects = self.room.on_vertex(body, 10.0 * round) if round >= 2 else []
         for effect in effects:
             if isinstance(effect, RunTask) and isinstance(effect.work, PinBlobs):
                 self.held = effect.work.blobs

@@ -19,7 +19,7 @@ from atoll.policy.plan import RoundSettings
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.verification.malformed_updates import machine
-from atoll.verification.malformed_updates.machine import TOLD_MAX
+from atoll.verification.malformed_updates.machine import TOLD_MAX, MalformedUpdates
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
 from atoll.verification.offline import VerdictHistory
 from atoll.verification.replay_audit.policy import AuditLedger
@@ -37,8 +37,9 @@ class Stand:
         self.swarm = VirtualSwarm(1, SwarmKnobs(4, run=settings))
         self.swarm.world.run(60.0, stop=lambda: min(self.swarm.heads()) >= 2)
         peer = self.swarm.world.nodes[ME].machine
-        assert peer is not None and peer.inspectors.unreadables is not None
-        self.peer, self.room, self.history = peer, peer.inspectors.unreadables, peer.known.history
+        assert peer is not None
+        self.room = peer.inspectors.find(MalformedUpdates)
+        self.peer, self.history = peer, peer.known.history
 
     def row(self, of: PeerId = EVE, round: int | None = None, by: PeerId | None = None) -> MalformedRowEvidence:
         """Of the round under way. `by`: who signed it in its name."""
@@ -86,8 +87,10 @@ def test_what_i_cannot_read_either_i_say_once_and_keep(stand: Stand):
     found = stand.finds(job, RowJudged("NaN", blob=BLOB))
     (accused,) = told(found, MemberAccused)
     assert accused.statement == Accusation(row.statement, None, BLOB) and shown_to(found) == []
-    assert [kept.exhibit for kept in stand.peer.inspectors.kept.kept] == [BLOB]
-    assert stand.asked(row, CID) == [] == stand.room.grew()  # whoever showed it tells the others
+    assert [kept.exhibit for kept in stand.peer.inspectors.evidence.kept] == [BLOB]
+    assert (
+        stand.asked(row, CID) == [] == stand.room.on_vertex(stand.history.head_body, 60.0)
+    )  # whoever showed it tells the others
 
 
 def test_who_shows_what_can_be_read_is_blamed_and_not_listened_to_again(stand: Stand):
@@ -151,7 +154,9 @@ def test_what_i_found_myself_is_shown_to_all_who_vote_and_again_to_those_who_do_
     assert shown_to(found) == [BOB, CID] and len(told(found, MemberAccused)) == 1
     word = StatementSigner(stand.swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(Accusation(statement))
     assert stand.room.pool.add(word, 60.0) is not None
-    assert [shown_to(stand.room.grew()) for _ in range(TOLD_MAX + 1)] == [[CID]] * TOLD_MAX + [[]]
+    assert [shown_to(stand.room.on_vertex(stand.history.head_body, 60.0)) for _ in range(TOLD_MAX + 1)] == [
+        [CID]
+    ] * TOLD_MAX + [[]]
 
 
 def test_what_is_too_large_to_be_shown_is_my_word_alone(stand: Stand):

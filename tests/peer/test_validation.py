@@ -26,6 +26,7 @@ from atoll.simulation.replay_audits import islands as audited_islands
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import VirtualState
+from atoll.verification.state_validation.machine import StateValidators
 from atoll.verification.state_validation.policy import ValidationLedger, ValidationRule
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import StatementSigner, signed_bytes
@@ -122,7 +123,7 @@ def test_one_broken_machine_among_those_who_trust_each_other_sends_nobody_back()
     swarm = swarm_of(3, bad=(), quorum="majority")
     swarm.world.nodes[CARL].island.losses = lambda state: (float("inf"),)
     reach(swarm, 14)
-    candidates = swarm.world.nodes[BOB].machine.pool.recent().validations.candidates.values()
+    candidates = swarm.world.nodes[BOB].machine.pool.recent().ledgers.get(ValidationLedger).candidates.values()
     assert returns(swarm) == [] and sum(c.opinion == "good" for c in candidates) > 8
 
 
@@ -281,7 +282,7 @@ def test_a_validator_that_cannot_look_says_nothing_and_goes_on():
 
     island.losses = fails
     reach(swarm, 12)
-    candidates = swarm.world.nodes[BOB].machine.pool.recent().validations.candidates.values()
+    candidates = swarm.world.nodes[BOB].machine.pool.recent().ledgers.get(ValidationLedger).candidates.values()
     assert all(ADA not in c.said for c in candidates) and sum(c.opinion == "good" for c in candidates) > 6
 
 
@@ -295,7 +296,7 @@ def test_no_job_and_no_word_where_the_run_does_not_ask_for_it():
         node.island.do = lambda w, does=does: (seen.append(w), does(w))[1]
     reach(swarm, 6)
     assert not any(isinstance(w, ValidateState | PinBlobs) for w in seen)
-    assert swarm.world.nodes[ADA].machine.inspectors.validators is None
+    assert swarm.world.nodes[ADA].machine.inspectors.find(StateValidators) is None
 
 
 # ---- offline -----------------------------------------------------------------------------------------------
@@ -384,11 +385,11 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
     """A job under another name, or an answer that is none, moves nothing."""
     swarm = swarm_of(bad=())
     reach(swarm, 3)
-    validators = swarm.world.nodes[ADA].machine.inspectors.validators
+    validators = swarm.world.nodes[ADA].machine.inspectors.find(StateValidators)
     before = validators.looking
-    assert validators.done(TaskDone("validate/hold", None)) == [] and validators.looking == before
-    assert validators.done(TaskDone("validate/999", ValidationLosses((1.0,)))) == []
-    assert not any(isinstance(e, RunTask) for e in validators.done(TaskDone("validate/999", None)))
+    assert validators.on_task_done(TaskDone("validate/hold", None), 0.0) == [] and validators.looking == before
+    assert validators.on_task_done(TaskDone("validate/999", ValidationLosses((1.0,))), 0.0) == []
+    assert not any(isinstance(e, RunTask) for e in validators.on_task_done(TaskDone("validate/999", None), 0.0))
 
 
 @cache

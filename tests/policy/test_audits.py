@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
 from atoll.crypto.digest import digest
-from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.ledger import LedgerSet
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
+from atoll.policy.membership_change import next_members
 from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, drawn_segment, voices_needed
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
@@ -239,7 +241,9 @@ def test_a_word_is_about_one_exhibit_and_stays_so():
 
 def judged(docket: AuditLedger, by: PeerId, report: AuditReport) -> str | None:
     body = body_of(9, {})
-    return admissible(VerifiedReport(by, report), body, RecentVertices({}, docket=docket), RUN, False, None)
+    return admissible(
+        VerifiedReport(by, report), body, RecentVertices({}, ledgers=LedgerSet([docket])), RUN, False, None
+    )
 
 
 @pytest.mark.parametrize("answers_after", [1, 3])

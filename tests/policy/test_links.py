@@ -20,7 +20,8 @@ from atoll.policy.links import (
     report,
     report_flaw,
 )
-from atoll.policy.membership import VerifiedReport, next_members
+from atoll.policy.membership import VerifiedReport
+from atoll.policy.membership_change import next_members
 from atoll.wire.messages.statements import Commitment, JoinRequest, LeaveReport
 from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 

@@ -12,10 +12,9 @@ from atoll.policy.membership import (
     VerifiedReport,
     admissible,
     changes_max,
-    next_members,
     suspicions_needed,
 )
-from atoll.verification.replay_audit.policy import AuditLedger
+from atoll.policy.membership_change import next_members
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
     Accusation,
@@ -127,7 +126,7 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].trains
 
     def judge(parent: VertexBody, by: str, word: ReadyReport, said_in: int = 5) -> str | None:
-        recent = RecentVertices({HEAD: STATE}, rounds={HEAD: said_in}, docket=AuditLedger(0.1, "two-thirds"))
+        recent = RecentVertices({HEAD: STATE}, rounds={HEAD: said_in}, audited=True)
         later = replace(parent, round=6 + RECENT)
         return admissible(VerifiedReport(PeerId(by), word), later, recent, RUN, open_to_all=True, wall_s=None)
 
@@ -147,7 +146,7 @@ def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_au
     gpu, parent = VerifiedReport(PeerId("b"), ReadyReport(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
 
     def judge(round: int, share: float) -> str | None:
-        recent = RecentVertices({HEAD: STATE}, docket=AuditLedger(share, "two-thirds"))
+        recent = RecentVertices({HEAD: STATE}, audited=bool(share))
         return admissible(gpu, replace(parent, round=round), recent, RUN, False, None)
 
     assert judge(RECENT, 0.1) is None

@@ -9,7 +9,9 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
 from atoll.crypto.digest import digest
-from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.ledger import LedgerSet
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
+from atoll.policy.membership_change import next_members
 from atoll.verification.replay_audit.policy import AuditLedger
 from atoll.verification.sum_check.policy import SumCheckCase, SumCheckTerms, drawn_blocks, openings_of
 from atoll.wire.codec import encode
@@ -102,7 +104,7 @@ def test_as_long_as_nobody_doubts_one_is_asked_and_nothing_is_said():
     assert opening.asked(7) == opening.order[:1] and opening.outcome == "open"
     assert opening.asked(7 + AUDIT_TURN) == ()
     said = AuditReport(7, opening.peer, "accepted", opening.number)
-    assert "nobody doubts" in (docket.why_not(opening.order[0], said) or "")
+    assert "nobody doubts" in (docket.problem(opening.order[0], said) or "")
 
 
 @pytest.mark.parametrize("finding", ["mismatch", "withheld"])
@@ -111,13 +113,13 @@ def test_when_one_doubts_all_others_are_asked_for_the_same_blocks(finding: Findi
     ada, bob, cid, *rest = opening.order
     docket = docket_of((found(opening, ada, finding),))
     assert first_of(docket).asked(8) == (bob, cid, *rest)
-    assert docket.why_not(bob, AuditReport(7, opening.peer, "accepted", opening.number)) is None
+    assert docket.problem(bob, AuditReport(7, opening.peer, "accepted", opening.number)) is None
     docket = docket_of((found(opening, ada, finding),), (found(opening, bob, "accepted"),))
     assert first_of(docket).asked(9) == (cid, *rest)
     both = found(opening, bob, "accepted"), found(opening, cid, "accepted")
     docket = docket_of((found(opening, ada, finding),), both)
     assert first_of(docket).asked(9) == () and first_of(docket).outcome == "accepted"
-    assert "over" in (docket.why_not(rest[0], AuditReport(7, opening.peer, "mismatch", opening.number)) or "")
+    assert "over" in (docket.problem(rest[0], AuditReport(7, opening.peer, "mismatch", opening.number)) or "")
 
 
 def test_only_who_was_drawn_may_speak_and_only_of_what_was_drawn():
@@ -125,8 +127,8 @@ def test_only_who_was_drawn_may_speak_and_only_of_what_was_drawn():
     opening = first_of(docket)
     outsider = next(p for p in NAMES if p not in opening.order)
     for by, number in ((outsider, opening.number), (opening.peer, opening.number), (opening.order[0], 999)):
-        assert docket.why_not(by, AuditReport(7, opening.peer, "mismatch", number))
-    assert docket.why_not(opening.order[0], AuditReport(7, opening.peer, "mismatch"))  # there is no such replay
+        assert docket.problem(by, AuditReport(7, opening.peer, "mismatch", number))
+    assert docket.problem(opening.order[0], AuditReport(7, opening.peer, "mismatch"))  # there is no such replay
 
 
 def test_old_openings_are_forgotten():
@@ -141,7 +143,7 @@ def standing_after(*findings: tuple[int, Finding]) -> str:
     reports = []
     for place, finding in findings:
         report = VerifiedReport(opening.order[place], AuditReport(7, opening.peer, finding, opening.number))
-        assert admissible(report, parent, RecentVertices({}, docket=docket), RUN, True, None) is None
+        assert admissible(report, parent, RecentVertices({}, ledgers=LedgerSet([docket])), RUN, True, None) is None
         reports.append(report)
     members, _ = next_members(parent, {}, set(), reports, "two-thirds", True)
     return next(m.standing for m in members if m.peer == opening.peer)

@@ -168,7 +168,7 @@ def test_only_the_holder_speaks_of_its_piece_once_and_in_the_agreed_names():
     chain = Chain().grow(rounds=5)
     by, word = chain.words()[0]
     other = next(p for p in PEERS if p not in chain.entry.holders)
-    why = chain.ledger.why_not
+    why = chain.ledger.problem
     assert why(by, word) is None
     assert why(other, word) and why(by, replace(word, round=3)) and why(by, replace(word, index=4))
     assert why(by, replace(word, index=-1)) and why(by, replace(word, pieces=TRUE.pieces[:3]))
@@ -179,7 +179,7 @@ def test_only_the_holder_speaks_of_its_piece_once_and_in_the_agreed_names():
     chain.stands(by, "expelled").grow()
     (new, again), *_ = chain.words()
     assert why(new, again) is None and why(new, replace(again, size_bytes=999)) is not None
-    assert PlacementLedger(None).why_not(by, word) is not None
+    assert PlacementLedger(None).problem(by, word) is not None
 
 
 def test_a_book_that_was_written_down_goes_on_where_it_was():
@@ -196,12 +196,12 @@ def test_a_book_that_was_written_down_goes_on_where_it_was():
     assert later.book == chain.ledger.book and not later.book.lacks
     blank = PlacementLedger(CODED)
     blank.follow(max(chain.bodies), chain.ids, {r: b for r, b in chain.bodies.items() if r >= 9})
-    assert blank.book.lacks and blank.why_not(*chain.words()[0]) is None  # no judge of what it cannot know
+    assert blank.book.lacks and blank.problem(*chain.words()[0]) is None  # no judge of what it cannot know
     assert blank.unknown(*chain.words()[0]), "and nobody who would propose it"
     again = PlacementLedger(
         CODED, book=msgspec.msgpack.decode(msgspec.msgpack.encode(blank.book), type=PlacementBook)
     )
-    assert again.why_not(*chain.words()[0]) is None, "nor after a restart"
+    assert again.problem(*chain.words()[0]) is None, "nor after a restart"
 
 
 def test_only_the_newest_64_states_are_followed():
@@ -255,7 +255,7 @@ def test_a_word_of_an_earlier_time_as_its_holder_is_worth_nothing():
     assert other != holder
     chain.grow((other, word)).stands(holder, "member").stands(other, "expelled").grow()
     assert chain.entry.holders[2] == holder and chain.entry.keeps(other, 2)
-    assert chain.ledger.why_not(holder, old) == "is of an earlier time that it held this piece"
+    assert chain.ledger.problem(holder, old) == "is of an earlier time that it held this piece"
     chain.grow((holder, old))
     assert chain.entry.said[2] is None and chain.entry.keeps(other, 2)
     chain.grow(chain.words()[2])

@@ -29,7 +29,8 @@ from atoll.crypto.signer import VoteKind
 from atoll.peer.round.topology_choice import parts_planned
 from atoll.peer.settings import RunSettings
 from atoll.policy.links import REPORT_BYTES_MAX
-from atoll.policy.membership import FULL, RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.membership import FULL, RecentVertices, VerifiedReport, admissible
+from atoll.policy.membership_change import next_members
 from atoll.policy.signing import ED25519, SigningPolicy
 from atoll.policy.vertex_capacity import members_most, name_bytes, room_taken
 from atoll.wire.codec import encode
@@ -74,7 +75,7 @@ def admitted(
     parent: VertexBody, reports: list[VerifiedReport], parts: int, signing: SigningPolicy = ED25519
 ) -> VertexBody:
     members, tickets = next_members(
-        parent, {}, set(), reports, "majority", True, parts, trainers_most=PEERS_MAX, signing=signing
+        parent, {}, set(), reports, "majority", True, parts=parts, trainers_most=PEERS_MAX, signing=signing
     )
     return replace(parent, members=members, tickets=tickets)
 
@@ -82,7 +83,7 @@ def admitted(
 def refusal(
     parent: VertexBody, reported: VerifiedReport, parts: int, signing: SigningPolicy = ED25519
 ) -> str | None:
-    return admissible(reported, parent, RECENTLY, RUN, True, None, parts, signing)
+    return admissible(reported, parent, RECENTLY, RUN, True, None, parts=parts, signing=signing)
 
 
 def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25519) -> VertexBody:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from atoll.base.fair_draw import CREDIT_MAX, TURN, draw_sample
 from atoll.base.ids import Digest, PeerId
-from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
+from atoll.policy.membership_change import next_members
 from atoll.policy.participation import ParticipationPolicy, group_of, named, next_credits
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.wire.codec import encode

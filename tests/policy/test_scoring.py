@@ -8,6 +8,7 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
 from atoll.policy.duplicate_updates import alike_in
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, moved
 from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of, scorers_drawn
@@ -102,7 +103,7 @@ def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
     scorers = story.scores.cases[0, ADA].scorers
     (other,) = set(PEERS) - set(scorers) - {ADA}
     story.goes_on(word(scorers[0], 0, TAUGHT), word(other, 0, HOLLOW))
-    why = story.scores.why_not
+    why = story.scores.problem
     assert why(scorers[1], ScoreReport(0, ADA, TAUGHT)) is None and why(scorers[1], ScoreReport(0, ADA, ())) is None
     assert why(scorers[0], ScoreReport(0, ADA, HOLLOW)) == "was said already"
     assert why(other, ScoreReport(0, ADA, TAUGHT)) == "is not by one who was drawn"
@@ -110,7 +111,7 @@ def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
     for junk in ((1,), (1, 2), (1, 2, -3), (FALL_MOST + 1, 0, 0), (0, 0, 0, 0)):
         assert why(scorers[1], ScoreReport(0, ADA, junk)) == "holds falls that are none"
     said = VerifiedReport(scorers[1], ScoreReport(0, ADA, TAUGHT))
-    told = admissible(said, story.bodies[1], RecentVertices({}, scores=story.scores), RUN, True, None)
+    told = admissible(said, story.bodies[1], RecentVertices({}, ledgers=LedgerSet([story.scores])), RUN, True, None)
     assert told is None and admissible(said, story.bodies[1], RecentVertices({}), RUN, True, None) is not None
 
 
@@ -141,7 +142,7 @@ def test_a_lost_vertex_is_taken_at_its_word_as_long_as_it_may_matter():
     story = Story()
     story.goes_on()
     story.scores.lose(1)
-    assert story.scores.why_not(PEERS[1], ScoreReport(0, ADA, TAUGHT)) is None
+    assert story.scores.problem(PEERS[1], ScoreReport(0, ADA, TAUGHT)) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.reputation import FLOOR, moved
 from atoll.verification.redundant_training.policy import (
@@ -152,14 +153,14 @@ def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
     case = story.twins.cases[key]
     (mine,) = story.words(key, (NEAR, NEAR))
     story.goes_on(mine)
-    assert story.twins.why_not(case.referees[0], RedundancyReport(*key, (FAR, FAR))) == "was said already"
-    assert "not by one who was drawn" in (story.twins.why_not(case.guest, RedundancyReport(*key, (0, 0))) or "")
+    assert story.twins.problem(case.referees[0], RedundancyReport(*key, (FAR, FAR))) == "was said already"
+    assert "not by one who was drawn" in (story.twins.problem(case.guest, RedundancyReport(*key, (0, 0))) or "")
     assert "distances that are none" in (
-        story.twins.why_not(case.referees[1], RedundancyReport(*key, (-1, 0))) or ""
+        story.twins.problem(case.referees[1], RedundancyReport(*key, (-1, 0))) or ""
     )
     report = VerifiedReport(case.referees[1], RedundancyReport(*key, (0, 0)))
     head = story.bodies[story.round - 1]
-    assert admissible(report, head, RecentVertices({}, twins=story.twins), RUN, True, None) is None
+    assert admissible(report, head, RecentVertices({}, ledgers=LedgerSet([story.twins])), RUN, True, None) is None
     assert admissible(report, head, RecentVertices({}), RUN, True, None) is not None
 
 

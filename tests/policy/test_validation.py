@@ -10,6 +10,7 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.digest import digest
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.verification.state_validation.policy import (
     ALL,
@@ -81,12 +82,12 @@ class Story:
             self.goes_on(*self.words(self.round - 1, *[loss] * 5))
 
     def demands(self) -> int | None:
-        found = self.validations.demanded()
+        found = self.validations.demanded(self.validations.head)
         return None if found is None else found.round
 
     def returns(self) -> None:
         """The next vertex does what is demanded."""
-        amend = self.validations.demanded()
+        amend = self.validations.demanded(self.validations.head)
         assert amend is not None
         self.trained = amend.trained
         self.goes_on(SignedStatement(self.peers[0], encode(amend), b""))
@@ -123,7 +124,9 @@ def test_a_state_that_enough_find_bad_is_left_for_the_newest_good_one():
     story.plays(5)
     story.goes_on(*story.words(4, *[3 * NAT] * 5))
     assert story.validations.candidates[4].opinion == "bad"
-    assert story.validations.demanded() == RollbackOrder(id_of(5), 3, id_of(3), state_of(3), 4, b"")
+    assert story.validations.demanded(story.validations.head) == RollbackOrder(
+        id_of(5), 3, id_of(3), state_of(3), 4, b""
+    )
     story.returns()
     assert story.demands() is None and max(story.validations.candidates) == 3
     story.goes_on()
@@ -291,7 +294,10 @@ def test_who_comes_late_reads_the_same_out_of_the_window(after: int):
     fresh = ValidationLedger(ValidationRule(), "two-thirds")
     fresh.follow(story.round - 1, story.ids, story.bodies)
     assert fresh.candidates == story.validations.candidates and fresh.returns == story.validations.returns
-    assert fresh.demanded() == story.validations.demanded() and len(fresh.candidates) <= VALIDATION_ROUNDS
+    assert (
+        fresh.demanded(fresh.head) == story.validations.demanded(story.validations.head)
+        and len(fresh.candidates) <= VALIDATION_ROUNDS
+    )
 
 
 def test_only_what_trained_is_looked_at_and_only_every_so_many_rounds():
@@ -299,7 +305,7 @@ def test_only_what_trained_is_looked_at_and_only_every_so_many_rounds():
     for _ in range(16):
         story.goes_on()
     assert list(story.validations.candidates) == [-1, 3, 7, 11, 15]
-    assert ValidationLedger(None, "majority").demanded() is None
+    assert ValidationLedger(None, "majority").demanded(-2) is None
 
 
 def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_state_that_was_agreed():
@@ -309,7 +315,7 @@ def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_stat
     other = next(p for p in PEERS if p not in drawn)
 
     def why(by: PeerId, said: ValidationReport) -> str | None:
-        recent = RecentVertices({}, validations=story.validations)
+        recent = RecentVertices({}, ledgers=LedgerSet([story.validations]))
         return admissible(VerifiedReport(by, said), story.bodies[story.round - 1], recent, RUN, False, None)
 
     said = ValidationReport(1, state_of(1), (HONEST,))

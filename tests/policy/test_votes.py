@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.settings import RunSettings, encode_settings
-from atoll.policy.membership import RecentVertices, VerifiedReport, admissible, next_members
+from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
+from atoll.policy.membership_change import next_members
 from atoll.policy.votes import VoteTerms, next_votes
 from atoll.wire.messages.statements import JoinRequest, LeaveReport, ReadyReport, TicketInvite
 from atoll.wire.messages.vertex import Member, RoundMetrics, TicketUse, VertexBody

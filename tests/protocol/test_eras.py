@@ -38,7 +38,7 @@ from atoll.runtime.storage.store import PeerStore, stored
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.signatures import RealKeys, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.swarm import CAPABILITIES, SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import (
@@ -61,8 +61,8 @@ def swarm_of(
     knobs = SwarmKnobs(peers=peers)
     knobs.run = replace(knobs.run, era_rounds=EVERY, recovery=peer_name(0).encode())
 
-    def without_keys(run, signer, keys, wish, genesis, bootstrap):
-        return Peer(run, signer, keys.verifier, wish, genesis, bootstrap)
+    def without_keys(run, signer, keys, wish, genesis, bootstrap, verifiers=CAPABILITIES):
+        return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES)
 
     return VirtualSwarm(seed, knobs, dict.fromkeys(mute, without_keys), keys)
 
@@ -498,7 +498,15 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.history is not None
     history, run, keys = member.history, swarm.run_id, swarm.keys
-    fooled = Peer(run, keys.signer(8, run), keys.verifier, DesiredRole(), history.genesis, (peer_name(0),))
+    fooled = Peer(
+        run,
+        keys.signer(8, run),
+        keys.verifier,
+        DesiredRole(),
+        history.genesis,
+        (peer_name(0),),
+        verifiers=CAPABILITIES,
+    )
     fooled.handle(Start({}), 0.0)
     fooled.handle(Received(peer_name(1), VerticesResponse(history.since(0, 1 << 22), history.head)), 0.5)
     assert fooled.eras is not None
@@ -526,7 +534,15 @@ def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.history is not None
     history, run, keys = member.history, swarm.run_id, swarm.keys
-    stranger = Peer(run, keys.signer(8, run), keys.verifier, DesiredRole(), history.genesis, (peer_name(0),))
+    stranger = Peer(
+        run,
+        keys.signer(8, run),
+        keys.verifier,
+        DesiredRole(),
+        history.genesis,
+        (peer_name(0),),
+        verifiers=CAPABILITIES,
+    )
     stranger.handle(Start({}), 0.0)
     past = VerticesResponse(history.since(0, 1 << 22), history.head)
     sent: list[object] = []

@@ -24,7 +24,7 @@ from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 from atoll.verification import case
 from atoll.verification.replay_audit import policy
-from atoll.verification.replay_audit.machine import LAID
+from atoll.verification.replay_audit.machine import LAID, ReplayAudits
 from atoll.verification.sum_check import policy as draws
 from atoll.verification.sum_check import tasks as work
 from atoll.verification.sum_check.policy import SumCheckTerms
@@ -322,7 +322,7 @@ def test_who_starts_again_still_says_where_the_openings_lie_that_it_laid_out(
 
     def shown(round: int) -> dict[int, tuple[tuple[PeerId, ...], Digest | None]]:
         """By the number of each opening of what it answered: who may ask for it, and where it lies."""
-        mine = node.machine.inspectors.audits
+        mine = node.machine.inspectors.find(ReplayAudits)
         cases = (case for key, case in mine.docket.cases.items() if key[:2] == (round, owner))
         return {case.number: (case.order, mine.exhibits.get(case.key)) for case in cases}
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact, Send
-from atoll.features.archive.policy import ErasureParams
+from atoll.features.archive.policy import ErasureParams, PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.events import PieceKept, StateLost, StateRebuilt
 from atoll.peer.peer import Peer
@@ -59,7 +59,7 @@ class Placed:
     def ledger(self, peer: PeerId):
         machine = self.world.nodes[peer].machine
         assert machine is not None and machine.pool is not None
-        return machine.pool.ledger
+        return machine.pool.ledgers.get(PlacementLedger)
 
     def told(self, kind: type[Fact]) -> list:
         return [fact for _, fact in self.facts if isinstance(fact, kind)]

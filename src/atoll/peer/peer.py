@@ -86,6 +86,8 @@ from atoll.peer.sync.part_cache import RecentPartCache
 from atoll.peer.sync.state_sync import StateSync
 from atoll.peer.sync.vertex_sync import VertexSync
 from atoll.peer.tasks import StateRestored
+from atoll.peer.verify.interface import Verifier
+from atoll.peer.verify.registry import VerifierRegistry, ledgers_of
 from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.policy.links import TransferRates, report
 from atoll.policy.membership import only_counts, suspicions_needed
@@ -93,7 +95,6 @@ from atoll.protocol.history.chain import VertexChain, genesis_digest
 from atoll.protocol.history.era_signatures import EraChain
 from atoll.protocol.membership.failure_detector import FailureDetector, PeerReturned, PeerSuspected
 from atoll.protocol.transfer.download import BlobFetched, BlobServer, FetchFailed
-from atoll.verification.registry import VerifierRegistry
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
@@ -141,6 +142,8 @@ class Peer:
         genesis: Vertex | None = None,
         bootstrap: Sequence[PeerId] = (),
         vouch: IdentitySigner | None = None,
+        *,
+        verifiers: Sequence[Verifier],
     ) -> None:
         self.notary = StatementSigner(run, signer, verifier)
         self.me, self.run, self.wish = signer.peer, run, wish
@@ -170,7 +173,7 @@ class Peer:
         self.words = ReportBroadcaster(
             self.notary, lambda: self.known, self.heartbeat, self._writers, self._pool_report
         )
-        self.inspectors = VerifierRegistry(self.me)
+        self.inspectors = VerifierRegistry(self.me, verifiers)
         self.over = self.leaving = False
 
     # ---- the table of contents -----------------------------------------------------------------------------
@@ -220,6 +223,8 @@ class Peer:
         """Pass a finished job to its component, named by the job's prefix."""
         job, result = event.job, event.result if isinstance(event, TaskDone) else None
         match job.partition("/")[0]:
+            case name if name in self.inspectors.names:
+                return self._from_inspectors(self.inspectors.on_task_done(event, now), now)
             case "restore":
                 return self._restored(result if isinstance(result, StateRestored) else None, now)
             case "history":
@@ -228,8 +233,6 @@ class Peer:
                 return self.known.eras.read(job, result) if self.known.eras is not None else []
             case "earlier":
                 return self._earlier_answered(job, result, now)
-            case "audit" | "score" | "twins" | "validate" | "unreadable":
-                return self._from_inspectors(self.inspectors.done(event, now), now)
             case "pieces":
                 return self.downloads.made(event, now)
             case "rows":
@@ -297,11 +300,11 @@ class Peer:
             case ManifestResponse() | ChunkResponse():
                 return self._to_fetch(event, now)
             case ExhibitRequest():
-                return self.inspectors.give(sender, message)
+                return self.inspectors.serve(sender, message)
             case ExhibitResponse():
                 return self._fetch_exhibit(sender, message, now)
             case MalformedRowShown():
-                return self._from_inspectors(self.inspectors.shown_unreadable(sender, message), now)
+                return self._from_inspectors(self.inspectors.on_malformed_row(sender, message), now)
             case PreferenceRequest() | PreferenceResponse():
                 return self.known.sides.hear(event, now)
             case _:
@@ -408,11 +411,12 @@ class Peer:
         self.genesis, self.settings = vertex, settings_of_run(decode_body(vertex.body))
         self.admission.knows_genesis()
         s, gone = self.settings.round, self.heartbeat.gone
+        ledgers = ledgers_of(self.inspectors.verifiers, self.settings)
         self._known = known = RunView(
-            vertex, self.settings, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
+            vertex, ledgers, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
         )
         self.news.history, self.news.eras = known.history, known.eras
-        self.inspectors.appoint(self.settings, known.history, known.pool)
+        self.inspectors.start(self.settings, known.history, known.pool)
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         return [
             Persist("genesis", encode(vertex)),
@@ -466,7 +470,7 @@ class Peer:
             self.round.update.passes = WHY
         elif self.round.trains and ground.trust.audited and self.wish.unaudited and self.me not in ground.unaudited:
             self.round.update.passes = UNTOLD
-        looks = self._from_inspectors(self.inspectors.holds(self.at), now) + self._seek_demanded()
+        looks = self._from_inspectors(self.inspectors.on_state(self.at), now) + self._seek_demanded()
         effects = looks + self._say_resting(now) + self._to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
@@ -523,7 +527,7 @@ class Peer:
         effects = self._tell_who_comes_or_goes(closed) + self._learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
             mine = self.round.answers
-            effects += self.inspectors.closed(closed.body, mine.made, mine.seconded, mine.made_again)
+            effects += self.inspectors.on_round_closed(closed.body, mine)
             effects += self.kept_rows.closed(closed.body.round, mine.rows)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
@@ -658,7 +662,7 @@ class Peer:
         if not isinstance(grown, HistoryExtended):
             return grown
         self.downloads.settle()
-        looks = self._from_inspectors(self.inspectors.grew(grown.body, now), now) + self._seek_demanded()
+        looks = self._from_inspectors(self.inspectors.on_vertex(grown.body, now), now) + self._seek_demanded()
         changed = grown.change
         out = [self._fact(expelled(self.me))] if self._is_out and not was_out else []
         follows = [self._fact(changed), *self._follow_members(now)] if changed else []
@@ -722,7 +726,7 @@ class Peer:
     def _to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
         out = self.downloads.handle(event, self._is_quiet, now)
         ended = [e.fact for e in out if isinstance(e, Emit) and isinstance(e.fact, BlobFetched | FetchFailed)]
-        out += self._from_inspectors([e for fact in ended for e in self.inspectors.fetched(fact)], now)
+        out += self._from_inspectors([e for fact in ended for e in self.inspectors.on_download(fact)], now)
         return out + self.regain.handle(event, self.known.history, now)
 
     def _fetch_exhibit(self, sender: PeerId, told: ExhibitResponse, now: Seconds) -> list[Effect]:
@@ -730,7 +734,7 @@ class Peer:
         if state is not None and state.blob == told.blob:
             return []
         wanted = self.downloads.wanted
-        fetch, effects = self.inspectors.point(sender, told, wanted, now)
+        fetch, effects = self.inspectors.on_exhibit(sender, told, wanted, now)
         if fetch is not None:
             wanted[fetch.blob] = fetch
         return effects
@@ -786,7 +790,7 @@ class Peer:
             case LeaveReport():
                 self.heartbeat.refused.add(by)
             case AuditReport():
-                effects += self._from_inspectors(self.inspectors.heard(by, statement, now), now)
+                effects += self._from_inspectors(self.inspectors.on_report(by, statement, now), now)
             case RollbackOrder(state=state):
                 effects += self.downloads.earlier.find(state)
             case _:
@@ -818,12 +822,12 @@ class Peer:
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            word = self.inspectors.word_of(effect) if not self.leaving else None
+            word = self.inspectors.report_of(effect) if not self.leaving else None
             if isinstance(word, Accusation | OwnerComplaint):
                 out += self.words.accuse(word, now)
             elif word is not None:
                 out += self.words.tell(word, now)
-        for blob, drop in self.inspectors.given_up().items():
+        for blob, drop in self.inspectors.abandoned().items():
             if (given_up := self.downloads.give_up(blob)) is not None:
                 out += [*given_up, drop]
         return out
@@ -852,7 +856,7 @@ class Peer:
         if not self.regain.busy and self.round is None and not self.over:
             effects += self._catch_up(now) if self.at >= -1 else self.regain.begin(known.history, "trying again")
         effects += known.eras.ask(self._within_reach(), now) if known.eras is not None else []
-        effects += self.inspectors.ask_again() + self.kept_rows.ask_again()
+        effects += self.inspectors.retransmit() + self.kept_rows.ask_again()
         effects += self._tend_pieces(now)
         effects += self.words.again(now)
         if self.wish.role != "visitor":

@@ -28,13 +28,14 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.membership.roster import MemberRoster, change_of, identities_in
 from atoll.peer.round.context import RoundContext, ground_after
-from atoll.peer.settings import RunSettings
+from atoll.peer.settings import settings_of_run
 from atoll.peer.sync.history_repair import HistoryRepair
+from atoll.policy.ledger import LedgerSet
 from atoll.protocol.agreement.interface import ConsensusEngine, open_door
 from atoll.protocol.agreement.voter import Electorate
 from atoll.protocol.history.chain import VertexChain, newest_hole
 from atoll.protocol.history.era_signatures import EraChain
-from atoll.wire.codec import decode_vertex, encode
+from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import EraSignatures, VerticesRequest
 from atoll.wire.messages.vertex import Vertex, VertexBody
@@ -54,7 +55,7 @@ class RunView:
     def __init__(
         self,
         genesis: Vertex,
-        settings: RunSettings,
+        ledgers: LedgerSet,
         notary: StatementSigner,
         wish: DesiredRole,
         vouch: IdentitySigner | None,
@@ -62,10 +63,11 @@ class RunView:
         identities: dict[PeerId, bytes],
         gone: Callable[[PeerId], bool],
     ) -> None:
-        self.settings, self.notary, self.identities, self.gone = settings, notary, identities, gone
+        self.settings = settings = settings_of_run(decode_body(genesis.body))
+        self.notary, self.identities, self.gone = notary, identities, gone
         self.history = history = VertexChain(genesis, notary, self._voters_of, settings.recovery)
         self.roster = MemberRoster(notary.me, history, wish.role == "client")
-        self.pool = ReportPool(notary, history, settings)
+        self.pool = ReportPool(notary, history, settings, ledgers)
         self.branches, self.sides = ForkDetector(history), BranchPolls(notary.me, history, linked)
         self.eras: EraChain | None = None  # None if the run has no eras
         if every := settings.era_rounds:
@@ -73,7 +75,7 @@ class RunView:
             self.eras = EraChain(history, every, self._rounds_after, notary.verifier, vouch, demands)
         self.pieces: ArchiveMachine | None = None  # None if older states are stored whole
         if coded := settings.kept_coded:
-            self.pieces = ArchiveMachine(notary.me, coded, history, self.pool.ledger, self.unheard)
+            self.pieces = ArchiveMachine(notary.me, coded, history, ledgers, self.unheard)
         for m in history.head_body.members:
             if settings.recovery and digest(settings.recovery) == m.identity:
                 identities[m.peer] = settings.recovery

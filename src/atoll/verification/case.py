@@ -1,6 +1,7 @@
-"""What all audits have in common: one member is looked at, others say in signed reports what they found.
+"""A case: one member is checked, and the members that were drawn for it report their findings.
 
-A finding counts when so many members have it that one of them is honest. Never asks anybody.
+A finding counts if so many members share it that at least one of them is honest.
+Not responsible for: sending requests.
 """
 
 from __future__ import annotations
@@ -11,38 +12,29 @@ from collections.abc import Mapping
 from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId
-from atoll.policy.plan import QuorumRule
+from atoll.policy.findings import AGAINST, REFUTING
 from atoll.wire.messages.statements import AuditReport, Finding
 
-__all__ = ["AGAINST", "CHANCES", "NOTHING", "REFUTING", "QuorumRule", "VerificationCase", "voices_needed"]
-
 CHANCES = 2**32
-AGAINST: frozenset[Finding] = frozenset({"mismatch", "wrong", "withheld"})
-REFUTING: frozenset[Finding] = frozenset({"mismatch", "wrong"})  # silence proves less: a crash loses the record
 NOTHING: Mapping[PeerId, Finding] = {}
 
 
-def voices_needed(voters: int, rule: QuorumRule) -> int:
-    """Auditors that refute a member: more than may lie, and two at least, since one may be wrong."""
-    return max(2, (voters - 1) // 3 + 1 if rule == "two-thirds" else 0)
-
-
 class VerificationCase(ABC):
-    """One of them. Subclasses say whose turn it is."""
+    """One audit or one opening; subclasses decide which auditors have their turn."""
 
     round: int
-    peer: PeerId  # who is looked at
-    order: tuple[PeerId, ...]  # of those who may be asked, as drawn
-    needed: int  # against it, to refute it
-    said: dict[PeerId, tuple[int, Finding]]  # in the vertex of which round, what
-    judged: dict[PeerId, Digest]  # which blob, by those who named one
+    peer: PeerId  # the checked member
+    order: tuple[PeerId, ...]  # auditors, as drawn
+    needed: int  # findings against it that refute it
+    said: dict[PeerId, tuple[int, Finding]]  # auditor → round of the vertex, finding
+    judged: dict[PeerId, Digest]  # auditor → blob that it judged, if it named one
 
     @abstractmethod
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
-        """Who is to look, as of this round's vertex; `ahead`: and once the next one holds these words, too."""
+        """Auditors whose turn it is after this round's vertex, as if the next vertex held the findings `ahead`."""
 
     def hear(self, by: PeerId, word: AuditReport, round: int) -> None:
-        """The vertex of this round holds it. The first word of an auditor counts."""
+        """Take in a report from this round's vertex; the first report of an auditor counts."""
         if by in self.said:
             return
         self.said[by] = round, word.finding
@@ -50,12 +42,12 @@ class VerificationCase(ABC):
             self.judged[by] = word.exhibit
 
     def repeats(self, by: PeerId, word: AuditReport) -> bool:
-        """It is what this auditor said before, of the very same blob."""
+        """Whether this auditor reported the same finding of the same blob before."""
         before = self.said.get(by)
         return before is not None and before[1] == word.finding and self.judged.get(by, UNSET) == word.exhibit
 
     def with_words(self, head: int, ahead: Mapping[PeerId, Finding]) -> dict[PeerId, tuple[int, Finding]]:
-        """What was said, and what will be."""
+        """Findings in vertices, and those that the next vertex would add."""
         words: dict[PeerId, tuple[int, Finding]] = {peer: (head + 1, finding) for peer, finding in ahead.items()}
         return words | self.said
 
@@ -65,7 +57,7 @@ class VerificationCase(ABC):
 
     @property
     def outcome(self) -> str:
-        """In one word for people: accepted, refuted, withheld, disputed, open."""
+        """One word for people: accepted, refuted, withheld, disputed or open."""
         findings = [finding for _, finding in self.said.values()]
         against = self.against
         if sum(f in REFUTING for f in findings) >= self.needed:

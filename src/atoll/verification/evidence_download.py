@@ -1,8 +1,11 @@
-"""What others lay out for me to look at, on its way here: exhibits of audits and openings, updates to be scored.
+"""Downloads of evidence: exhibits of audits and openings, and updates to score or compare.
 
-Whoever is to be looked at says by which name its exhibit lies there; it is fetched from it like any blob.
-Promises: a blob that somebody else named first is asked of this one, too, since the other may not have it; what a
-failed download left behind is dropped, and it is tried TRIES_MAX times. Never judges, never looks at what came.
+The checked member names the blob of its exhibit, and the checker fetches it like any blob.
+
+Invariants:
+- If two members name one blob, both are sources: the first may not have it.
+- The remains of a failed download are dropped. A download is tried TRIES_MAX times.
+Not responsible for: judging, reading what arrived.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from atoll.base.machine import Effect, RunTask, Start
 from atoll.protocol.transfer.download import BlobDownload
 from atoll.protocol.transfer.tasks import DropBlob
 
-TRIES_MAX = 3  # downloads of one exhibit that failed: who sends wrong bytes shall not waste more of my link
+TRIES_MAX = 3  # failed downloads of one exhibit: a member that sends wrong bytes must not waste more of the link
 
 
 class EvidenceRequest(Protocol):
-    """Something that is mine to look at."""
+    """An exhibit that the local peer must check."""
 
-    blob: Digest | None  # what I was pointed at; asked again while it is None
+    blob: Digest | None  # name of the exhibit; requested again while None
     tries: int
 
 
 class EvidenceDownloads:
     def __init__(self, job: str) -> None:
-        """`job`: what names of jobs begin with, without the slash."""
+        """`job`: prefix of task names, without the slash."""
         self.job = job
         self.fetching: set[Digest] = set()
 
@@ -40,7 +43,7 @@ class EvidenceDownloads:
         under_way: Mapping[Digest, BlobDownload],
         now: Seconds,
     ) -> tuple[BlobDownload | None, list[Effect]]:
-        """`sender` says that it lies there. A download that begins, or one source more of one under way."""
+        """The sender holds the blob: start a download, or add a source to one that is `under_way`."""
         if (other := under_way.get(blob)) is not None:
             return None, other.offer([sender], now)
         turn.blob = blob
@@ -49,23 +52,23 @@ class EvidenceDownloads:
         return fetch, fetch.handle(Start({}), now)
 
     def given_up(self, wanted: Iterable[Digest | None]) -> list[Digest]:
-        """Downloads that are none of `wanted` any more."""
+        """Downloads that are no longer among `wanted`."""
         over = sorted(self.fetching.difference(wanted))
         self.fetching.difference_update(over)
         return over
 
     def ended(self, blob: Digest) -> bool:
-        """Whether this download, which is over, was one of mine."""
+        """Whether this ended download belongs here; it is forgotten."""
         mine = blob in self.fetching
         self.fetching.discard(blob)
         return mine
 
     def drop(self, blob: Digest) -> Effect:
-        """What came of a failed download is of no use to anybody."""
+        """Drop the chunks of a failed download."""
         return RunTask(f"{self.job}/drop/{blob.hex()}", DropBlob(blob))
 
 
 def tried(turn: EvidenceRequest) -> bool:
-    """Its download failed: it is asked for again, since a restart or a link may have broken it. True: no more."""
+    """Count a failed download, which a restart or a link may have broken. True if there is no further try."""
     turn.blob, turn.tries = None, turn.tries + 1
     return turn.tries >= TRIES_MAX

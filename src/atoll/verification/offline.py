@@ -25,9 +25,9 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import tag_of
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeOpening, JudgeReplay, JudgeRow
+from atoll.policy.findings import AGAINST
 from atoll.policy.membership import VerifiedReport, convicted, suspicions_needed
 from atoll.protocol.history.chain import VertexChain
-from atoll.verification.case import AGAINST
 from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, Key, key_of
 from atoll.verification.sum_check.policy import SumCheckCase
 from atoll.verification.task_builder import keys_of, row_work, work_for

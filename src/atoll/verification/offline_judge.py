@@ -28,11 +28,11 @@ from atoll.base.ids import Digest, PeerId, short
 from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
+from atoll.policy.findings import REFUTING
 from atoll.training.data import Data, data_from_blob
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_from_bytes
 from atoll.training.spec import TrainingSpec, data_at_hand, learning_after
-from atoll.verification.case import REFUTING
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import judge_row
 from atoll.verification.offline import AuditorReport, DisputedCase

@@ -28,7 +28,10 @@ from atoll.features.archive.download import ErasureDownload, GatherFailed, Piece
 from atoll.features.archive.policy import ErasureParams, PieceSet, Placement, PlacementBook, PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.events import PieceKept, StateLost, StateRebuilt
+from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import CutState, HoldPieces, RebuildState
+from atoll.peer.verify.interface import Verifier
+from atoll.policy.ledger import LedgerSet
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.statements import PiecesStored
 
@@ -91,10 +94,11 @@ class ArchiveMachine:
         me: PeerId,
         coded: ErasureParams,
         history: VertexChain,
-        ledger: PlacementLedger,
+        ledgers: LedgerSet,
         gone: Callable[[PeerId], bool],
     ) -> None:
-        self.me, self.coded, self.history, self.ledger, self.gone = me, coded, history, ledger, gone
+        self.me, self.coded, self.history, self.gone = me, coded, history, gone
+        self.ledger = ledgers.get(PlacementLedger)
         self.mine: dict[int, LocalPiece] = {}  # by round
         self.making: PieceJob | None = None
         self.sought: dict[
@@ -347,3 +351,12 @@ class ArchiveMachine:
         self.ledger.changed, self.written = False, True
         kept = StoredArchive(self.ledger.book, tuple(self.mine.values()))
         return [Persist("pieces", msgspec.msgpack.encode(kept)), *self._hold()]
+
+
+def _ledger_of(settings: RunSettings) -> PlacementLedger | None:
+    coded = settings.kept_coded
+    return PlacementLedger(coded, settings.round.quorum) if coded is not None else None
+
+
+ARCHIVE = Verifier("archive", _ledger_of)
+"""No check, but a ledger beside those of checks."""

@@ -26,6 +26,7 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX, MIB, WINDOW_MOST_S
 from atoll.crypto.digest import digest
+from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import PiecesStored
@@ -99,8 +100,10 @@ class PlacementBook(msgspec.Struct):
     lacks: bool = False  # vertices that entries might have come from: others' words are taken as others judged them
 
 
-class PlacementLedger:
-    """Tell it of vertices with `follow`."""
+class PlacementLedger(Ledger[PiecesStored]):
+    """Who holds which piece, as of the newest vertex taken in."""
+
+    report, duty = PiecesStored, "hold pieces"
 
     def __init__(
         self, coded: ErasureParams | None, rule: QuorumRule = "majority", book: PlacementBook | None = None
@@ -129,10 +132,19 @@ class PlacementLedger:
             self._take_in(self.coded, ids[round], bodies[round])
         self.book.head = head
 
-    def why_not(self, by: PeerId, word: PiecesStored) -> str | None:
+    def problem(self, by: PeerId, report: PiecesStored) -> str | None:
         """None if this may stand in the next vertex, as far as I can know."""
-        flaw = self._malformed(word)
-        return flaw if flaw is not None or self.book.lacks else self.unknown(by, word)
+        flaw = self._malformed(report)
+        return flaw if flaw is not None or self.book.lacks else self.unknown(by, report)
+
+    def problem_to_propose(self, by: PeerId, report: PiecesStored) -> str | None:
+        """Where vertices are missing here, other members must judge the report."""
+        return self.unknown(by, report)
+
+    def lose(self, round: int) -> None:
+        """Entries may be missing: reports about pieces are believed as other voters judged them."""
+        del round
+        self.book.lacks = True
 
     def _malformed(self, word: PiecesStored) -> str | None:
         if self.coded is None:
@@ -245,7 +257,3 @@ def _usual(said: Sequence[Digest | None], liars: int) -> Digest | None:
     words = Counter(word for word in said if word is not None)
     most = max(words, key=lambda word: words[word], default=None)
     return most if most is not None and words[most] > max(len(said) // 2, liars) else None
-
-
-NO_LEDGER = PlacementLedger(None)
-"""Of a run whose states lie whole at every member."""

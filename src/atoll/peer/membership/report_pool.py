@@ -20,7 +20,6 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
 from atoll.base.machine import tag_of
 from atoll.base.memoize import of_the_same
-from atoll.features.archive.policy import PlacementLedger
 from atoll.peer.governance.orders import (
     WANTS,
     RollbackGoal,
@@ -39,6 +38,7 @@ from atoll.peer.round.context import known_keys
 from atoll.peer.round.topology_choice import parts_most
 from atoll.peer.round.vertex_body import open_report
 from atoll.peer.settings import RunSettings
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import (
     RECENT,
     Earlier,
@@ -51,21 +51,14 @@ from atoll.policy.membership import (
 )
 from atoll.policy.vertex_capacity import SIGNED_BYTES, name_bytes
 from atoll.protocol.history.chain import VertexChain
-from atoll.verification.case import AGAINST
-from atoll.verification.loss_scoring.policy import ScoreLedger
-from atoll.verification.redundant_training.policy import RedundancyLedger
-from atoll.verification.replay_audit.policy import AuditLedger
-from atoll.verification.state_validation.policy import ValidationLedger
-from atoll.wire.codec import decode_statement
+from atoll.wire.codec import decode_statement, statement_in
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
     Accusation,
-    AuditReport,
     ChangeSettings,
     JoinRequest,
     LeaveReport,
     PauseOrder,
-    PiecesStored,
     RollbackOrder,
     SignedStatement,
     SkipRound,
@@ -91,16 +84,13 @@ class PooledReport:
 
 
 class ReportPool:
-    def __init__(self, notary: StatementSigner, history: VertexChain, settings: RunSettings) -> None:
-        self.notary, self.history, self.settings = notary, history, settings
+    def __init__(
+        self, notary: StatementSigner, history: VertexChain, settings: RunSettings, ledgers: LedgerSet
+    ) -> None:
+        self.notary, self.history, self.settings, self.ledgers = notary, history, settings, ledgers
         self.pool: dict[Key, SignedStatement] = {}
         self.voices: Counter[tuple[str, str]] = Counter()  # of those, the ones that only count: by kind and target
         self.goals: dict[Digest, RollbackGoal] = {}  # vertices older than memory holds, read from disk
-        self.docket = AuditLedger(settings.audited_share, settings.round.quorum, settings.opened)
-        self.validations = ValidationLedger(settings.validated, settings.round.quorum)
-        self.ledger = PlacementLedger(settings.kept_coded, settings.round.quorum)
-        self.scores = ScoreLedger(settings.scored_share, settings.round.quorum)
-        self.twins = RedundancyLedger(settings.twinned_share, settings.round.quorum)
         self._recent: tuple[int, RecentVertices] = (
             -2,
             RecentVertices({}),
@@ -304,14 +294,17 @@ class ReportPool:
             stale = stale or (self.crowded and _of_before(reported, body))
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 self._forget(key)
-        for signed in body.reports if self.docket.looks else ():
+        for signed in body.reports if self.ledgers else ():
             self._repeat(signed, body, recent)
 
     def _repeat(self, signed: SignedStatement, body: VertexBody, recent: RecentVertices) -> None:
-        """What an auditor holds against a trainer is said again until there are enough of them, by everybody."""
-        said = decode_statement(signed.body, signed.signer)
+        """Every member repeats what an auditor holds against a trainer, until enough auditors agree."""
+        said = statement_in(signed)
+        ledger = self.ledgers.judge_of(said) if said is not None else None
+        if ledger is None or not ledger.must_repeat(said):
+            return
         news = len(self.pool) - (self.voices.total() if self.crowded else 0)
-        if not isinstance(said, AuditReport) or said.finding not in AGAINST or news >= REPORTS_PER_VERTEX_MAX:
+        if news >= REPORTS_PER_VERTEX_MAX:
             return
         reported = open_report(self.notary, signed, _vote_keys(body))
         if reported is not None and self.judge(reported, body, recent, None) is None:
@@ -320,32 +313,41 @@ class ReportPool:
     def judge(
         self, reported: VerifiedReport, parent: VertexBody, recent: RecentVertices, wall_s: Seconds | None
     ) -> str | None:
-        open_to_all, parts = self.settings.open_to_all, parts_most(self.settings, parent)
-        run, signing = self.notary.run, self.settings.round.signing
-        wrong = admissible(reported, parent, recent, run, open_to_all, wall_s, parts, signing, wall_s)
-        if wrong is None and isinstance(
-            reported.statement, PiecesStored
-        ):  # if vertices are lacking, others must judge it
-            return recent.ledger.unknown(reported.by, reported.statement)
+        settings, ledger = self.settings, self.ledgers.judge_of(reported.statement)
+        wrong = admissible(
+            reported,
+            parent,
+            recent,
+            self.notary.run,
+            settings.open_to_all,
+            wall_s,
+            parts=parts_most(settings, parent),
+            signing=settings.round.signing,
+            time_s=wall_s,
+        )
+        if wrong is None and ledger is not None:
+            return ledger.problem_to_propose(reported.by, reported.statement)
         return wrong
 
     def recent(self) -> RecentVertices:
         head = self.history.head
         if self._recent[0] != head:
-            self.docket.follow(head, self.history.ids, self.history.bodies)
-            self.ledger.follow(head, self.history.ids, self.history.bodies)
-            states = self.history.recent_states(RECENT)
-            self.validations.follow(head, self.history.ids, self.history.bodies)
-            self.scores.follow(head, self.history.ids, self.history.bodies)
-            self.twins.follow(head, self.history.ids, self.history.bodies)
-            judged = self.docket, self.validations, self.ledger, self.scores, self.twins
-            known = self._may_follow, self._earlier, *judged, self.history.rounds(), self._unfit
-            self._recent = (head, RecentVertices(states, *known))
+            self.ledgers.follow(head, self.history.ids, self.history.bodies)
+            recent = RecentVertices(
+                self.history.recent_states(RECENT),
+                self._may_follow,
+                self._earlier,
+                self.ledgers,
+                self.history.rounds(),
+                self._unfit,
+                audited=bool(self.settings.audited_share),
+            )
+            self._recent = (head, recent)
         return self._recent[1]
 
     def wanted_back(self) -> list[RollbackOrder]:
         """Where the run may go back to in the next vertices: words that wait, and what validators demand."""
-        demanded = self.recent().validations.demanded()
+        demanded = self.recent().ledgers.demanded(self.history.head)
         return [amend for _, amend in amends_in(self.pool.values())] + ([demanded] if demanded else [])
 
     def opened(self, signed: SignedStatement) -> VerifiedReport | None:

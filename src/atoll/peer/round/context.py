@@ -52,8 +52,8 @@ from atoll.policy.reputation import FLOOR, influence_of
 from atoll.policy.vertex_capacity import WEIGHT_BYTES, name_bytes
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.topology import ReduceTopology
-from atoll.verification.loss_scoring.policy import SettledScore
-from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyVerdict
+from atoll.verification.loss_scoring.policy import ScoreLedger, SettledScore
+from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyLedger, RedundancyVerdict
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import PartResult, RowComparison
 from atoll.wire.messages.statements import (
@@ -310,17 +310,21 @@ def ground_after(
     parts = parts_most(settings, parent)
 
     def judge(reported: VerifiedReport, time_s: Seconds) -> str | None:
-        judged = settings.open_to_all, parent.time_s, parts, settings.round.signing, time_s
-        return admissible(reported, parent, recent, run, *judged)
+        is_open, signing = settings.open_to_all, settings.round.signing
+        now_s = parent.time_s
+        return admissible(
+            reported, parent, recent, run, is_open, now_s, parts=parts, signing=signing, time_s=time_s
+        )
 
     scored, twins, compared = None, None, ()
     if settings.scored_share:
-        scored = recent.scores.settled if recent.scores.head == parent.round else ()
+        scores = recent.ledgers.find(ScoreLedger)
+        scored = scores.settled if scores is not None and scores.head == parent.round else ()
     if settings.twinned_share:
-        here = recent.twins.head == parent.round
-        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, recent.twins.owed if here else None)
-        compared = recent.twins.settled if here else ()
-    validations = recent.validations
+        known = recent.ledgers.find(RedundancyLedger)
+        here = known is not None and known.head == parent.round
+        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, known.owed if here else None)
+        compared = known.settled if here else ()
     assembling = RoundContext(
         plan=plan,
         settings=genesis,
@@ -331,7 +335,7 @@ def ground_after(
         trust=TrustTerms(statistic=settings.statistic, reputed=settings.reputed),
         parts_most=parts,
         recovery=settings.recovery,
-        demanded=validations.demanded() if validations.head == parent.round else None,
+        demanded=recent.ledgers.demanded(parent.round),
         scored=scored,
         compared=compared,
     )

@@ -33,7 +33,8 @@ from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.contributions import parts_counted, result_in
-from atoll.policy.membership import VerifiedReport, next_members
+from atoll.policy.membership import VerifiedReport
+from atoll.policy.membership_change import next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
 from atoll.policy.timeouts import RoundTiming, next_window
@@ -289,10 +290,10 @@ class BodyInputs:
             self.opened,
             plan.settings.quorum,
             bool(ground.owners),
-            ground.parts_most,
-            ground.trainers_most,
-            plan.settings.signing,
-            self.awaited,
+            parts=ground.parts_most,
+            trainers_most=ground.trainers_most,
+            signing=plan.settings.signing,
+            awaited=self.awaited,
         )
         terms = ground.settings.vote_terms
         if terms is None:

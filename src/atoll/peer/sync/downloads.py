@@ -53,7 +53,8 @@ class BlobDownloads:
 
     def find_demanded(self) -> list[Effect]:
         """Look up the target of a rollback that validators demand."""
-        demanded = self.known.pool.recent().validations.demanded()
+        pool = self.known.pool
+        demanded = pool.recent().ledgers.demanded(pool.history.head)
         return self.earlier.find(demanded.state) if demanded is not None else []
 
     def settle(self) -> None:

@@ -14,6 +14,7 @@ voters who held those parts could recompute.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,25 +27,33 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.signer import SignatureVerifier
-from atoll.features.archive.policy import PlacementLedger
+from atoll.features.archive.machine import ARCHIVE
 from atoll.peer.governance.orders import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in, plan_after, why_not
 from atoll.peer.round.context import ground_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
 from atoll.peer.settings import RunSettings, settings_of_run
 from atoll.peer.verify.eras import EraWalk, FoundEra
+from atoll.peer.verify.registry import ledgers_of
 from atoll.policy.membership import AMEND_ROUNDS, RECENT, Earlier, RecentVertices
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import scores_of
 from atoll.protocol.history.chain import VertexChain, genesis_digest, is_too_old
-from atoll.verification.loss_scoring.policy import ScoreLedger
 from atoll.verification.offline import VerdictHistory
-from atoll.verification.redundant_training.policy import RedundancyLedger
+from atoll.verification.registry import VERIFIERS
 from atoll.verification.replay_audit.policy import AuditCase, AuditLedger
-from atoll.verification.state_validation.policy import ValidationLedger
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.statements import ChangeSettings, Commitment, JoinRequest, ReadyReport, RollbackOrder
+from atoll.wire.messages.statements import (
+    ChangeSettings,
+    Commitment,
+    JoinRequest,
+    ReadyReport,
+    RedundancyReport,
+    RollbackOrder,
+    ScoreReport,
+    Statement,
+)
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again"
@@ -184,10 +193,20 @@ class VerificationReport:
     drawn: int = 0  # rounds of trainers that were audited
     verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
     out: VerdictHistory = field(default_factory=VerdictHistory)  # who left, who was doubted, and by what
-    opinions: dict[str, int] = field(default_factory=dict[str, int])  # of updates, by what scorers said
-    twins: dict[str, int] = field(default_factory=dict[str, int])  # pairs of them, by what was found
+    outcomes: defaultdict[type[Statement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Settled cases of each ledger, by outcome."""
     shares: dict[PeerId, ContributionShare] = field(default_factory=dict[PeerId, ContributionShare])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
+
+    @property
+    def opinions(self) -> dict[str, int]:
+        """Scored updates, by opinion."""
+        return self.outcomes[ScoreReport]
+
+    @property
+    def twins(self) -> dict[str, int]:
+        """Compared pairs of updates, by outcome."""
+        return self.outcomes[RedundancyReport]
 
     @property
     def intact(self) -> bool:
@@ -280,15 +299,9 @@ class _HistoryWalk:
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
-        self.docket = AuditLedger(audit.settings.audited_share, audit.settings.round.quorum, audit.settings.opened)
-        self.validations = ValidationLedger(audit.settings.validated, audit.settings.round.quorum)
-        self.validations.follow(-1, self.history.ids, self.history.bodies)
-        self.ledger = PlacementLedger(audit.settings.kept_coded, audit.settings.round.quorum)
-        self.ledger.follow(-1, self.history.ids, self.history.bodies)
-        self.scored = ScoreLedger(audit.settings.scored_share, audit.settings.round.quorum)
-        self.scored.follow(-1, self.history.ids, self.history.bodies)
-        self.twins = RedundancyLedger(audit.settings.twinned_share, audit.settings.round.quorum)
-        self.twins.follow(-1, self.history.ids, self.history.bodies)
+        self.ledgers = ledgers_of((*VERIFIERS, ARCHIVE), audit.settings)
+        self.docket = self.ledgers.find(AuditLedger) or AuditLedger(0.0, audit.settings.round.quorum)
+        self.ledgers.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
         # the newest round whose id or state is not known for sure; before all that anything looks back to
         self.hole = -1 - VALIDATION_ROUNDS
@@ -382,10 +395,15 @@ class _HistoryWalk:
             expected = replace(write_recovery(*named, here, body.time_s, key), time_s=body.time_s)
             return None if body == expected else "a recovery may change the members' standing and nothing else"
         plan = self._plan_after(history.head_id, parent)
-        self.ledger.book.lacks = self.hole >= 0
-        judged = self.docket, self.validations, self.ledger, self.scored, self.twins
-        known = self._may_follow, self._earlier, *judged, history.rounds(), self._unfit
-        recent = RecentVertices(self._recent_states(body), *known)
+        recent = RecentVertices(
+            self._recent_states(body),
+            self._may_follow,
+            self._earlier,
+            self.ledgers,
+            history.rounds(),
+            self._unfit,
+            audited=bool(self.audit.settings.audited_share),
+        )
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
@@ -460,15 +478,9 @@ class _HistoryWalk:
     def _hold(self, vertex: Vertex, body: VertexBody, flaw: tuple[str, str] | None) -> None:
         """Go on from this vertex, right or wrong, so that later damage is found too."""
         self.history.restore(vertex)
-        self.docket.follow(body.round, self.history.ids, self.history.bodies)
-        self.validations.follow(body.round, self.history.ids, self.history.bodies)
-        self.ledger.follow(body.round, self.history.ids, self.history.bodies)
-        self.scored.follow(body.round, self.history.ids, self.history.bodies)
-        for score in self.scored.settled:
-            self.audit.opinions[score.opinion] = self.audit.opinions.get(score.opinion, 0) + 1
-        self.twins.follow(body.round, self.history.ids, self.history.bodies)
-        for verdict in self.twins.settled:
-            self.audit.twins[verdict.word] = self.audit.twins.get(verdict.word, 0) + 1
+        self.ledgers.follow(body.round, self.history.ids, self.history.bodies)
+        for ledger in self.ledgers:
+            self.audit.outcomes[ledger.report].update(ledger.settled_outcomes())
         self.audit.drawn += sum(
             isinstance(c, AuditCase) and c.round == body.round for c in self.docket.cases.values()
         )
@@ -478,10 +490,7 @@ class _HistoryWalk:
 
     def _lose(self, round: int) -> None:
         self.sound, self.hole = False, round
-        self.docket.lost = round
-        self.validations.lose(round)
-        self.scored.lose(round)
-        self.twins.lose(round)
+        self.ledgers.lose(round)
 
     def _voters_of(self, head: Digest, body: VertexBody) -> tuple[dict[PeerId, bytes], int]:
         plan = self._plan_after(head, body)

@@ -38,6 +38,7 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.signatures import WorldKeys
+from atoll.simulation.swarm import CAPABILITIES
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import VerticesResponse
@@ -338,7 +339,9 @@ def villain(kind: str | Twist) -> Callable[..., Peer]:
         bootstrap: tuple[PeerId, ...],
     ) -> Peer:
         twist = KINDS[kind] if isinstance(kind, str) else kind
-        made = ByzantineMember(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), twist)
+        made = ByzantineMember(
+            Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES), twist
+        )
         return cast(Peer, made)  # it stands where a peer would
 
     return make

@@ -26,6 +26,7 @@ from atoll.peer.round.machine import RoundMachine
 from atoll.simulation.adversaries.byzantine import ByzantineMember
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.signatures import WorldKeys
+from atoll.simulation.swarm import CAPABILITIES
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
@@ -117,7 +118,12 @@ def peeker(passes: bool = False) -> Callable[..., Peer]:
         genesis: Vertex | None,
         bootstrap: tuple[PeerId, ...],
     ) -> Peer:
-        return cast(Peer, PeekingMember(Peer(run, signer, keys.verifier, wish, genesis, bootstrap), passes))
+        return cast(
+            Peer,
+            PeekingMember(
+                Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES), passes
+            ),
+        )
 
     return make
 

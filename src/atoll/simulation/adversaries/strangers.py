@@ -32,6 +32,7 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.simulation.adversaries.byzantine import MISCHIEF_S
 from atoll.simulation.signatures import WorldKeys
+from atoll.simulation.swarm import CAPABILITIES
 from atoll.wire.messages.audits import ExhibitRequest
 from atoll.wire.messages.history import (
     ChunkRequest,
@@ -120,6 +121,8 @@ def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[...
         genesis: Vertex | None,
         bootstrap: tuple[PeerId, ...],
     ) -> Peer:
-        return cast(Peer, Stranger(Peer(run, signer, keys.verifier, wish, None, ()), members, blobs))
+        return cast(
+            Peer, Stranger(Peer(run, signer, keys.verifier, wish, None, (), verifiers=CAPABILITIES), members, blobs)
+        )
 
     return make

@@ -67,7 +67,9 @@ class ArchiveStory:
     @property
     def ledger(self) -> PlacementLedger:
         pools = [n.machine.pool for n in self.stage.swarm.honest if n.machine is not None]
-        return max((p.ledger for p in pools if p is not None), key=lambda ledger: ledger.book.head)
+        return max(
+            (p.ledgers.get(PlacementLedger) for p in pools if p is not None), key=lambda ledger: ledger.book.head
+        )
 
     def until(self, true: Callable[[], bool], within_s: Seconds, what: str) -> None:
         """Looked at once a virtual second: at every event it would cost more than the story."""

@@ -17,6 +17,7 @@ from atoll.peer.events import RoundBegan, RoundClosed
 from atoll.peer.governance.orders import amend_of, goal_of, tunes_in
 from atoll.peer.operator_commands import go_back, pause, tune, with_waiting
 from atoll.peer.peer import Peer
+from atoll.policy.findings import REFUTING
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.adversaries.byzantine import usurp, villain
@@ -35,7 +36,6 @@ from atoll.simulation.signatures import RealKeys, peer_name
 from atoll.simulation.swarm import IslandMaker, SwarmKnobs, VirtualSwarm, WorldKeys
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.case import REFUTING
 from atoll.verification.state_validation.policy import ValidationRule
 from atoll.wire.messages.statements import RunNumbers
 

@@ -19,6 +19,7 @@ from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
 from atoll.peer.events import AuditVerdict, OpeningVerdict, RoundClosed
 from atoll.policy.fault_tolerance import STRIKE_ROUNDS, liars_among
+from atoll.policy.findings import REFUTING
 from atoll.policy.plan import plan_round
 from atoll.simulation.adversaries.byzantine import KINDS, Twist, villain
 from atoll.simulation.adversaries.influence_bound import POISONS, InfluenceMeter, RowLedger
@@ -31,7 +32,6 @@ from atoll.simulation.simulated_audit_chain import VirtualChain
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.case import REFUTING
 from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 from atoll.wire.messages.vertex import VertexBody
 

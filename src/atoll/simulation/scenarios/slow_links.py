@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from atoll.base.machine import Fact
 from atoll.peer.events import AuditVerdict, MemberAccused, RoundClosed
+from atoll.policy.findings import REFUTING
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import islands
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.case import REFUTING
 
 LINKS = NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01, duplicate_rate=0.01)
 SLOWER = 2.0

@@ -1,12 +1,15 @@
-"""One peer's side of loss scores: it shows its updates that were drawn, and scores those that it was drawn for.
+"""Loss scoring, one peer's side: it shows its drawn updates and scores those that it was drawn for.
 
-    every vertex     whose update is scored, and by whom (`verification/loss_scoring/policy.py`)
-    scored           Ask ShowUpdate ─► a blob ─► its name to any scorer that was drawn and asks
-    scorer           WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Score ─► `ScoreReport`, signed
+    every vertex     draws updates and their scorers (`verification/loss_scoring/policy.py`)
+    author           `ShowUpdate` ─► a blob ─► its name to each drawn scorer that requests it
+    scorer           `ExhibitRequest` ─► `ExhibitResponse` ─► download ─► `ScoreUpdate` ─► signed `ScoreReport`
 
-The words are those of audits, with `update` in them. A round waits for none of this: two updates at a time are
-fetched or looked at, and who is slower than the rounds scores those that all others score, too. Bounded by the open
-cases; a blob may be as large as an update in fp32 and no larger. Never judges, never acts on a score: vertices do.
+The messages are those of audits, with `update` set. A round waits for none of this. A scorer handles two updates
+at a time; all scorers take them in one order, so slow scorers score the same few.
+
+Invariants:
+- Memory is bounded by the open cases, a blob by the size of an update in fp32.
+Not responsible for: judging, acting on a score; vertices do that.
 """
 
 from __future__ import annotations
@@ -22,62 +25,64 @@ from atoll.base.limits import MIB, SCORE_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed
 from atoll.peer.events import ScoreDrawn, ScoreMissed, ScoreTaken, UpdateScored
 from atoll.peer.governance.settings_change import plan_after
-from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.context import ground_after
-from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ExhibitBuilt, PinBlobs, ScoreResult, ScoreUpdate, ShowUpdate
-from atoll.protocol.history.chain import VertexChain
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.verification.evidence_download import EvidenceDownloads, tried
-from atoll.verification.loss_scoring.policy import Falls, Key, ScoringCase
+from atoll.verification.loss_scoring.policy import Falls, Key, ScoreLedger, ScoringCase
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
+from atoll.wire.messages.statements import ScoreReport, Statement
 from atoll.wire.messages.vertex import VertexBody
 
-AT_ONCE = 2  # updates: one is fetched while another is looked at
-GIVE_UP = 6  # rounds after which nothing was shown …
-GIVE_UP_S = 10.0  # … and so many seconds, since rounds may take milliseconds and links may stall …
-CLOSING = 2  # … but for so many rounds before nobody may say so any more
+AT_ONCE = 2  # updates: one is downloaded while another is scored
+GIVE_UP = 6  # rounds without an exhibit after which a scorer gives up …
+GIVE_UP_S = 10.0  # … and seconds, since rounds may take milliseconds and links may stall …
+CLOSING = 2  # … except in the last rounds in which it may still report
 
 
 @dataclass
 class ScoringTurn:
-    """An update that is mine to score."""
+    """An update that the local peer must score."""
 
     case: ScoringCase
-    since: int  # the head when I began to ask for it
+    since: int  # head at the first request
     since_s: Seconds
-    blob: Digest | None = None  # what I was pointed at; asked again while it is None
+    blob: Digest | None = None  # name of the exhibit; requested again while None
     tries: int = 0
     looking: bool = False
     done: bool = False
 
     @property
     def waits(self) -> bool:
-        """For its author."""
+        """The author has not shown the update yet."""
         return not self.done and not self.looking
 
 
-class LossScoring:
-    """`settings` say that there is some. Effects go to the driver; `ScoreTaken` is to be told to the members."""
-
-    def __init__(self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
-        self.me, self.settings, self.history, self.pool = me, settings, history, pool
+class LossScoring(VerifierMachine):
+    def __init__(self, context: VerifierContext) -> None:
+        self.me, self.settings, self.history = context.me, context.settings, context.history
+        self.pool = context.pool
         self.turns: dict[Key, ScoringTurn] = {}
-        # rounds of mine; None while it is being laid out, or if it is lost
+        # own round → exhibit; None while it is built, or if it is lost
         self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
         self.arriving = EvidenceDownloads("score")
 
+    @property
+    def _ledger(self) -> ScoreLedger:
+        return self.pool.recent().ledgers.get(ScoreLedger)
+
     # ---- vertices ------------------------------------------------------------------------------------------
 
-    def resume(self, now: Seconds) -> list[Effect]:
-        """After a restart: what was drawn of me is lost, what I was drawn for is not."""
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
+        """After a restart own updates are lost, but duties as a scorer remain."""
         return self._work(now)
 
-    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """The history has one vertex more."""
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
+        """Emit what the vertex settled and drew, and start the work that it assigns."""
         effects: list[Effect] = []
-        scores = self.pool.recent().scores
+        scores = self._ledger
         for score in scores.settled:
             fact = UpdateScored(peer=score.peer, of=score.round, opinion=score.opinion, falls=score.falls)
             effects.append(self._fact(fact))
@@ -91,8 +96,8 @@ class LossScoring:
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:
-        """What I am drawn for since this head, and what lasted too long."""
-        cases, head = self.pool.recent().scores.cases, self.history.head
+        """Start scoring drawn updates, and give up those that are overdue."""
+        cases, head = self._ledger.cases, self.history.head
         self.turns = {key: turn for key, turn in self.turns.items() if key in cases}
         self.shown = {round: blob for round, blob in self.shown.items() if (round, self.me) in cases}
         here = {m.peer for m in self.history.head_body.members if m.present}
@@ -109,7 +114,7 @@ class LossScoring:
         return [*self._hold(), *effects]
 
     def _hold(self) -> list[Effect]:
-        """I keep what I show, what I am shown, and the states that scored rounds began with."""
+        """Pin own exhibits, received exhibits, and the states that scored rounds began with."""
         open = [turn for turn in self.turns.values() if not turn.done]
         begins = (self.history.bodies.get(turn.case.round - 1) for turn in open)
         names = {body.state for body in begins if body is not None}
@@ -123,15 +128,15 @@ class LossScoring:
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
-        """Only those who were drawn are told where it lies."""
-        case = self.pool.recent().scores.cases.get((wish.round, self.me))
-        if case is None or sender not in case.scorers:
+    def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
+        """Only drawn scorers get the name of the exhibit."""
+        case = self._ledger.cases.get((request.round, self.me))
+        if request.update is not True or case is None or sender not in case.scorers:
             return []
-        return [Send(sender, ExhibitResponse(wish.round, self.shown.get(wish.round), update=True))]
+        return [Send(sender, ExhibitResponse(request.round, self.shown.get(request.round), update=True))]
 
     def _laid_out(self, round: int, blob: Digest) -> list[Effect]:
-        case = self.pool.recent().scores.cases.get((round, self.me))
+        case = self._ledger.cases.get((round, self.me))
         if case is None:
             return []
         self.shown[round] = blob
@@ -139,29 +144,29 @@ class LossScoring:
 
     # ---- scoring -------------------------------------------------------------------------------------------
 
-    def ask_again(self) -> list[Effect]:
-        """With every heartbeat: words may be lost."""
+    def retransmit(self) -> list[Effect]:
+        """Messages may be lost."""
         return [e for turn in self.turns.values() if turn.waits for e in self._ask(turn)]
 
     def _ask(self, turn: ScoringTurn) -> list[Effect]:
         return [Send(turn.case.peer, ExhibitRequest(turn.case.round, update=True))] if turn.blob is None else []
 
-    def point(
-        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    def on_exhibit(
+        self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
     ) -> tuple[BlobDownload | None, list[Effect]]:
-        """The author says where its update lies; of what is on its way already it is one source more."""
-        turn = self.turns.get((told.round, sender))
-        if turn is None or turn.blob is not None or turn.done or told.blob is None:
+        """The author names its exhibit."""
+        turn = self.turns.get((response.round, sender)) if response.update is True else None
+        if turn is None or turn.blob is not None or turn.done or response.blob is None:
             return None, []
         most = self.settings.update_bytes + MIB
-        fetch, effects = self.arriving.point(turn, told.blob, sender, most, under_way, now)
+        fetch, effects = self.arriving.point(turn, response.blob, sender, most, under_way, now)
         return fetch, [*self._hold(), *effects]
 
-    def given_up(self) -> list[Digest]:
-        """Downloads that nobody waits for any more."""
+    def abandoned(self) -> list[Digest]:
+        """Downloads that no open turn needs."""
         return self.arriving.given_up(turn.blob for turn in self.turns.values() if not turn.done)
 
-    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
+    def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         if not self.arriving.ended(fact.blob):
             return []
         turn = next((turn for turn in self.turns.values() if turn.waits and turn.blob == fact.blob), None)
@@ -176,7 +181,7 @@ class LossScoring:
         return [RunTask(f"score/take/{turn.case.round}/{turn.case.peer}", work)]
 
     def _look(self, case: ScoringCase, blob: Digest) -> ScoreUpdate | None:
-        """What the peer was to do, out of the vertices: the same at every scorer. None if they are not at hand."""
+        """The author's assignment, from vertices, equal at every scorer; None if they are not in memory."""
         history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
         if parent is None or head is None:
@@ -201,8 +206,8 @@ class LossScoring:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
-        """A scorer whose own trainer fails says nothing to members: there are others."""
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
+        """A scorer with a failed trainer sends no report: other scorers were drawn."""
         match event:
             case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("score/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)
@@ -228,5 +233,15 @@ class LossScoring:
         case = turn.case
         return [self._fact(ScoreTaken(peer=case.peer, of=case.round, falls=falls, why=why))]
 
+    def report_of(self, fact: Fact) -> Statement | None:
+        return ScoreReport(fact.of, fact.peer, fact.falls) if isinstance(fact, ScoreTaken) else None
+
     def _fact(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.history.head))
+
+
+LOSS_SCORING = Verifier(
+    "score",
+    lambda settings: ScoreLedger(settings.scored_share, settings.round.quorum) if settings.scored_share else None,
+    lambda context: LossScoring(context) if context.settings.scored_share else None,
+)

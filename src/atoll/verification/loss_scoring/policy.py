@@ -18,8 +18,10 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SCORE_OPEN, SCORERS_MOST
 from atoll.policy.duplicate_updates import alike_in
+from atoll.policy.ledger import Ledger
+from atoll.policy.plan import QuorumRule
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
-from atoll.verification.case import CHANCES, QuorumRule
+from atoll.verification.case import CHANCES
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, ScoreReport
 from atoll.wire.messages.vertex import VertexBody
@@ -98,8 +100,10 @@ class SettledScore:
     opinion: Opinion
 
 
-class ScoreLedger:
-    """The scored updates of recent rounds. Tell it of vertices with `follow`; it forgets what is over."""
+class ScoreLedger(Ledger[ScoreReport]):
+    """The scored updates of recent rounds; forgets what is over."""
+
+    report, duty, is_about_member = ScoreReport, "score members", True
 
     def __init__(self, share: float, rule: QuorumRule) -> None:
         self.share = share
@@ -126,7 +130,7 @@ class ScoreLedger:
         for signed in body.reports:
             said = statement_in(signed)
             case = self.cases.get((said.round, said.peer)) if isinstance(said, ScoreReport) else None
-            if isinstance(said, ScoreReport) and case is not None and self.why_not(signed.signer, said) is None:
+            if isinstance(said, ScoreReport) and case is not None and self.problem(signed.signer, said) is None:
                 case.said.setdefault(signed.signer, said.falls)
 
     def _settle(self) -> None:
@@ -163,7 +167,7 @@ class ScoreLedger:
                 case = ScoringCase(body.round, peer, commit, drawn, vertex)
                 self.cases[case.key] = case
 
-    def why_not(self, by: PeerId, report: ScoreReport) -> str | None:
+    def problem(self, by: PeerId, report: ScoreReport) -> str | None:
         """None if this may stand in the next vertex."""
         if self.head - SCORE_OPEN <= report.round <= self.lost:
             return None
@@ -177,10 +181,9 @@ class ScoreLedger:
         fits = len(report.falls) in (0, 3) and all(-FALL_MOST <= fall <= FALL_MOST for fall in report.falls)
         return None if fits and (not report.falls or report.falls[2] >= 0) else "holds falls that are none"
 
+    def settled_outcomes(self) -> list[str]:
+        return [case.opinion for case in self.settled]
+
     def lose(self, round: int) -> None:
         """The vertex of this round is lost: nothing is known of whom it drew, and of what was said there."""
         self.lost, self.cases, self.settled = round, {}, ()
-
-
-NO_SCORES = ScoreLedger(0.0, "majority")
-"""Of a run that scores nobody."""

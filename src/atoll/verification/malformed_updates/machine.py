@@ -21,21 +21,20 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed, tag_of
 from atoll.crypto.digest import Buffer
 from atoll.peer.events import MalformedRow, MemberAccused, ProtocolFault
-from atoll.peer.membership.report_pool import ReportPool
-from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
+from atoll.peer.verify.evidence_store import StoredEvidence
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.policy.membership import RECENT
-from atoll.protocol.history.chain import VertexChain
-from atoll.verification.evidence_store import EvidenceStore, StoredEvidence
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.task_builder import keys_of, one_branch, row_work
 from atoll.wire.codec import decode_statement, statement_in
 from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.statements import Accusation, Commitment, SignedStatement
+from atoll.wire.messages.vertex import VertexBody
 
 TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
 AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
@@ -53,20 +52,17 @@ class ReportedRow:
     told: int = 0
 
 
-class MalformedUpdates:
-    """Where members may lie. Effects go to the driver; `MemberAccused` is to be told to the members."""
-
-    def __init__(
-        self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool, kept: EvidenceStore
-    ) -> None:
-        self.me, self.settings, self.history, self.pool, self.kept = me, settings, history, pool, kept
+class MalformedUpdates(VerifierMachine):
+    def __init__(self, context: VerifierContext) -> None:
+        self.me, self.settings, self.history = context.me, context.settings, context.history
+        self.pool, self.evidence = context.pool, context.evidence
         self.known: dict[PeerId, ReportedRow] = {}
         self.judging: dict[
             str, tuple[PeerId, SignedStatement]
         ] = {}  # by job: who showed it, under which commitment
         self.ignored: set[PeerId] = set()  # who showed what it is not
 
-    def grew(self) -> list[Effect]:
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more: of who is out no more is said; else some may not have heard me."""
         history = self.history
         members = {m.peer: m for m in history.head_body.members}
@@ -81,12 +77,12 @@ class MalformedUpdates:
                 effects += self._tell(peer, known.shown, said)
         return effects
 
-    def hear(self, sender: PeerId, told: MalformedRowShown) -> list[Effect]:
+    def on_malformed_row(self, sender: PeerId, shown: MalformedRowShown) -> list[Effect]:
         """PeerFault for what could be seen without decoding it."""
         votes = {m.peer for m in self.history.head_body.members if m.votes}
         if not {sender, self.me} <= votes or sender in self.ignored:
             return []
-        statement = unreadable_from_bytes(told.shown).statement
+        statement = unreadable_from_bytes(shown.shown).statement
         peer, commit = statement.signer, decode_statement(statement.body, sender)
         known = {m.peer for m in self.history.head_body.members if m.standing != "expelled"} - self.known.keys()
         job = f"{JUDGE}{sender}/{peer}"
@@ -105,9 +101,9 @@ class MalformedUpdates:
         if work is None:
             return []
         self.judging[job] = sender, statement
-        return [RunTask(job, replace(work, shown=told.shown))]
+        return [RunTask(job, replace(work, shown=shown.shown))]
 
-    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         match event:
             case TaskDone(job, RowJudged() as looked) if job.startswith(SHOW):
                 statement = looked.statement
@@ -135,7 +131,7 @@ class MalformedUpdates:
         word = Accusation(statement, None, UNSET if looked.blob is None else looked.blob)
         kept = [StoredEvidence(commit.round, peer, looked.blob)] if looked.blob is not None else []
         return [
-            *self.kept.keep(kept),
+            *self.evidence.keep(kept),
             _fact(MalformedRow(peer=peer, of=commit.round, why=looked.why), commit.round),
             *(self._tell(peer, looked.shown) if mine and looked.shown else []),
             _fact(MemberAccused(peer=peer, statement=word), commit.round),
@@ -147,6 +143,12 @@ class MalformedUpdates:
     def _tell(self, peer: PeerId, shown: bytes, but: Iterable[PeerId] = ()) -> list[Effect]:
         others = {m.peer for m in self.history.head_body.members if m.votes} - {self.me, peer, *but}
         return [Send(to, MalformedRowShown(shown)) for to in sorted(others)]
+
+
+MALFORMED_UPDATES = Verifier(
+    "unreadable",
+    machine=lambda context: MalformedUpdates(context) if context.settings.round.quorum == "two-thirds" else None,
+)
 
 
 def row_looked(

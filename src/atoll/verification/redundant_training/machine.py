@@ -26,16 +26,16 @@ from atoll.base.limits import MIB, SCORE_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed
 from atoll.peer.events import TwinsCompared, TwinsFound, TwinsJudged, TwinsMissed
 from atoll.peer.governance.settings_change import plan_after
-from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.context import ground_after
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ExhibitBuilt, PinBlobs, ReplayBoth, ShowUpdate, TwinUpdate, UpdateDistances
-from atoll.protocol.history.chain import VertexChain
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.verification.evidence_download import EvidenceDownloads, tried
 from atoll.verification.loss_scoring.machine import AT_ONCE, CLOSING, GIVE_UP, GIVE_UP_S
-from atoll.verification.redundant_training.policy import APART_MOST, Key, RedundancyCase
+from atoll.verification.redundant_training.policy import APART_MOST, Key, RedundancyCase, RedundancyLedger
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
+from atoll.wire.messages.statements import RedundancyReport, Statement
 from atoll.wire.messages.vertex import VertexBody
 
 NOT_SHOWN = "nothing was shown in time"
@@ -71,11 +71,10 @@ class RedundancyTurn:
         return not self.done and not self.looking
 
 
-class RedundancyCheck:
-    """`settings` say that there are twins. Effects go to the driver; `TwinsCompared` is to be told to members."""
-
-    def __init__(self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
-        self.me, self.settings, self.history, self.pool = me, settings, history, pool
+class RedundancyCheck(VerifierMachine):
+    def __init__(self, context: VerifierContext) -> None:
+        self.me, self.settings, self.history = context.me, context.settings, context.history
+        self.pool = context.pool
         self.turns: dict[Key, RedundancyTurn] = {}
         self.wanted: dict[Key, WantedUpdate] = {}  # by round and author
         # rounds of mine; None while it is being laid out, or if it is lost
@@ -85,7 +84,11 @@ class RedundancyCheck:
 
     @property
     def _cases(self) -> Mapping[Key, RedundancyCase]:
-        return self.pool.recent().twins.cases
+        return self._ledger.cases
+
+    @property
+    def _ledger(self) -> RedundancyLedger:
+        return self.pool.recent().ledgers.get(RedundancyLedger)
 
     @property
     def _mine(self) -> list[RedundancyCase]:
@@ -95,14 +98,14 @@ class RedundancyCheck:
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
-    def resume(self, now: Seconds) -> list[Effect]:
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """After a restart: what was compared of mine is lost, what I was drawn for is not."""
         return self._work(now)
 
-    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         effects: list[Effect] = []
-        for verdict in self.pool.recent().twins.settled:
+        for verdict in self._ledger.settled:
             judged = TwinsJudged(
                 peer=verdict.guest,
                 host=verdict.host,
@@ -173,11 +176,11 @@ class RedundancyCheck:
         mine = (case for case in self._cases.values() if case.round == round and self.me in case.peers)
         return {referee for case in mine for referee in case.referees}
 
-    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
+    def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
-        if sender not in self._askers(wish.round):
+        if request.update is not True or sender not in self._askers(request.round):
             return []
-        return [Send(sender, ExhibitResponse(wish.round, self.shown.get(wish.round), update=True))]
+        return [Send(sender, ExhibitResponse(request.round, self.shown.get(request.round), update=True))]
 
     def _laid_out(self, round: int, blob: Digest) -> list[Effect]:
         if not (askers := self._askers(round)):
@@ -187,7 +190,7 @@ class RedundancyCheck:
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
-    def ask_again(self) -> list[Effect]:
+    def retransmit(self) -> list[Effect]:
         """With every heartbeat: words may be lost."""
         return [effect for turn in self.turns.values() if turn.waits for effect in self._ask(turn)]
 
@@ -199,22 +202,22 @@ class RedundancyCheck:
             if row.blob is None and not row.lacks
         ]
 
-    def point(
-        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    def on_exhibit(
+        self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
     ) -> tuple[BlobDownload | None, list[Effect]]:
         """A twin says where its update lies; of what is on its way already it is one source more."""
-        row = self.wanted.get((told.round, sender))
-        if row is None or row.blob is not None or row.lacks or told.blob is None:
+        row = self.wanted.get((response.round, sender)) if response.update is True else None
+        if row is None or row.blob is not None or row.lacks or response.blob is None:
             return None, []
         most = self.settings.update_bytes + MIB
-        fetch, effects = self.arriving.point(row, told.blob, sender, most, under_way, now)
+        fetch, effects = self.arriving.point(row, response.blob, sender, most, under_way, now)
         return fetch, [*self._hold(), *effects]
 
-    def given_up(self) -> list[Digest]:
+    def abandoned(self) -> list[Digest]:
         """Downloads that nobody waits for any more."""
         return self.arriving.given_up(row.blob for row in self.wanted.values())
 
-    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
+    def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         if not self.arriving.ended(fact.blob):
             return []
         rows = [(key, row) for key, row in self.wanted.items() if row.blob == fact.blob and not row.here]
@@ -270,7 +273,7 @@ class RedundancyCheck:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """A referee whose own trainer fails says nothing to members: there are others."""
         match event:
             case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("twins/show/"):
@@ -296,5 +299,18 @@ class RedundancyCheck:
         turn.looking, turn.done = False, True
         return [self._fact(TwinsCompared(peer=turn.case.guest, of=turn.case.round, apart=apart, why=why))]
 
+    def report_of(self, fact: Fact) -> Statement | None:
+        return RedundancyReport(fact.of, fact.peer, fact.apart) if isinstance(fact, TwinsCompared) else None
+
     def _fact(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.history.head))
+
+
+def _ledger_of(settings: RunSettings) -> RedundancyLedger | None:
+    share = settings.twinned_share
+    return RedundancyLedger(share, settings.round.quorum) if share else None
+
+
+REDUNDANT_TRAINING = Verifier(
+    "twins", _ledger_of, lambda context: RedundancyCheck(context) if context.settings.twinned_share else None
+)

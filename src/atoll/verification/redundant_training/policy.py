@@ -22,8 +22,10 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
+from atoll.policy.ledger import Ledger
+from atoll.policy.plan import QuorumRule
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
-from atoll.verification.case import CHANCES, QuorumRule
+from atoll.verification.case import CHANCES
 from atoll.verification.loss_scoring.policy import scorers_drawn
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, RedundancyReport
@@ -149,8 +151,10 @@ class RedundancyVerdict:
         return "alike" if 2 * self.referees > self.of or not self.of else "unclear"
 
 
-class RedundancyLedger:
-    """The twins of recent rounds. Tell it of vertices with `follow`; it forgets what is over."""
+class RedundancyLedger(Ledger[RedundancyReport]):
+    """The twins of recent rounds; forgets what is over."""
+
+    report, duty = RedundancyReport, "compare twins"
 
     def __init__(self, share: float, rule: QuorumRule) -> None:
         self.share = share
@@ -182,7 +186,7 @@ class RedundancyLedger:
             if (
                 isinstance(said, RedundancyReport)
                 and said.round > self.lost
-                and self.why_not(signed.signer, said) is None
+                and self.problem(signed.signer, said) is None
             ):
                 self.cases[said.round, said.peer].said.setdefault(signed.signer, said.apart)
 
@@ -221,7 +225,7 @@ class RedundancyLedger:
                 case = RedundancyCase(before.round, guest, host, (mine, its), referees, drawn)
                 self.cases[case.key] = case
 
-    def why_not(self, by: PeerId, report: RedundancyReport) -> str | None:
+    def problem(self, by: PeerId, report: RedundancyReport) -> str | None:
         """None if this may stand in the next vertex."""
         if self.head - SCORE_OPEN <= report.round <= self.lost:
             return None
@@ -233,6 +237,9 @@ class RedundancyLedger:
         if by in case.said:
             return "was said already"
         return None if all(0 <= apart <= APART_MOST for apart in report.apart) else "holds distances that are none"
+
+    def settled_outcomes(self) -> list[str]:
+        return [case.word for case in self.settled]
 
     def lose(self, round: int) -> None:
         """The vertex of this round is lost: nothing is known of whom it drew, and of what was said there."""
@@ -267,7 +274,3 @@ class RedundancyDraw:
         """Whose samples this member takes; None: its own, as without a seal in the head."""
         sealed = seals_in(self.body).get(guest)
         return host_of(guest, secret, self.head, self.body, self.share) if sealed == seal_of(secret) else None
-
-
-NO_TWINS = RedundancyLedger(0.0, "majority")
-"""Of a run that has none."""

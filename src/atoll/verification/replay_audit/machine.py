@@ -15,7 +15,7 @@ judges, never acts on a verdict: a later vertex does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,22 +27,29 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
 from atoll.base.machine import Effect, Emit, Fact, Persist, RunTask, Send, TaskDone, TaskFailed
 from atoll.peer.events import AuditDrawn, AuditEnded, AuditVerdict, MemberAccused, OpeningVerdict
-from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import BuildExhibit, ExhibitBuilt, JudgmentResult, OpeningBuilt, PinBlobs
+from atoll.peer.verify.evidence_store import StoredEvidence
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.policy.fault_tolerance import OwnerStrikes
-from atoll.protocol.allreduce.buffers import ComputedResult
-from atoll.protocol.history.chain import VertexChain
+from atoll.policy.findings import AGAINST, REFUTING
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
-from atoll.verification.case import AGAINST, NOTHING, REFUTING
+from atoll.verification.case import NOTHING
 from atoll.verification.evidence_download import EvidenceDownloads, tried
-from atoll.verification.evidence_store import EvidenceStore, StoredEvidence
-from atoll.verification.replay_audit.policy import AuditCase, Key, key_of
+from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, Key, key_of
 from atoll.verification.sum_check.policy import Place, SumCheckCase, words_against
 from atoll.verification.sum_check.tasks import lay_open, made_here, makers
 from atoll.verification.task_builder import ground_of, twice_promised, work_for
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
-from atoll.wire.messages.statements import Accusation, AuditReport, Finding, OwnerComplaint, SignedStatement
+from atoll.wire.messages.statements import (
+    Accusation,
+    AuditReport,
+    Finding,
+    OwnerComplaint,
+    SignedStatement,
+    Statement,
+)
 from atoll.wire.messages.vertex import VertexBody
 
 GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
@@ -82,14 +89,10 @@ class AuditTurn:
         return OPENING_GIVE_UP if isinstance(self.case, SumCheckCase) else GIVE_UP
 
 
-class ReplayAudits:
-    """`settings` say that there are some. Effects go to the driver; `AuditEnded` is to be told to the members."""
-
-    def __init__(
-        self, me: PeerId, settings: RunSettings, history: VertexChain, pool: ReportPool, kept: EvidenceStore
-    ) -> None:
-        self.me, self.settings, self.history, self.pool = me, settings, history, pool
-        self.docket = pool.docket
+class ReplayAudits(VerifierMachine):
+    def __init__(self, context: VerifierContext) -> None:
+        self.me, self.settings, self.history = context.me, context.settings, context.history
+        self.docket = context.pool.ledgers.get(AuditLedger)
         self.turns: dict[Key, AuditTurn] = {}
         self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # signed words against somebody that I heard
         self.seconded: dict[Place, Sequence[SignedStatement]] = {}  # what others than its owner signed of an answer
@@ -100,7 +103,7 @@ class ReplayAudits:
         self.laid: set[int] = set()  # rounds of which it is written down where openings lie
         self.held: tuple[Digest, ...] = ()
         self.arriving = EvidenceDownloads("audit")
-        self.convictions = kept
+        self.evidence = context.evidence
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ class ReplayAudits:
                 self.exhibits.update(((round, one.peer, one.number), one.blob) for one in _read(data))
         return self._forget_laid() + self._work(now)
 
-    def grew(self, body: VertexBody, now: Seconds) -> list[Effect]:
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """The history has one vertex more."""
         self._follow()
         effects = self._forget_laid()
@@ -129,7 +132,7 @@ class ReplayAudits:
             if case.peer == self.me:
                 self.exhibits[case.key] = None
                 effects.append(RunTask(f"audit/show/{case.round}", BuildExhibit(case.round, case.segment)))
-        return effects + self.convictions.keep(self._of_the_gone(body)) + self._work(now)
+        return effects + self.evidence.keep(self._of_the_gone(body)) + self._work(now)
 
     def _of_the_gone(self, body: VertexBody) -> list[StoredEvidence]:
         """What I looked at of those who are out by this vertex, whatever I found."""
@@ -143,22 +146,21 @@ class ReplayAudits:
         state = parent.state if parent is not None and isinstance(case, AuditCase) else None
         return [StoredEvidence(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
 
-    def lay_open(self, body: VertexBody, made: Mapping[Digest, ComputedResult]) -> list[Effect]:
-        """My round is closed: show what its vertex drew of answers that I made. Their rows are needed no longer."""
+    def on_round_closed(self, body: VertexBody, results: OwnedResults) -> list[Effect]:
+        """Show what the vertex drew of results computed here; their rows are not needed afterwards.
+
+        Other owners' signatures under the same results are kept: they count as theirs if the result is refuted.
+        """
+        made = results.made
+        if self.docket.terms is not None:
+            seconded = ((part, words) for part, words in results.seconded.items() if words)
+            self.seconded.update({(body.round, part): words for part, words in seconded})
+            self.known.update((body.round, part) for part in results.made_again)
         drawn = [case for case in self._openings(body.round) if made_here(case, made)]
         self.exhibits.update((case.key, None) for case in drawn)
         self.known.update(case.place for case in drawn)
         asked = [RunTask(f"audit/open/{body.round}/{part}", work) for part, work in lay_open(drawn, body, made)]
         return [*asked, *self._believe()]
-
-    def remember(
-        self, round: int, seconded: Mapping[int, Sequence[SignedStatement]], made_again: Collection[int]
-    ) -> None:
-        """Of my round, which is closed: the words of owners that said the same as the one whose answer stands, and
-        the parts whose answer I made again."""
-        if self.docket.terms is not None:
-            self.seconded.update({(round, part): words for part, words in seconded.items() if words})
-            self.known.update((round, part) for part in made_again)
 
     def _believe(self) -> list[Effect]:
         """Turns that came before I knew that I made the answer myself."""
@@ -210,13 +212,13 @@ class ReplayAudits:
         self.unshown = {noted for noted in self.unshown if noted[0] in open_rounds}
         self.known = {place for place in self.known if place[0] in open_rounds}
 
-    def heard(self, by: PeerId, said: AuditReport, now: Seconds) -> list[Effect]:
+    def on_report(self, by: PeerId, report: AuditReport, now: Seconds) -> list[Effect]:
         """A word of an auditor that no vertex holds yet. Who would be asked once one does looks now: a liar counts
         in every vertex that passes until there are enough of them."""
-        case = self.docket.cases.get(key_of(said))
-        if case is None or by not in case.order or said.finding not in AGAINST:
+        case = self.docket.cases.get(key_of(report))
+        if case is None or by not in case.order or report.finding not in AGAINST:
             return []
-        self.ahead.setdefault(case.key, {}).setdefault(by, said.finding)
+        self.ahead.setdefault(case.key, {}).setdefault(by, report.finding)
         return self._work(now)
 
     def _asked(self, case: AuditCase | SumCheckCase) -> tuple[PeerId, ...]:
@@ -265,14 +267,16 @@ class ReplayAudits:
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: ExhibitRequest) -> list[Effect]:
+    def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
         """Only those who were drawn are told where it lies."""
-        mine = _key(wish.round, self.me, wish.opening)
+        if request.update is True:
+            return []
+        mine = _key(request.round, self.me, request.opening)
         key = next((k for k in self.exhibits if (k[0], k[2:]) == (mine[0], mine[2:])), mine)
         case = self.docket.cases.get(key)
         if case is None or sender not in case.order:
             return []
-        return [Send(sender, ExhibitResponse(wish.round, self.exhibits.get(key), wish.opening))]
+        return [Send(sender, ExhibitResponse(request.round, self.exhibits.get(key), request.opening))]
 
     def _shown(self, key: Key, blob: Digest) -> list[Effect]:
         case = self.docket.cases.get(key)
@@ -303,9 +307,19 @@ class ReplayAudits:
         self.laid.difference_update(over)
         return [Persist(f"{LAID}{round}", None) for round in over]
 
+    def report_of(self, fact: Fact) -> Statement | None:
+        """Of an opening only what the ledger admits: a checker reports "accepted" only if others doubt it."""
+        if not isinstance(fact, AuditEnded):
+            return None
+        exhibit, opening = fact.exhibit or UNSET, UNSET if fact.opening is None else fact.opening
+        report = AuditReport(fact.of, fact.peer, fact.finding, opening, exhibit)
+        if fact.opening is not None and self.docket.problem(self.me, report) is not None:
+            return None
+        return report
+
     # ---- taking again --------------------------------------------------------------------------------------
 
-    def ask_again(self) -> list[Effect]:
+    def retransmit(self) -> list[Effect]:
         """With every heartbeat: words may be lost, and who was asked first may be gone."""
         waiting = (turn for turn in self.turns.values() if turn.said is None and not turn.judging)
         return [effect for turn in waiting for effect in self._ask(turn, len(turn.makers))]
@@ -316,16 +330,18 @@ class ReplayAudits:
         left = [peer for peer in turn.makers[:most] if peer not in turn.useless]
         return [Send(peer, wish) for peer in left if turn.blob is None or peer != turn.shower]
 
-    def point(
-        self, sender: PeerId, told: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    def on_exhibit(
+        self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
     ) -> tuple[BlobDownload | None, list[Effect]]:
         """Who can show it says where to look; of what is on its way already it is one source more."""
-        turns = (turn for turn in self.turns.values() if turn.case.round == told.round)
-        turn = next((t for t in turns if _number(t.case) == told.opening and sender in t.makers), None)
-        if turn is None or turn.said is not None or told.blob is None or sender in turn.useless:
+        if response.update is True:
             return None, []
-        if turn.blob == told.blob:
-            more = under_way.get(told.blob)
+        turns = (turn for turn in self.turns.values() if turn.case.round == response.round)
+        turn = next((t for t in turns if _number(t.case) == response.opening and sender in t.makers), None)
+        if turn is None or turn.said is not None or response.blob is None or sender in turn.useless:
+            return None, []
+        if turn.blob == response.blob:
+            more = under_way.get(response.blob)
             return None, more.offer([sender], now) if more is not None else []
         if turn.blob is not None and turn.shower is not None:
             had_its_time = now - turn.shown_s >= GIVE_UP_S / len(turn.makers)
@@ -337,14 +353,14 @@ class ReplayAudits:
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
         if isinstance(turn.case, SumCheckCase):
             most = turn.case.bytes_most
-        fetch, effects = self.arriving.point(turn, told.blob, sender, most, under_way, now)
+        fetch, effects = self.arriving.point(turn, response.blob, sender, most, under_way, now)
         return fetch, [*self._hold(), *effects]
 
-    def given_up(self) -> list[Digest]:
+    def abandoned(self) -> list[Digest]:
         """Downloads that nobody waits for any more: the audit is over, or was given up."""
         return self.arriving.given_up(turn.blob for turn in self.turns.values() if turn.said is None)
 
-    def fetched(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
+    def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
         if not self.arriving.ended(fact.blob):
             return []
         waiting = (t for t in self.turns.values() if t.said is None and not t.judging)
@@ -362,7 +378,7 @@ class ReplayAudits:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         match event:
             case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("audit/show/"):
                 return self._shown((int(job.rsplit("/", 1)[1]), self.me), blob)
@@ -420,8 +436,21 @@ class ReplayAudits:
             exhibit=exhibit,
         )
         kept = self._kept(turn) if exhibit is not None and finding in REFUTING else []
-        return [*self.convictions.keep(kept), _fact(ended, self.history.head)]
+        return [*self.evidence.keep(kept), _fact(ended, self.history.head)]
 
+
+def _ledger_of(settings: RunSettings) -> AuditLedger | None:
+    """Replay audits and sum checks share a ledger, since both count findings of auditors."""
+    if not settings.audited_share and settings.opened is None:
+        return None
+    return AuditLedger(settings.audited_share, settings.round.quorum, settings.opened)
+
+
+REPLAY_AUDIT = Verifier(
+    "audit",
+    _ledger_of,
+    lambda context: ReplayAudits(context) if context.pool.ledgers.find(AuditLedger) is not None else None,
+)
 
 _LAID = msgspec.msgpack.Decoder(list[LaidOpening])
 

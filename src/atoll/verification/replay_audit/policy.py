@@ -24,8 +24,11 @@ from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.duplicate_updates import alike_in
+from atoll.policy.findings import AGAINST, voices_needed
+from atoll.policy.ledger import Ledger
+from atoll.policy.plan import QuorumRule
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
-from atoll.verification.case import AGAINST, CHANCES, NOTHING, QuorumRule, VerificationCase, voices_needed
+from atoll.verification.case import CHANCES, NOTHING, VerificationCase
 from atoll.verification.sum_check.policy import SumCheckCase, SumCheckTerms, openings_of
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import AuditReport, Commitment, Finding
@@ -91,8 +94,10 @@ def key_of(report: AuditReport) -> Key:
     return report.round, report.peer, report.opening
 
 
-class AuditLedger:
-    """The audits of recent rounds. Tell it of vertices with `follow`; it forgets those older than AUDIT_ROUNDS."""
+class AuditLedger(Ledger[AuditReport]):
+    """The audits and openings of recent rounds; forgets those older than AUDIT_ROUNDS."""
+
+    report, duty, is_about_member = AuditReport, "audit members", True
 
     def __init__(self, share: float, rule: QuorumRule, terms: SumCheckTerms | None = None) -> None:
         self.share, self.terms = share, terms
@@ -101,14 +106,9 @@ class AuditLedger:
         self.head = -2
         self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
 
-    @property
-    def looks(self) -> bool:
-        """Anything is looked at in this run."""
-        return bool(self.share) or self.terms is not None
-
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in all vertices up to the head that are at hand."""
-        if not self.looks or head <= self.head:
+        if head <= self.head:
             return
         for round in range(max(self.head + 1, head - AUDIT_ROUNDS), head + 1):
             if round in bodies:
@@ -169,7 +169,7 @@ class AuditLedger:
                 found.append((signed.signer, report))
         return found
 
-    def why_not(self, by: PeerId, report: AuditReport) -> str | None:
+    def problem(self, by: PeerId, report: AuditReport) -> str | None:
         """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
         the audit is over: accusers must not fill vertices."""
         case = self.cases.get(key_of(report))
@@ -190,6 +190,9 @@ class AuditLedger:
             return None
         return "was said already"
 
+    def must_repeat(self, report: AuditReport) -> bool:
+        """Findings against a member are repeated by every auditor's peer until enough agree."""
+        return report.finding in AGAINST
 
-NO_DOCKET = AuditLedger(0.0, "majority")
-"""Of a run without audits."""
+    def lose(self, round: int) -> None:
+        self.lost = round

@@ -1,54 +1,66 @@
-"""One peer's side of validation: it looks at states that it was drawn for, and tells what all words together say.
+"""State validation, one peer's side: it evaluates the states that it was drawn for and reports the losses.
 
-    every vertex     who is drawn for its state, which states are judged by now
-    (`verification/state_validation/policy.py`)
-    validator        Ask Validate ─► losses ─► Looked, a signed report for a later vertex
+    every vertex     draws validators of its state, and settles verdicts (`verification/state_validation/policy.py`)
+    validator        `ValidateState` ─► losses ─► a signed `ValidationReport` for a later vertex
 
-One state at a time: who is slower than the rounds looks at the newest. A round waits for none of this. Keeps the
-states on disk that the run may go back to. Never judges by itself, never sends anybody back: a vertex does.
+A validator evaluates one state at a time; if it is slower than the rounds, the newest. A round waits for none of
+this. States that the run may roll back to stay on disk.
+Not responsible for: verdicts, rollbacks; vertices decide these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import VALIDATION_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, TaskDone, TaskFailed
 from atoll.features.attribution.statistics import refusal_in
 from atoll.peer.events import AutoRolledBack, StateEvaluated, StateJudged
-from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs, ValidateState, ValidationLosses
-from atoll.protocol.history.chain import VertexChain
-from atoll.verification.state_validation.policy import Opinion, ValidatedState, fixed_point, fixed_share
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
+from atoll.verification.state_validation.policy import (
+    Opinion,
+    ValidatedState,
+    ValidationLedger,
+    fixed_point,
+    fixed_share,
+)
+from atoll.wire.messages.statements import Statement, ValidationReport
 from atoll.wire.messages.vertex import VertexBody
 
 
-class StateValidators:
-    """`Looked` is to be told to the members."""
-
-    def __init__(self, me: PeerId, history: VertexChain, pool: ReportPool) -> None:
-        self.me, self.history, self.pool = me, history, pool
-        self.looking: ValidatedState | None = None  # a job is under way
-        self.at = self.seen = -2  # the newest round whose state I hold, and that I looked at, or tried to
-        self.told: dict[int, Opinion] = {}  # by round: what was told of it
+class StateValidators(VerifierMachine):
+    def __init__(self, context: VerifierContext) -> None:
+        self.me, self.history, self.pool = context.me, context.history, context.pool
+        self.looking: ValidatedState | None = None  # the state under evaluation
+        self.at = self.seen = -2  # newest rounds: state held here, evaluation tried
+        self.told: dict[int, Opinion] = {}  # round → opinion last emitted
         self.held: tuple[Digest, ...] = ()
 
-    def resume(self) -> list[Effect]:
-        """After a restart: what vertices say was told in the life before."""
+    @property
+    def _ledger(self) -> ValidationLedger:
+        return self.pool.recent().ledgers.get(ValidationLedger)
+
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
+        """The process before has emitted the verdicts of known vertices."""
         self._news()
         return self._hold()
 
-    def grew(self, body: VertexBody) -> list[Effect]:
-        """The history has one vertex more."""
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
+        """Emit new verdicts and a rollback, and pin the states needed now."""
         return [*self._news(), *self._went_back(body), *self._hold()]
 
-    def holds(self, round: int) -> list[Effect]:
-        """I hold the state of this round, and of those before it that are not tidied away."""
+    def on_state(self, round: int) -> list[Effect]:
+        """Earlier states that are not removed are here, too."""
         self.at = round
         return self._look()
 
-    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         candidate = self.looking
         if candidate is None or event.job != _job(candidate):
             return []
@@ -64,10 +76,10 @@ class StateValidators:
         return told + self._look()
 
     def _look(self) -> list[Effect]:
-        """At the newest state that I was drawn for. One that cannot be looked at is passed over."""
+        """Evaluate the newest state that the local peer was drawn for; one that fails is skipped."""
         if self.looking is not None:
             return []
-        validations = self.pool.recent().validations
+        validations = self._ledger
         mine = (c for c in validations.candidates.values() if self.me in c.validators and self.me not in c.said)
         late = validations.head - VALIDATION_OPEN
         open = [c for c in mine if max(self.seen, late) < c.round <= self.at]
@@ -78,16 +90,16 @@ class StateValidators:
         return [RunTask(_job(self.looking), ValidateState(self.looking.round, self.looking.state))]
 
     def _hold(self) -> list[Effect]:
-        needed = self.pool.recent().validations.needed_states()
+        needed = self._ledger.needed_states()
         if needed == self.held:
             return []
         self.held = needed
         return [RunTask("validate/hold", PinBlobs(needed, "validation"))]
 
     def _news(self) -> list[Effect]:
-        """Verdicts that stand since this head. One that changes, since the bound moved, is told again."""
+        """Verdicts that hold since this head. A verdict that changes with the bound is emitted again."""
         effects: list[Effect] = []
-        candidates = self.pool.recent().validations.candidates
+        candidates = self._ledger.candidates
         self.told = {round: opinion for round, opinion in self.told.items() if round in candidates}
         for candidate in candidates.values():
             opinion, values = candidate.opinion, candidate.values
@@ -105,8 +117,25 @@ class StateValidators:
         back = AutoRolledBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
         return [self._fact(back)]
 
+    def report_of(self, fact: Fact) -> Statement | None:
+        if not isinstance(fact, StateEvaluated):
+            return None
+        return ValidationReport(fact.of, fact.state, fact.losses, fact.right or UNSET)
+
     def _fact(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.history.head))
+
+
+def _ledger_of(settings: RunSettings) -> ValidationLedger | None:
+    rule = settings.validated
+    return ValidationLedger(rule, settings.round.quorum) if rule is not None else None
+
+
+STATE_VALIDATION = Verifier(
+    "validate",
+    _ledger_of,
+    lambda context: StateValidators(context) if context.settings.validated is not None else None,
+)
 
 
 def _job(candidate: ValidatedState) -> str:

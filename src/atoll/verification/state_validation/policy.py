@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
+from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import ChangedNumbers, RollbackOrder, ValidationReport
@@ -108,8 +109,10 @@ class ValidatedState:
         self.bounds, self.opinion = bounds, "bad" if bad else "good" if good else "open"
 
 
-class ValidationLedger:
-    """The candidates of recent rounds. Tell it of vertices with `follow`; it forgets what leaves the window."""
+class ValidationLedger(Ledger[ValidationReport]):
+    """The candidates of recent rounds; forgets those that leave the window."""
+
+    report, duty = ValidationReport, "validate states"
 
     def __init__(self, rule: ValidationRule | None, quorum: QuorumRule) -> None:
         self.rule = rule
@@ -144,7 +147,7 @@ class ValidationLedger:
         for by, said in _words(body):
             if isinstance(said, RollbackOrder):
                 back = said
-            elif self.why_not(by, said) is None and said.round in self.candidates:
+            elif self.problem(by, said) is None and said.round in self.candidates:
                 candidate = self.candidates[said.round]
                 candidate.said[by], candidate.heard = said.losses, round
                 if not isinstance(said.right, UnsetType):
@@ -170,7 +173,7 @@ class ValidationLedger:
             if values is not None:
                 least = values if least is None else tuple(map(min, least, values))
 
-    def why_not(self, by: PeerId, report: ValidationReport) -> str | None:
+    def problem(self, by: PeerId, report: ValidationReport) -> str | None:
         """None if this may stand in the next vertex."""
         candidate = self.candidates.get(report.round)
         if self.head - VALIDATION_OPEN < report.round <= self.lost:
@@ -201,10 +204,10 @@ class ValidationLedger:
         """The newest state that enough validators found good."""
         return next((c for c in reversed(self.candidates.values()) if c.opinion == "good"), None)
 
-    def demanded(self) -> RollbackOrder | None:
-        """Where the vertex after this head is to go back to, if anywhere. Everybody writes the same word."""
+    def demanded(self, head: int) -> RollbackOrder | None:
+        """The rollback that the vertex after this head must carry; every proposer writes the same one."""
         target = self.good
-        if target is None:
+        if target is None or head != self.head:
             return None
         refused = [c.heard for c in self.candidates.values() if c.round > target.round and c.opinion == "bad"]
         if not refused:
@@ -241,7 +244,3 @@ def _words(body: VertexBody) -> Iterator[tuple[PeerId, RollbackOrder | Validatio
         statement = statement_in(signed)
         if isinstance(statement, RollbackOrder | ValidationReport):
             yield signed.signer, statement
-
-
-NO_VALIDATIONS = ValidationLedger(None, "majority")
-"""Of a run without any."""

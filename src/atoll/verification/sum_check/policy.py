@@ -19,8 +19,10 @@ import msgspec
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
+from atoll.policy.findings import AGAINST, voices_needed
+from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import MLDSA65
-from atoll.verification.case import AGAINST, CHANCES, NOTHING, QuorumRule, VerificationCase, voices_needed
+from atoll.verification.case import CHANCES, NOTHING, VerificationCase
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement
 from atoll.wire.messages.vertex import VertexBody

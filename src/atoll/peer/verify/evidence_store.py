@@ -1,9 +1,11 @@
-"""Exhibits of whom this peer refuted, or saw expelled or sent away: kept after the audit is over, so that anybody
-may fetch one and judge again what the verdict rests on.
+"""Evidence store: exhibits that outlive their audit, so that any peer can fetch one and judge it again.
 
-Where steps were to be taken again the state that the round began with stays beside it: nothing can be judged
-without. Promises: at most EXHIBITS_KEPT, the newest first, also after a restart; they are fetched by name like any
-blob. Never judges. How many bytes there is room for is the disk's business.
+The local peer keeps the exhibits of members that it refuted or that a vertex removed. An exhibit of replayed steps
+needs the state that the round began with, which is kept beside it. Both are blobs and are fetched by name.
+
+Invariants:
+- At most EXHIBITS_KEPT exhibits, newest first, also after a restart.
+Not responsible for: judging; the room on disk (`runtime/storage/state_cache.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from atoll.base.machine import Effect, Persist, RunTask
 from atoll.peer.tasks import PinBlobs
 
 EXHIBITS_KEPT = 16  # blobs: one may be enough, but a liar is often refuted in several rounds, or in many blocks
-ROW = "exhibits"  # under which name it is remembered
+ROW = "exhibits"  # name of the row on disk
 
 
 class StoredEvidence(msgspec.Struct, frozen=True, array_like=True):
-    """What was judged, and what it takes to judge it again."""
+    """A judged exhibit, with what a second judgment needs."""
 
     round: int
     peer: PeerId
     exhibit: Digest
-    state: Digest | None = None  # that the round began with
+    state: Digest | None = None  # the state that the round began with
 
 
 _KEPT = msgspec.msgpack.Decoder(tuple[StoredEvidence, ...])
@@ -35,18 +37,18 @@ _KEPT = msgspec.msgpack.Decoder(tuple[StoredEvidence, ...])
 
 class EvidenceStore:
     def __init__(self) -> None:
-        self.kept: tuple[StoredEvidence, ...] = ()  # the newest first
+        self.kept: tuple[StoredEvidence, ...] = ()  # newest first
 
     def start(self, data: bytes) -> list[Effect]:
-        """What a life before wrote down."""
+        """Restore the row of the process before."""
         try:
             self.kept = _KEPT.decode(data) if data else ()
         except UNREADABLE:
-            return []  # of another version: those blobs are gone with the next round
+            return []  # another version wrote the row; its blobs go with the next round
         return self._hold() if self.kept else []
 
     def keep(self, new: Iterable[StoredEvidence]) -> list[Effect]:
-        """These stay from now on, of one round those that came first."""
+        """Keep these from now on; of one round the first ones win."""
         newest = sorted(dict.fromkeys((*self.kept, *new)), key=lambda one: -one.round)
         if (kept := tuple(newest[:EXHIBITS_KEPT])) == self.kept:
             return []

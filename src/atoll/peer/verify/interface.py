@@ -1,0 +1,110 @@
+"""The seam of a check: what the kernel knows of an optional verifier, and all that a new one implements.
+
+    Verifier          the name and the two factories of one check; the composition root lists those it offers
+    Ledger            the fold over vertices: who is checked, by whom, what reports mean (`policy/ledger.py`)
+    VerifierMachine   one peer's side: it draws its work from the ledger, and emits facts
+
+Invariants:
+- A finding becomes a signed report for the members, and only a vertex that carries reports has consequences.
+- The hooks of `VerifierMachine` do nothing by default. The kernel never asks which check it talks to.
+Not responsible for: running tasks on tensors (`worker.py` of a check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.machine import Effect, Fact, TaskDone, TaskFailed
+from atoll.peer.membership.report_pool import ReportPool
+from atoll.peer.round.owned_results import OwnedResults
+from atoll.peer.settings import RunSettings
+from atoll.peer.verify.evidence_store import EvidenceStore
+from atoll.policy.ledger import Ledger
+from atoll.protocol.history.chain import VertexChain
+from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
+from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
+from atoll.wire.messages.statements import AuditReport, Statement
+from atoll.wire.messages.vertex import VertexBody
+
+
+@dataclass(frozen=True)
+class VerifierContext:
+    """What a peer hands to its verifier machines."""
+
+    me: PeerId
+    settings: RunSettings
+    history: VertexChain
+    pool: ReportPool  # also holds the ledgers
+    evidence: EvidenceStore = field(default_factory=EvidenceStore)
+
+
+class VerifierMachine:
+    """One peer's side of one check; sans-IO. Times are the driver's."""
+
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
+        """Continue after a restart; `kept` holds the rows on disk."""
+        return []
+
+    def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
+        """The history has grown by this vertex."""
+        return []
+
+    def on_state(self, round: int) -> list[Effect]:
+        """The local peer holds the agreed state of this round."""
+        return []
+
+    def on_round_closed(self, body: VertexBody, results: OwnedResults) -> list[Effect]:
+        """The local round is closed; `results` leave memory after this call."""
+        return []
+
+    def on_report(self, by: PeerId, report: AuditReport, now: Seconds) -> list[Effect]:
+        """A member's admissible report arrived, which no vertex carries yet."""
+        return []
+
+    def on_malformed_row(self, sender: PeerId, shown: MalformedRowShown) -> list[Effect]:
+        """A member shows a row that it cannot decode. PeerFault if the claim is visibly false."""
+        return []
+
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
+        """A task whose name has this verifier's prefix has ended."""
+        return []
+
+    def retransmit(self) -> list[Effect]:
+        """Repeat unanswered requests; called with every heartbeat."""
+        return []
+
+    def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
+        """Answer a checker that asks where an exhibit of the local peer lies."""
+        return []
+
+    def on_exhibit(
+        self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
+    ) -> tuple[BlobDownload | None, list[Effect]]:
+        """The sender names the blob of an exhibit: a new download, or one source more for one `under_way`."""
+        return None, []
+
+    def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
+        """A download has ended, perhaps one of this machine."""
+        return []
+
+    def abandoned(self) -> list[Digest]:
+        """Downloads that this machine no longer needs; each is named once."""
+        return []
+
+    def report_of(self, fact: Fact) -> Statement | None:
+        """The report that the members get for this fact, if it is a finding of this machine."""
+        return None
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """One check that a run can turn on."""
+
+    name: str  # prefix of its tasks
+    ledger: Callable[[RunSettings], Ledger[Any] | None] = lambda settings: None
+    """None: the settings leave the check off, or it needs no ledger."""
+    machine: Callable[[VerifierContext], VerifierMachine | None] = lambda context: None
+    """None: the settings leave the check off, or the capability is no check."""

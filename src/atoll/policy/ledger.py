@@ -1,0 +1,99 @@
+"""Ledgers: what optional capabilities derive from agreed vertices, and which reports these make admissible.
+
+A ledger is a pure fold over the history, with one step per vertex. A run has a ledger for each capability that its
+genesis turns on. Every peer that holds the same vertices holds equal ledgers.
+
+Invariants:
+- A report type belongs to one ledger at most. Without that ledger such a report is never admissible.
+- The hooks of `Ledger` do nothing by default, so a new ledger overrides only those that it needs.
+Not responsible for: measuring or judging anything, sending reports.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from atoll.base.ids import Digest, PeerId
+from atoll.wire.messages.statements import RollbackOrder, Statement
+from atoll.wire.messages.vertex import VertexBody
+
+R = TypeVar("R", bound=Statement)
+L = TypeVar("L", bound="Ledger[Any]")
+
+
+class Ledger(ABC, Generic[R]):
+    """The fold of one capability; `R` is the type of the reports that it judges."""
+
+    report: ClassVar[type[Statement]]
+    duty: ClassVar[str]  # the senders' duty, as a refusal states it: "audit members"
+    is_about_member = False  # the report names a `peer`, which must not be expelled
+
+    @abstractmethod
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
+        """Take in the vertices up to the head that are at hand and not yet taken in."""
+
+    @abstractmethod
+    def problem(self, by: PeerId, report: R) -> str | None:
+        """The reason why this report may not stand in the next vertex; None if it may."""
+
+    def problem_to_propose(self, by: PeerId, report: R) -> str | None:
+        """The reason why the local peer must not propose an admissible report; None if it may."""
+        del by, report
+        return None
+
+    def must_repeat(self, report: R) -> bool:
+        """Whether every member repeats this carried report until enough agree."""
+        del report
+        return False
+
+    def settled_outcomes(self) -> Iterable[str]:
+        """The outcomes of the cases that the newest vertex settled, in one word each."""
+        return ()
+
+    def lose(self, round: int) -> None:
+        """The vertex of this round is lost or damaged: what it and earlier ones drew is unknown."""
+
+    def demanded(self, head: int) -> RollbackOrder | None:
+        """The rollback that the vertex after this head must carry."""
+        del head
+        return None
+
+
+class LedgerSet:
+    """The ledgers of one run, in a fixed order."""
+
+    def __init__(self, ledgers: Iterable[Ledger[Any]] = ()) -> None:
+        self._ledgers = {type(ledger): ledger for ledger in ledgers}
+        self._by_report = {ledger.report: ledger for ledger in self._ledgers.values()}
+
+    def __iter__(self) -> Iterator[Ledger[Any]]:
+        return iter(self._ledgers.values())
+
+    def __len__(self) -> int:
+        return len(self._ledgers)
+
+    def find(self, kind: type[L]) -> L | None:
+        """The ledger of this class, if the run has it."""
+        return cast("L | None", self._ledgers.get(kind))
+
+    def get(self, kind: type[L]) -> L:
+        """The ledger of this class, which the run has."""
+        return cast("L", self._ledgers[kind])
+
+    def judge_of(self, report: Statement) -> Ledger[Any] | None:
+        """The ledger that judges reports of this type."""
+        return self._by_report.get(type(report))
+
+    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
+        for ledger in self:
+            ledger.follow(head, ids, bodies)
+
+    def lose(self, round: int) -> None:
+        for ledger in self:
+            ledger.lose(round)
+
+    def demanded(self, head: int) -> RollbackOrder | None:
+        """The rollback that a ledger demands of the vertex after this head."""
+        return next((order for ledger in self if (order := ledger.demanded(head)) is not None), None)
