@@ -4,8 +4,7 @@ All work runs off the event loop: training in the trainer's own process (`traine
 on one thread (torch releases Python's lock), disk access on another. Parts: the head (`head.py`), older states
 (`storage/state_cache.py`), error feedback and the in-flight update (`local_update.py`), x and its steps
 (`live_parameters.py`), agreed arithmetic (`atoll/worker/arithmetic.py`), capabilities (`capabilities.py`). All of
-it belongs to the peer, so a crashed trainer costs one round. This file fixes the order in which the parts learn of
-an event.
+it belongs to the peer, so a crashed trainer costs one round. This file orders the events between the parts.
 Invariants:
 - Every task is answered once.
 - `StateAdvanced` and `AdoptState` are answered after their bytes are durable.
