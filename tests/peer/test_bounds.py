@@ -233,7 +233,7 @@ def test_nobody_pushes_more_than_a_part_can_be(stand: Stand, ahead: int, update_
     """Genesis says how large an update can be, and plans cut it into parts: more is a fault on arrival."""
     peer, round = stand.peer, stand.peer.round
     assert round is not None
-    peer.settings = replace(peer.settings, update_bytes=update_bytes)
+    peer.participation.settings = replace(peer.settings, update_bytes=update_bytes)
     most = part_bytes_most(update_bytes)
     assert update_bytes < most < BULK_FRAME_MAX or update_bytes > PART_BYTES_MAX
     for message in bulky(round.plan.round + ahead):
