@@ -141,13 +141,11 @@ def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
 
 def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory_any_more():
     """It was restored from the private file while the history grew beyond memory: the vertex that may hold it is
-    not
-
-    available, and it must not be sent again.
+    not available, and it must not be sent again.
     """
     stand = Stand()
     peer, history = stand.peer, stand.peer.history
-    peer.round, peer.regain.round = None, 0
+    peer.participation.round, peer.regain.round = None, 0
     for held in (history.bodies, history.vertices, history.ids):
         del held[0]
     effects = peer.handle(TaskDone("restore", StateRestored()), stand.swarm.world.now)
@@ -167,9 +165,7 @@ def _without(signed: SignedStatement | None, peer: PeerId) -> SignedStatement | 
 def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it_left():
     """No quorum is left, one member is killed while apart, and the round that it resumes is still open.
 
-    Others would
-
-    blame it, since late work is of an earlier round. It travels with the next update.
+    Others would blame it, since late work is of an earlier round. It travels with the next update.
     """
     swarm = VirtualSwarm(1, SwarmKnobs(4, run=replace(SETTINGS, apart=MERGE)))
     swarm.world.run(60.0, stop=lambda: swarm.head(ME) == 1)

@@ -49,9 +49,7 @@ def until_all(swarm: VirtualSwarm, paused: bool) -> VertexBody:
 def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
     """Carl leaves, Dora crashes and returns, Eve joins.
 
-    Then the run continues at the same place in the data, and
-
-    every reader of the history agrees.
+    Then the run continues at the same place in the data, and every reader of the history agrees.
     """
     swarm = swarm_of()
     reach(swarm, 5)
@@ -147,9 +145,7 @@ def test_going_back_and_starting_over_keep_the_pause():
 
 
 def test_of_two_that_are_said_at_once_a_body_carries_one():
-    """Signed by the same identity through two members, after two heads: both are valid, and no voter accepts a
-    body
-
+    """Signed by the same identity through two members, after two heads: both are valid, and no voter accepts a body
     with both.
     """
     swarm = swarm_of()
@@ -164,7 +160,7 @@ def test_of_two_that_are_said_at_once_a_body_carries_one():
     assert len(pauses_in(peer.pool.pool.values())) == 2 and len(pauses_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
     nothing = [None] * len(ground.owners)
-    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), ground.parent.state, now)
+    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), state=ground.parent.state, now=now)
     assert body.paused == body.round and check_body(ground, peer.notary, body, now) is None
     lies = replace(body, reports=(*body.reports, again)), replace(body, paused=UNSET), replace(body, paused=1)
     for lie in lies:

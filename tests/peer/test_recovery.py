@@ -125,7 +125,6 @@ def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_
 @pytest.mark.parametrize("others", [1, 2])
 def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
     """It forgot what it signed, so the old key is silent for good. Of three members, two admit the new key, and
-
     expect no messages of the old one meanwhile; of two, the remaining one cannot, sees why, and recovers.
     """
     knobs = SwarmKnobs(peers=1 + others)

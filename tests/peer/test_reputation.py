@@ -61,7 +61,7 @@ def scores(
     *reports: VerifiedReport, of: RoundPlan | None = None, audits: bool = False, answers=WHOLE, commits=COMMITS
 ):
     of = of or plan()
-    found = next_scores(of, OWNERS, audits, of.members, answers, commits, reports)
+    found = next_scores(of, OWNERS, audits, of.members, answers, commits, reports=reports)
     return {m.peer: score for m, score in zip(of.members, found, strict=True)}
 
 

@@ -178,9 +178,7 @@ def test_vertices_that_the_disk_changed_or_lost_come_from_a_member_before_the_pe
 def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
     """Another round's vertex, made-up content and too few votes are refused; the right one is kept.
 
-    Until then this
-
-    peer sends nothing of its own, and serves what it holds.
+    Until then this peer sends nothing of its own, and serves what it holds.
     """
     swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     world, late = swarm.world, peer_name(2)
@@ -211,9 +209,7 @@ def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_no
     change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ):
     """It joins through the very member with that disk: that member lives on, none is blamed, and others send the
-    right
-
-    vertex to it, too: its disk then holds what was agreed.
+    right vertex to it, too: its disk then holds what was agreed.
     """
     monkeypatch.setattr("atoll.protocol.history.chain.WINDOW", 8)
     swarm = VirtualSwarm(5, SwarmKnobs(peers=3))

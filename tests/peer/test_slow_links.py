@@ -127,9 +127,8 @@ def test_a_group_whose_views_are_all_used_up_shares_again():
 def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
     """The founder of a group dies while a newcomer joins.
 
-    Once the newcomer passed view after view, and attempt after
-
-    attempt, within one event: nothing stopped it, since no turn was ever its own.
+    Once the newcomer passed view after view, and attempt after attempt, within one event: nothing stopped it, since
+    no turn was ever its own.
     """
     settings = RunSettings(open_to_all=True, round=NO_CLOCK)
     swarm = VirtualSwarm(

@@ -210,7 +210,6 @@ def test_a_swarm_learns_its_links_and_reduces_by_them():
 @pytest.mark.parametrize("seed", [3, 5, 6])
 def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_still_have_their_mean(seed: int):
     """A star of thirteen, at the moment when a peer begins to share: the remaining members of the plan answer at
-
     once, in the same attempt, and voters accept that as a result. Also where a message of the dead comes late.
     """
     settings = RunSettings(topology="star", round=RoundSettings(inner_steps=20, first_train_s=10))

@@ -188,7 +188,7 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     assert peer.pool.add(rival, swarm.world.now).fresh and len(tunes_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
     nothing = [None] * len(ground.owners)
-    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), ground.parent.state, now)
+    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), state=ground.parent.state, now=now)
     assert check_body(ground, peer.notary, body, now) is None and body.tuned.to.lr in (0.25, 0.125)
     said = tunes_in(peer.pool.pool.values())
     goal = goal_of(peer.history.bodies[1], peer.history.ids[1])

@@ -164,7 +164,7 @@ def without_parts(ground):
 
 def assembled(peer, parent: VertexBody, reports: tuple[SignedStatement, ...], trained: int) -> VertexBody:
     ground = without_parts(peer.round.ground)
-    body = write_body(ground, peer.notary, 0, (), {}, (), parent.state, parent.time_s)
+    body = write_body(ground, peer.notary, 0, (), {}, (), state=parent.state, now=parent.time_s)
     return replace(body, reports=reports, trained=trained)
 
 

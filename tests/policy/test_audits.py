@@ -88,7 +88,6 @@ def test_a_round_is_audited_by_the_standing_that_it_began_with(standing: Standin
 
 def test_of_two_commitments_to_one_update_both_are_audited():
     """Of thirty rounds at a rate of a thousandth: a member that copied another's root before it was revealed is
-
     audited in every one of them, and so is its victim; of the others hardly any.
     """
     docket = AuditLedger(0.001, "two-thirds")

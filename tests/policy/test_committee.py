@@ -1,5 +1,4 @@
 """Proposer turns that no member can choose, and committees drawn by reputation: equal at every peer, as often as
-
 scores require, and never in favor of a new name.
 """
 
@@ -129,9 +128,7 @@ def test_whoever_is_sent_away_or_comes_back_moves_nobody_elses_turn():
 
 
 def test_new_names_just_behind_the_writer_wait_for_as_many_rounds_as_there_are_voters():
-    """Of a thousand names the closest one behind: otherwise a proposer could admit the next proposer,
-    again and
-
+    """Of a thousand names the closest one behind: otherwise a proposer could admit the next proposer, again and
     again.
     """
     old = dict.fromkeys(VOTERS[:9], -1)

@@ -248,9 +248,7 @@ def test_a_large_piece_may_take_as_long_as_a_polite_repair_takes():
 def test_a_word_of_an_earlier_time_as_its_holder_is_worth_nothing():
     """A holder was away, another one took over, then that one went for good and the first was drawn again.
 
-    A repeated
-
-    old report states it in its name, before it has the piece.
+    A repeated old report states it in its name, before it has the piece.
     """
     chain = Chain(PEERS[:5]).placed()
     holder, old = chain.words()[2]
