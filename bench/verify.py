@@ -82,7 +82,7 @@ def next_vertex(
         for part, owners in enumerate(ground.owners)
     ]
     proposer = notaries[plan.committee[round % len(plan.committee)]]
-    body = write_body(ground, proposer, 0, parts, commits, (), root, parent.time_s + 30.0)
+    body = write_body(ground, proposer, 0, parts, commits, (), state=root, now=parent.time_s + 30.0)
     raw = encode(body)
     vote = Vote(round, 0, "commit", vertex_id(raw))
     votes = tuple((name, notaries[name].sign(vote).signature) for name in names[: plan.quorum])

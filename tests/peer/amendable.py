@@ -1,4 +1,4 @@
-"""A virtual swarm whose creator holds the recovery identity, as stories about its words begin."""
+"""A virtual swarm with a creator that holds the recovery identity, as stories about its words begin."""
 
 from __future__ import annotations
 

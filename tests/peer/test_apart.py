@@ -51,7 +51,7 @@ class Stand:
 
     @property
     def commit(self) -> Commitment:
-        """To this round's 20 steps of 16 samples."""
+        """A commitment to this round's 20 steps of 16 samples."""
         return Commitment(self.plan.round, 0, digest(b"root"), 4, 20, 320, 2.0, 0.1, 320)
 
 
@@ -61,7 +61,7 @@ def late(commit: Commitment, claim: LateShare, **other: object) -> Commitment:
 
 
 def test_late_steps_are_counted_and_weigh_nothing():
-    """Its row weighs the samples of this round; whoever claims the weight of all of them is at fault."""
+    """Its row weighs the samples of this round; a member that claims the weight of all of them is at fault."""
     stand = Stand()
     claim = LateShare(0, 60, 960)
     assert stand.blames(late(stand.commit, claim, weight=320 + 960)) == [OTHER]
@@ -103,7 +103,7 @@ def test_a_newcomer_brings_no_late_work():
 
 
 def test_it_goes_on_only_while_too_few_are_heard_and_stops_at_its_bound():
-    """Four voters, three needed: with one gone there is a quorum; a trainer that fails is asked again."""
+    """Four voters, three needed: with one gone a quorum is left; a trainer that fails is started again."""
     ground, gone = Stand().peer.round.ground, set[PeerId]()
     apart = Apartness(ground, ME, gone.__contains__)
     assert apart.go_on() == []
@@ -123,7 +123,7 @@ def test_it_goes_on_only_while_too_few_are_heard_and_stops_at_its_bound():
 
 
 def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
-    """Part by part; what is not at hand any more is taken for counted, and nothing is ever counted twice."""
+    """Part by part; a round without its vertex is taken as counted, and nothing counts twice."""
     body: VertexBody = Stand().peer.history.head_body
     mine = [isinstance(s, SignedStatement) for s in body.parts]
     assert left_open(ME, 4, body) == RoundSettlement((True,) * len(mine), late=False)
@@ -140,12 +140,12 @@ def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
 
 
 def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory_any_more():
-    """It was restored from the private file, and while that was read the history grew beyond what is held: the
-    vertex that may have it is not at hand, and it must not be sent again.
+    """It was restored from the private file while the history grew beyond memory: the vertex that may hold it is
+    not available, and it must not be sent again.
     """
     stand = Stand()
     peer, history = stand.peer, stand.peer.history
-    peer.round, peer.regain.round = None, 0
+    peer.participation.round, peer.regain.round = None, 0
     for held in (history.bodies, history.vertices, history.ids):
         del held[0]
     effects = peer.handle(TaskDone("restore", StateRestored()), stand.swarm.world.now)
@@ -163,8 +163,9 @@ def _without(signed: SignedStatement | None, peer: PeerId) -> SignedStatement | 
 
 
 def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it_left():
-    """Nobody has a quorum, one member is killed apart, and the round that it takes up again is still open: others
-    would blame it, since late work is of a round before. It rides on the next one.
+    """No quorum is left, one member is killed while apart, and the round that it resumes is still open.
+
+    Others would blame it, since late work is of an earlier round. It travels with the next update.
     """
     swarm = VirtualSwarm(1, SwarmKnobs(4, run=replace(SETTINGS, apart=MERGE)))
     swarm.world.run(60.0, stop=lambda: swarm.head(ME) == 1)
@@ -173,7 +174,7 @@ def test_whoever_restarts_while_cut_off_claims_nothing_late_in_the_round_that_it
     swarm.world.run(swarm.world.now + 100, stop=lambda: alone.out == 60)
     swarm.world.crash(ME)
     swarm.world.start(ME)
-    swarm.world.run(swarm.world.now + 100)  # an attempt fails, and it commits anew; the checkers see who is blamed
+    swarm.world.run(swarm.world.now + 100)  # an attempt fails, and it commits again; the checkers see accusations
     assert swarm.head(ME) == 1 and alone.held == 60
     swarm.world.network.heal()
     swarm.world.run(swarm.world.now + 200, stop=lambda: min(swarm.heads()) >= 8)  # put away, new, a member

@@ -1,4 +1,4 @@
-"""Blame from commitments: who stands apart is named first, and what cannot be compared is not made up."""
+"""Blame from commitments: an outlier is named first, and what cannot be compared is not invented."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def went_back(body: VertexBody, to: int) -> VertexBody:
 
 
 def test_who_counted_in_what_was_left_before_is_not_named_again():
-    """Round 3 left 2 behind, and its own updates moved nothing. Round 6 leaves 4 and 5, which came of round 1."""
+    """Round 3 left 2 behind, and its own updates moved nothing.
+
+    Round 6 leaves 4 and 5, which follow from round 1.
+    """
     trained = [replace(body(round, {"a": 1.0, who: 1.0}), parts=(None,)) for round, who in enumerate("abcdefg")]
     bodies = [*trained[:3], went_back(trained[3], 1), *trained[4:6], went_back(trained[6], 1)]
     first, second = refusals(bodies)

@@ -1,6 +1,6 @@
-"""What others can make a peer give, keep or wait for has a ceiling, whoever asks and however often.
+"""Bounds on what others can make a peer send, store or wait for.
 
-One honest peer of four, in the middle of a round, spoken to by somebody who does not stop.
+One honest peer of four, in the middle of a round, receives messages from a peer that never stops.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ME, OTHER, MEMBER = peer_name(0), peer_name(1), peer_name(2)
 
 
 class Stand:
-    """The peer that is spoken to, as soon as it holds combined parts."""
+    """The peer under test, as soon as it holds combined parts."""
 
     def __init__(self) -> None:
         self.swarm = VirtualSwarm(1, SwarmKnobs(4))
@@ -86,7 +86,7 @@ class Stand:
         return self.peer.handle(Received(by, message, payload), now)
 
     def given(self, wish: PartRequest, times: int, by: PeerId = MEMBER) -> int:
-        """How often the bytes are sent to one that asks so many times."""
+        """Number of times the bytes are sent to a peer that asks this often."""
         answers = [e for _ in range(times) for e in self.hears(wish, by=by)]
         return sum(isinstance(e, Send) and isinstance(e.message, PartResponse) for e in answers)
 
@@ -97,16 +97,16 @@ def stand() -> Stand:
 
 
 def test_who_asks_for_a_part_again_and_again_is_given_it_a_few_times(stand: Stand):
-    """A word of a few bytes is answered with megabytes: one that may be lost, not a tap that stays open."""
+    """A request of a few bytes is answered with megabytes: enough for a lost message, not for a flood."""
     round, digest = stand.part()
     assert stand.peer.round is not None and stand.peer.round.plan.round == round
     assert stand.given(PartRequest(round, 0, "", digest), 100) == PART_GIVEN_MAX
-    assert stand.given(PartRequest(round, 7, "", digest), 100) == 0  # the attempt that it names is its own word
+    assert stand.given(PartRequest(round, 7, "", digest), 100) == 0  # the attempt that it names is its own claim
     assert stand.given(PartRequest(round, 0, "", digest), 1, by=OTHER) == 1  # others are not made to pay for it
 
 
 def test_the_next_attempt_is_a_new_beginning(stand: Stand):
-    """A pause may outlast many attempts, and whoever comes back must be able to have the parts."""
+    """A pause may outlast many attempts, and a peer that returns must be able to get the parts."""
     round, digest = stand.part()
     wish = PartRequest(round, 0, "", digest)
     stand.given(wish, 100)
@@ -120,7 +120,7 @@ def test_the_next_attempt_is_a_new_beginning(stand: Stand):
 
 
 def test_an_attempt_that_does_not_end_counts_anew_every_minute(stand: Stand):
-    """Groups have attempts of years, and whoever lost its connection must not wait so long."""
+    """Groups have attempts of years, and a peer that lost its connection must not wait as long."""
     round, digest = stand.part()
     wish = PartRequest(round, 0, "", digest)
     stand.given(wish, 100)
@@ -154,7 +154,7 @@ def test_bodies_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pyt
 
 
 def test_weights_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pytest.MonkeyPatch):
-    """They are decoded beside any answer, also where nobody weighs rows."""
+    """They are decoded beside any result, also where rows are not weighted."""
     monkeypatch.setattr(early_messages, "EARLY_BYTES_MAX", 10_000)
     words, signed = early_messages.EarlyMessageBuffer(), SignedStatement(PeerId("ada"), b"", b"")
     weighing = AgreedWeights((), (), Digest(bytes(1000)))
@@ -167,7 +167,7 @@ def test_weights_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: py
 
 
 def test_certificates_that_come_too_early_count_as_the_bytes_they_are(monkeypatch: pytest.MonkeyPatch):
-    """A vote that is said again proves itself by votes of all: 74 kB with ML-DSA-65, or what a liar likes."""
+    """A repeated vote carries proof with votes of all: 74 kB with ML-DSA-65, or any size from a liar."""
     monkeypatch.setattr(early_messages, "EARLY_BYTES_MAX", 50_000)
     words, signed = early_messages.EarlyMessageBuffer(), SignedStatement(PeerId("ada"), b"", b"")
     proof = QuorumCertificate(9, 0, "prepare", Digest(bytes(32)), ((PeerId("ada"), bytes(4000)),))
@@ -184,7 +184,7 @@ NOBODYS = SignedStatement(STRANGER, b"", b"")
 
 @pytest.mark.parametrize("ahead", [-1, 0, 1, 2, 5])
 def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
-    """Words of a round, with 40 MiB each, of the past, of now, too early, much too early: none leaves a trace."""
+    """Round messages with 40 MiB each, of the past, the present, early, much too early: none leaves a trace."""
     peer, round = stand.peer, stand.peer.round
     assert round is not None
     number, before = round.plan.round + ahead, dict(round.parts.held)
@@ -202,11 +202,11 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
     assert not peer.early.dropped and STRANGER not in peer.news.hinted
     assert STRANGER not in round.repeats.too_early | round.repeats.told and round.parts.held == before
     stand.hears(words[0], payload, by=MEMBER)
-    assert ahead not in (1, 2) or peer.early.count_of[MEMBER] == 1  # a member's early word is remembered
+    assert ahead not in (1, 2) or peer.early.count_of[MEMBER] == 1  # an early message of a member is stored
 
 
 def test_strangers_that_say_they_know_more_are_not_remembered_for_ever(stand: Stand):
-    """New identities are free, and every one of them claims a later head: each is asked, the book stays thin."""
+    """New identities are free, and each claims a later head: each is asked, the book stays small."""
     for k in range(PEERS_MAX + 50):
         effects = stand.hears(Ping(0.0, 900), by=PeerId(f"stranger {k}"))
         assert any(isinstance(e, Send) and isinstance(e.message, VerticesRequest) for e in effects)
@@ -233,7 +233,7 @@ def test_nobody_pushes_more_than_a_part_can_be(stand: Stand, ahead: int, update_
     """Genesis says how large an update can be, and plans cut it into parts: more is a fault on arrival."""
     peer, round = stand.peer, stand.peer.round
     assert round is not None
-    peer.settings = replace(peer.settings, update_bytes=update_bytes)
+    peer.participation.settings = replace(peer.settings, update_bytes=update_bytes)
     most = part_bytes_most(update_bytes)
     assert update_bytes < most < BULK_FRAME_MAX or update_bytes > PART_BYTES_MAX
     for message in bulky(round.plan.round + ahead):
@@ -258,14 +258,16 @@ def test_no_codec_makes_an_honest_part_too_long(codec: str, values: int):
 
 
 def padded(swarm: VirtualSwarm, statement, by: PeerId, junk: int) -> SignedStatement:
-    """The same statement with a field that nobody knows."""
+    """The same statement with an unknown field."""
     fields = msgspec.msgpack.decode(encode(statement))
     raw = msgspec.msgpack.encode(fields | {"junk": bytes(junk)})
     return SignedStatement(by, raw, VirtualSigner(by).sign(signed_bytes(swarm.run_id, raw)))
 
 
 def test_a_commitment_or_answer_that_would_fill_the_vertex_is_a_fault():
-    """Fields from the future are no fault, and a megabyte of them would leave no room for anybody else's."""
+    """Fields from the future are no fault, but a megabyte of them would leave no room for the others'
+    statements.
+    """
     swarm = VirtualSwarm(1, SwarmKnobs(4))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
@@ -287,7 +289,7 @@ def test_a_commitment_or_answer_that_would_fill_the_vertex_is_a_fault():
 
 @pytest.mark.parametrize(("statistic", "names", "most"), [("mean", 1, 0), ("robust", 7, 7), ("robust", 20, 7)])
 def test_weights_beside_an_answer_are_no_longer_than_the_plan_allows(statistic: str, names: int, most: int):
-    """They go into the vertex; where nobody weighs rows there are none."""
+    """They go into the vertex; where rows are not weighted there are none."""
     swarm = VirtualSwarm(1, SwarmKnobs(7, run=RunSettings(open_to_all=True, statistic=statistic, tolerance=0.33)))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
@@ -313,7 +315,7 @@ def test_a_proposal_that_could_be_shown_to_nobody_gets_no_vote():
 
 
 def test_who_asks_to_join_a_full_run_is_told_so_and_what_to_do():
-    """A model of so many parts that a vertex has no room for one member more."""
+    """A model with enough parts that a vertex has no room for one more member."""
     knobs = SwarmKnobs(4)
     knobs.run = replace(knobs.run, update_bytes=6000 * PART_BYTES_MAX)
     swarm = VirtualSwarm(1, knobs)

@@ -1,4 +1,6 @@
-"""A recovery that was none: a quorum was only out of reach, both go on, and when they meet everybody is told."""
+"""A false recovery: a quorum was only unreachable, both sides go on, and when they meet all members are
+notified.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ class Parted:
 
 
 def test_when_they_meet_both_know_and_nobody_is_blamed():
-    """Each is shown the other's first vertex, once, and goes on where it stood; a restart remembers it.
+    """Each receives the other's first vertex, once, and continues where it was; a restart remembers it.
 
-    All are told on which branch most of them are, and it is the one without the recovery.
+    All learn which branch most members are on, and it is the one without the recovery.
     """
     parted = Parted()
     assert parted.seen == {} == parted.preferred
@@ -120,7 +122,7 @@ def audit_of(parted: Parted, name: PeerId) -> VerificationReport:
 
 
 def test_a_branch_that_nobody_signed_is_its_bringers_fault_and_leaves_nothing():
-    """The right round and parent, another state: neither a quorum's nor the recovery identity's."""
+    """The right round and parent, another state: signed neither by a quorum nor by the recovery identity."""
     parted = Parted()
     history = parted.machine(NAMES[6]).history
     real = parted.machine(CREATOR).history.vertices[parted.last + 1]

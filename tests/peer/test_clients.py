@@ -1,4 +1,4 @@
-"""Members whom nobody can dial: they train and count, own no part, have no vote, and never need each other."""
+"""Members that cannot be dialed: they train and count, own no part, have no vote, and never need each other."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Who tells an owner that somebody committed twice."""
+"""Evidence of a double commitment: which voters send it to an owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_in_a_small_swarm_everybody_shows_what_it_heard():
 
 
 def test_of_a_hundred_a_few_show_it_to_each_owner_and_nobody_to_all():
-    """Drawn anew for every owner and attempt, and of both halves that a liar may have told different words."""
+    """Drawn anew for every owner and attempt, from both halves that a liar may have sent different commitments."""
     shows: Counter[PeerId] = Counter()
     for owner in HUNDRED:
         drawn = shown_by(owner, HUNDRED, digest(b"head"), 0)

@@ -98,7 +98,9 @@ def test_no_refusal_ends_a_member(rule: QuorumRule):
 
 
 def joiner(swarm: VirtualSwarm) -> tuple[Peer, Seconds]:
-    """It has the whole history from the first voter, a ticket that no vertex holds, and says its first join."""
+    """A joiner with the whole history from the first voter and a ticket that no vertex holds, sending its first
+    join.
+    """
     lost = Peer(
         swarm.run_id,
         VirtualSigner(STRANGER),
@@ -153,7 +155,7 @@ def test_before_genesis_only_the_dialed_peer_refuses():
 
 
 def test_a_visitor_that_is_turned_away_later_ends():
-    """It says no join: whatever it asks is its request, and its ticket may be revoked meanwhile."""
+    """It sends no join: all its messages are requests, and its ticket may be revoked meanwhile."""
     swarm = swarm_of("majority")
     lost = Peer(
         swarm.run_id,
@@ -197,7 +199,7 @@ def part(state: bytes) -> Message:
 
 
 def answers(peer: Peer, by: PeerId = STRANGER) -> set[str]:
-    """What all questions led to: kinds of messages, and work of the disk."""
+    """Effects of all requests: kinds of messages, and disk jobs."""
     effects = [effect for message in asks(peer) for effect in hear(peer, by, message)]
     left = [e for e in effects if type(e).__name__ not in ("Send", "SetTimer")]
     return {type(message).__name__ for message in said_to(by, effects)} | {type(e).__name__ for e in left}
@@ -214,7 +216,7 @@ def shown(swarm: VirtualSwarm, ticket: Ticket, who: PeerId = STRANGER) -> list[M
 
 
 def test_a_stranger_reads_nothing_of_a_private_run():
-    """Whatever it asks it gets a refusal and no work is done for it; its first words tell it no round."""
+    """Any request gets a refusal and no work is done for it; its hello reveals no round."""
     swarm = swarm_of()
     assert answers(machine(swarm)) == {"JoinRefused"}
     (first,) = said_to(STRANGER, machine(swarm).handle(LinkUp(STRANGER), NOW))

@@ -1,4 +1,4 @@
-"""Who says two things in one slot is expelled by the next vertex, where members may lie, and waited for nowhere."""
+"""Equivocation where members may lie: two statements in one slot expel their author by the next vertex."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIAR = peer_name(2)
 
 
 def votes_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Both votes to everybody."""
+    """Both votes to all members."""
     if not isinstance(send.message, VoteMessage):
         return [send]
     vote = decode_statement(send.message.statement.body, villain.peer.me)
@@ -44,12 +44,12 @@ def proposes_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 def commits_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Half of the members hear of an update that never comes."""
+    """Half of the members receive a commitment to an update that never comes."""
     return equivocate(villain, send) if isinstance(send.message, CommitAnnouncement) else [send]
 
 
 def run_with(twist: Twist | None, rule: QuorumRule, until: float = 60.0) -> dict[PeerId, str]:
-    """Standing of everybody after a minute of four members' training."""
+    """Standings after a minute of training by four members."""
     knobs = SwarmKnobs(4, run=RunSettings(round=RoundSettings(inner_steps=20, first_train_s=10, quorum=rule)))
 
     def make(*of) -> ByzantineMember:
@@ -112,7 +112,7 @@ def test_who_commits_to_two_updates_is_expelled_and_costs_nobody_a_second(twist:
 
 
 def test_where_members_trust_each_other_two_updates_of_one_are_waited_for_by_nobody():
-    """It stays a member, and its rows that fit neither word are not what a round ends with."""
+    """It stays a member, and the round ends without its rows that match neither commitment."""
     undisturbed, _, _ = lengths_beside(None, "majority")
     lengths, standing, failed = lengths_beside(commits_twice, "majority")
     assert set(standing.values()) == {"member"} and not failed

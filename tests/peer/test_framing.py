@@ -1,6 +1,6 @@
-"""An honest peer can never be framed: whoever brings a forged or borrowed word is the one who is blamed.
+"""Framing: no honest peer can be blamed for a forged or borrowed message; its bringer is blamed.
 
-One honest peer of four, spoken to by a villain that knows everything but the others' keys.
+One honest peer of four receives messages from a villain that knows everything except the others' keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ME, HONEST, VILLAIN = peer_name(0), peer_name(1), peer_name(2)
 
 
 class Stand:
-    """The peer that is spoken to, in the first round of a swarm of four."""
+    """The peer under test, in the first round of a swarm of four."""
 
     def __init__(self) -> None:
         self.swarm = VirtualSwarm(1, SwarmKnobs(4))
@@ -57,7 +57,7 @@ class Stand:
         return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
 
     def hears(self, message, payload: Payload | None = None) -> list[PeerId]:
-        """Whom it blames when the villain says this."""
+        """The peers it blames after this message of the villain."""
         effects = self.peer.handle(Received(VILLAIN, message, payload), 0.5)
         return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
 
@@ -80,7 +80,7 @@ def test_a_forged_signature_is_the_fault_of_who_brings_it(stand: Stand):
 
 
 def test_an_honest_proposal_with_other_bytes_is_the_fault_of_who_brings_it(stand: Stand):
-    """The signature covers the digest; the body, the timeouts and the certificate are the carrier's word."""
+    """The signature covers the digest; body, timeouts and certificate are the carrier's claim."""
     agreement = stand.round.agreement
     proposer = agreement.proposer(0)
     if proposer in (ME, VILLAIN):
@@ -103,7 +103,7 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
     )
     known = QuorumCertificate(0, 0, "prepare", real, votes)
     first = stand.sign(ViewTimeout(0, 0, 0, real), HONEST)
-    agreement.learn_body(b"certified")  # a certificate binds nobody who lacks it
+    agreement.learn_body(b"certified")  # a certificate does not bind a peer that lacks it
     assert stand.hears(TimeoutMessage(0, 0, stand.trace, first, known)) == []
     invented = QuorumCertificate(0, 90, "prepare", digest(b"never"), ())
     again = stand.sign(ViewTimeout(0, 1, 0, real), VILLAIN)
@@ -116,7 +116,9 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
 
 @pytest.mark.parametrize("claimed", [(1, digest(b"certified")), (0, digest(b"another"))])
 def test_a_certificate_of_another_view_or_body_proves_no_claim(stand: Stand, claimed: tuple[int, Digest]):
-    """It holds, and is shown under a claim that it does not bear out: a body would bind that nobody certified."""
+    """It is valid but shown under a claim that it does not support: it would bind voters to a body without a
+    certificate.
+    """
     real = digest(b"certified")
     votes = tuple(
         (p, stand.sign(Vote(0, 0, "prepare", real), p).signature) for p in sorted((ME, HONEST, peer_name(3)))
@@ -178,7 +180,7 @@ def test_a_wrong_part_does_not_undo_what_its_true_commitment_began(stand: Stand)
 
 
 def test_a_row_dressed_up_as_a_sum_is_refused(stand: Stand):
-    """Sums cannot be held against a commitment: whoever has nobody below it in the tree may not send one."""
+    """Sums cannot be checked against a commitment: a peer with no children in the tree may not send one."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     stand.hears(
         CommitAnnouncement(0, 0, stand.trace, stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN))
@@ -210,7 +212,7 @@ def test_a_lie_that_its_owner_did_not_sign_is_no_report(stand: Stand):
 
 
 def test_two_commitments_of_one_peer_are_a_proof_and_one_is_a_voice(stand: Stand):
-    """One alone says that a row cannot be read: it only counts, and nobody waits less for that row by it."""
+    """One alone claims that a row cannot be decoded: it only counts, and the row is still awaited."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     one = stand.sign(Commitment(0, 0, digest(b"root"), **fields), HONEST)
     other = stand.sign(Commitment(0, 0, digest(b"another"), **fields), HONEST)
@@ -231,7 +233,7 @@ def test_two_commitments_of_one_peer_are_a_proof_and_one_is_a_voice(stand: Stand
 
 @pytest.mark.parametrize("whose", ["another's", "an older one"])
 def test_a_row_that_brings_another_commitment_is_refused(stand: Stand, whose: str):
-    """Its owner would show that word to whoever doubts the sum, and seem to hide the row."""
+    """Its owner would send that commitment to voters that dispute the sum, and seem to hide the row."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     rows = tuple(digest(f"row {j}".encode()) for j in range(4))
     root = merkle_root(rows)

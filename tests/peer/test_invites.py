@@ -55,7 +55,7 @@ def signed(swarm: VirtualSwarm, by: PeerId, uses: int, expires_s: float) -> Sign
 
 
 def spread(swarm: VirtualSwarm, report: SignedStatement, by: PeerId) -> None:
-    """Every member hears the report from this peer; then three rounds pass."""
+    """All members receive the report from this peer; then three rounds pass."""
     for machine in machines(swarm):
         machine.handle(Received(by, MemberReport(report)), swarm.world.now)
     before = min(heads(swarm))
@@ -86,7 +86,7 @@ def test_no_voter_halts_a_run_by_an_invitation_that_never_equals_itself(swarm: V
 
 
 def test_a_revoked_ticket_stays_revoked_when_a_stranger_repeats_the_invitation(swarm: VirtualSwarm):
-    """The signed invitation stands in the history: whoever read it once could send it again."""
+    """The signed invitation stands in the history, where any reader could copy and send it again."""
     invited = signed(swarm, FOUNDER, 1, 1e6)
     spread(swarm, invited, FOUNDER)
     assert uses_left(swarm) == [1]
@@ -112,7 +112,7 @@ def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: Vi
 
 
 def test_a_run_begins_with_members_whose_votes_are_not_earned_yet(swarm: VirtualSwarm):
-    """Before training nobody earns a vote, so waiting for votes would never end once the founder is gone."""
+    """Before training no member earns a vote, so waiting for votes would never end once the founder is gone."""
     machine = machines(swarm)[0]
     assert machine.round is not None
     ground = machine.round.ground

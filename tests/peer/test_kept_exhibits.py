@@ -1,4 +1,4 @@
-"""Which exhibits stay, where there are more than may."""
+"""Evidence store: which exhibits stay, where there are more than its bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from atoll.peer.verify.evidence_store import EXHIBITS_KEPT, EvidenceStore, Store
 
 
 def test_more_of_one_round_than_may_stay_take_no_turns_at_being_written_down():
-    """A liar that left is looked at with every vertex, as long as its audits are open."""
+    """A liar that left is examined with every vertex, as long as its audits are open."""
     eve, kept = PeerId("eve"), EvidenceStore()
     many = [StoredEvidence(7, eve, digest(b"%d" % k)) for k in range(EXHIBITS_KEPT + 1)]
     assert kept.keep(many) and kept.kept == tuple(many[:-1])

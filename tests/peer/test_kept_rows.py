@@ -1,4 +1,4 @@
-"""Rows of rounds that are over: who keeps them, who is shown them, and what becomes of those that are gone."""
+"""Archived rows of closed rounds: which members keep them, who receives them, and what happens to lost ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_who_keeps_none_still_asks_and_what_nobody_kept_is_named():
 
 
 def test_rows_that_are_forgotten_here_are_said_to_be_gone_at_once():
-    """All keep as many rounds: whoever kept them and does not any more need not ask for twelve seconds."""
+    """All keep equally many rounds: peers that dropped these rows need not ask for twelve seconds."""
     swarm = swarm_of()
     asked_at, node = swarm.world.now, swarm.world.nodes[ADA]
     effects = gather_rows(node.machine, min(node.machine.kept_rows.here) - 1)
@@ -175,7 +175,7 @@ def test_one_row_is_shown_to_one_member_four_times_and_to_strangers_never():
     def shown(to: PeerId) -> int:
         asks = [e for e in node.machine.handle(Received(to, wish), now) if isinstance(e, RunTask)]
         again = [e for e in node.machine.handle(Received(to, wish), now) if isinstance(e, RunTask)]
-        assert not asks or not again  # while one is read, who asks twice is answered once
+        assert not asks or not again  # while one is read, a repeated request gets one response
         swarm.world.carry_out(node, list(asks))
         swarm.world.run(swarm.world.now + 0.2)
         return len(asks)

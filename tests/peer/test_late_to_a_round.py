@@ -1,4 +1,4 @@
-"""A peer that reaches a round after the others: nobody waits for it, and what it dropped is said again to it."""
+"""A peer that reaches a round late: no member waits for it, and messages that it dropped are resent to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ME, AHEAD = peer_name(0), peer_name(1)
 
 
 def test_a_newcomer_owns_no_part_in_its_first_round():
-    """Nobody waits for its training, so nobody may wait for its answer. Once, a founder did for minutes."""
+    """No member waits for its training, so none may wait for its result. Once, a founder did for minutes."""
     swarm = VirtualSwarm(5, SwarmKnobs(peers=2))
     first_rounds: list[RoundClosed] = []
 
@@ -36,7 +36,7 @@ def test_a_newcomer_owns_no_part_in_its_first_round():
 
 
 def test_words_too_early_to_be_remembered_are_asked_for_when_their_round_begins():
-    """Three rounds ahead of me: I cannot keep that. Once I am there, I ask the speaker, and nobody else, once."""
+    """Three rounds ahead is too early to store. When the round begins, only the sender is asked, once."""
     swarm = VirtualSwarm(1, SwarmKnobs(peers=4))
     swarm.world.run(0.5)
     peer = swarm.world.nodes[ME].machine
@@ -76,7 +76,7 @@ def test_what_was_said_is_said_again_once_and_to_members_only():
 
 
 def test_after_a_blackout_nobody_waits_for_the_windows_of_owners_to_whom_nothing_comes():
-    """All were down until a later attempt, which nobody trains for: each passes after its sharing has begun."""
+    """All were down until a later attempt, without training: each passes after its sharing has begun."""
     swarm = VirtualSwarm(1, SwarmKnobs(peers=4))
     swarm.world.run(60, stop=lambda: min(swarm.heads()) >= 3)
     names = list(swarm.world.nodes)
@@ -94,9 +94,12 @@ def test_after_a_blackout_nobody_waits_for_the_windows_of_owners_to_whom_nothing
     ("hop_s", "step_s"), [(0.1, 0.2), (0.3, 0.02)], ids=["short rounds", "shorter than a trip"]
 )
 def test_a_newcomer_is_in_soon_however_fast_the_others_go_on(hop_s: float, step_s: float):
-    """While a state travels to it the members let go of what came next, before they knew of it: it does not wait
-    for that. The surprises: all once waited with it, since it had its vote by then, and where rounds are shorter
-    than a trip to the members it began with a newer state again and again, and never was in."""
+    """While a state travels to it the members drop what came next, before they knew of it: it does not wait for
+    that.
+
+    The surprises: all once waited with it, since it had its vote by then, and where rounds are shorter than a round
+    trip it restarted with a newer state again and again, and never got in.
+    """
     run = RunSettings(open_to_all=True, round=RoundSettings(inner_steps=1, first_train_s=10))
     swarm = VirtualSwarm(1, SwarmKnobs(3, NetworkKnobs(0.002, 0.004, jitter_s=0.0), WorkerKnobs(step_s), run=run))
     world, far, ada = swarm.world, peer_name(3), peer_name(0)

@@ -1,4 +1,4 @@
-"""The recovery identity pauses a run and lets it go on: nobody trains in between, and nobody else can say it."""
+"""Pause and resume by the recovery identity: no training in between, and no other identity can order it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def say(swarm: VirtualSwarm, paused: bool) -> None:
 
 
 def until_all(swarm: VirtualSwarm, paused: bool) -> VertexBody:
-    """The newest vertex, once every member holds the one that pauses or resumes."""
+    """The newest vertex, once every member holds a pause or resume."""
     say(swarm, paused)
     up = [n.name for n in swarm.honest if n.machine is not None]
 
@@ -47,8 +47,10 @@ def until_all(swarm: VirtualSwarm, paused: bool) -> VertexBody:
 
 
 def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
-    """Carl leaves, Dora crashes and comes back, Eve joins; then the run goes on where it was, at the same place in
-    the data, and whoever reads the history agrees."""
+    """Carl leaves, Dora crashes and returns, Eve joins.
+
+    Then the run continues at the same place in the data, and every reader of the history agrees.
+    """
     swarm = swarm_of()
     reach(swarm, 5)
     with pytest.raises(ValueError, match=r"not paused$"):
@@ -143,7 +145,9 @@ def test_going_back_and_starting_over_keep_the_pause():
 
 
 def test_of_two_that_are_said_at_once_a_body_carries_one():
-    """The same identity through two members, after two heads: both stand, and no voter takes a body of both."""
+    """Signed by the same identity through two members, after two heads: both are valid, and no voter accepts a body
+    with both.
+    """
     swarm = swarm_of()
     reach(swarm, 4)
     say(swarm, paused=True)
@@ -156,7 +160,7 @@ def test_of_two_that_are_said_at_once_a_body_carries_one():
     assert len(pauses_in(peer.pool.pool.values())) == 2 and len(pauses_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
     nothing = [None] * len(ground.owners)
-    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), ground.parent.state, now)
+    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), state=ground.parent.state, now=now)
     assert body.paused == body.round and check_body(ground, peer.notary, body, now) is None
     lies = replace(body, reports=(*body.reports, again)), replace(body, paused=UNSET), replace(body, paused=1)
     for lie in lies:

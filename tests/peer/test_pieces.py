@@ -1,4 +1,4 @@
-"""Pieces of older states from a peer's side, and as whoever reads the history later sees them."""
+"""Pieces of older states at a peer, and as later readers of the history see them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def swarm_of(peers: int, coded: ErasureParams = CODED) -> VirtualSwarm:
 
 @cache
 def history() -> tuple[Digest, bytes, dict[int, bytes]]:
-    """Thirty rounds of five whose states lie in four pieces; a holder goes for good."""
+    """Thirty rounds of five members with states cut into four pieces; a holder leaves for good."""
     swarm = swarm_of(5)
     world = swarm.world
     world.run(1e3, stop=lambda: min(swarm.heads()) >= 10)
@@ -49,7 +49,7 @@ def problems(rows: dict[int, bytes], trusted: Digest | None = None) -> list[tupl
 
 
 def placing() -> list[int]:
-    """Rounds whose vertex holds words of holders."""
+    """Rounds with holders' reports in their vertex."""
     bodies = {r: decode_body(decode_vertex(v).body) for r, v in history()[2].items()}
     return [r for r, body in bodies.items() if any(b"Placed" in s.body for s in body.reports)]
 
@@ -67,7 +67,7 @@ def test_whoever_trusts_a_late_vertex_finds_the_rest_intact(monkeypatch: pytest.
 
 
 def test_one_damaged_word_is_one_problem():
-    """The vertex holds what is no statement any more; those after it are not blamed."""
+    """The vertex holds bytes that are no statement any more; those after it are not blamed."""
     rows = dict(history()[2])
     round = placing()[1]
     vertex = decode_vertex(rows[round])
@@ -78,7 +78,7 @@ def test_one_damaged_word_is_one_problem():
 
 
 def test_who_starts_again_before_the_first_state_is_cut_lacks_nothing():
-    """Rounds whose state is cut are far apart, its memory holds the newest vertices only: still it may judge."""
+    """Rounds with cut states are far apart, and memory holds only the newest vertices: still it may judge."""
     swarm = swarm_of(4, ErasureParams(2, 4, every_rounds=500, lost_s=1e6))
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 20)
     node = swarm.world.nodes[peer_name(1)]
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_is_no_reason_to_fetch_anything():
 
 
 def test_whoever_waits_for_a_state_that_became_too_old_is_told():
-    """It stood in the queue behind another one; by its turn nobody follows its pieces any more."""
+    """It waited in the queue behind another one; by its turn no member keeps its pieces any more."""
     swarm = swarm_of(4)
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 16)
     pieces = swarm.world.nodes[peer_name(0)].machine.pieces

@@ -1,4 +1,4 @@
-"""When a quorum is gone for good, the recovery identity starts a new epoch; nobody else can."""
+"""Recovery: when a quorum is gone for good, only the recovery identity can start a new epoch."""
 
 import msgspec
 import pytest
@@ -57,7 +57,7 @@ def test_a_run_without_a_quorum_pauses_and_goes_on_after_recovery():
 
 
 def test_a_recovery_is_on_disk_before_anybody_sees_it():
-    """Or its signer, killed in between, would sign another one for the same round: two epochs of one number."""
+    """Otherwise a signer killed in between would sign another one for the same round: two epochs of one number."""
     swarm = paused_swarm()
     node = swarm.world.nodes[CREATOR]
     signed: list[bytes] = []
@@ -124,8 +124,9 @@ def test_a_newcomer_that_vanishes_once_it_votes_stops_a_lone_founder_until_that_
 
 @pytest.mark.parametrize("others", [1, 2])
 def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
-    """It forgot what it signed, so the old key is silent for good. Of three, two let the new one in, and wait for
-    no words of the old one meanwhile; of two, the one that is left cannot, sees why, and recovers."""
+    """It forgot what it signed, so the old key is silent for good. Of three members, two admit the new key, and
+    expect no messages of the old one meanwhile; of two, the remaining one cannot, sees why, and recovers.
+    """
     knobs = SwarmKnobs(peers=1 + others)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
     swarm, lost = VirtualSwarm(3, knobs), peer_name(others)
@@ -150,7 +151,7 @@ def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
 
 
 def test_nobody_but_the_recovery_identity_can_start_an_epoch():
-    """A member forges the very same vertex with its own signature: histories refuse it and blame the sender."""
+    """A member forges the same vertex with its own signature: histories refuse it and blame the sender."""
     swarm = paused_swarm()
     recover(swarm)
     history = swarm.world.nodes[peer_name(1)].machine.history
@@ -176,7 +177,7 @@ def test_an_epoch_may_not_slip_in_a_member_or_a_state():
 
 @pytest.mark.parametrize(("links", "believed"), [(b"", True), (b"as before", True), (b"anew", False)])
 def test_an_epoch_forgets_links_or_keeps_them_and_measures_nothing(links: bytes, believed: bool):
-    """Those who recover late may not have rewritten what members measured; nobody may invent it."""
+    """A late recovery may not rewrite what members measured, and no peer may invent it."""
     swarm = paused_swarm()
     history = swarm.world.nodes[peer_name(1)].machine.history
     parent = history.head_body
@@ -195,7 +196,7 @@ def test_an_epoch_forgets_links_or_keeps_them_and_measures_nothing(links: bytes,
 
 
 def test_an_epoch_may_not_slip_in_words_that_nobody_said():
-    """Signed by the right key, with a report and a commitment in a member's name: no voter ever looked at these."""
+    """Signed by the right key, with a report and a commitment in a member's name that no voter ever checked."""
     swarm = paused_swarm()
     recover(swarm)
     history = swarm.world.nodes[peer_name(1)].machine.history
@@ -210,7 +211,7 @@ def test_an_epoch_may_not_slip_in_words_that_nobody_said():
 
 
 def founder_with_a_new_key() -> VirtualSwarm:
-    """A lone founder whose session key was lost, with its history and state whole."""
+    """A lone founder that lost its session key, with its history and state whole."""
     knobs = SwarmKnobs(peers=1)
     knobs.run = msgspec.structs.replace(knobs.run, recovery=CREATOR.encode())
     swarm = VirtualSwarm(3, knobs)

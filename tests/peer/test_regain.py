@@ -1,4 +1,4 @@
-"""How a peer comes to hold the agreed state: what its disk is asked, what is fetched, and when that begins anew."""
+"""State sync: disk reads, downloads, and when a download starts again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def swarm_history():
 
 
 def asked(regain: StateSync, history, now: float) -> list[tuple[PeerId, Digest]]:
-    """Of whom, and for what, the next fetch asks first."""
+    """Source and blob of the next download's first request."""
     assert regain.fetch_from([ADA, BOB, CLEO], history, now)
     effects = regain.handle(Start({}), history, now)
     sent = [e for e in effects if isinstance(e, Send)]
@@ -53,7 +53,7 @@ def begun() -> tuple[StateSync, object]:
 
 
 def test_a_start_is_told_what_the_newest_two_vertices_count_of_it():
-    """By the root that its commitment says; of a life that leaves a round for a later state nothing is told."""
+    """By the root in its commitment; a life that abandons a round for a later state gets nothing."""
     run, history = swarm_history()
     me = peer_name(0)
     (ask,) = StateSync(run, me).begin(history)
@@ -106,7 +106,7 @@ def test_a_newcomer_is_outrun_again_and_again_but_not_before_its_members_had_tim
 
 
 def test_whoever_is_behind_follows_rounds_while_their_parts_are_less_than_the_state():
-    """Sizes are those that owners signed in the vertices. Most of the round under way is here."""
+    """Sizes are those that owners signed in the vertices. Most of the round in progress is here."""
     run, history = swarm_history()
     part_bytes = answered_bytes(history.bodies[history.head])
     assert part_bytes > 0
@@ -139,7 +139,7 @@ def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes
 
 
 def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
-    """No manifest comes to the first of two; it hears of the second by the vertex that lets it in."""
+    """The first of two gets no manifest; it learns of the second by the vertex that admits it."""
     swarm = VirtualSwarm(1, SwarmKnobs(peers=2, run=RunSettings(open_to_all=True)))
     world = swarm.world
     world.run(2)

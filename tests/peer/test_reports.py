@@ -1,4 +1,4 @@
-"""Reports on their way into a vertex: who shouts keeps nobody else from being heard."""
+"""Reports on their way into a vertex: a flooding sender keeps no other member out."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Stand:
         return self.sign(Accusation(answer), by)
 
     def crowd(self, voters: int) -> list[PeerId]:
-        """Now so many vote; two suspicions put one of them away."""
+        """This many members vote now; two suspicions put one of them away."""
         history = self.pool.history
         body = history.head_body
         names = [peer_name(k) for k in range(voters)]
@@ -97,7 +97,7 @@ def test_short_reports_are_carried_before_long_ones(stand: Stand):
 
 
 def test_a_flood_displaces_only_its_own_words(stand: Stand):
-    """The villain fills the pool; whoever says less than it still finds a place, and it finds no other."""
+    """The villain fills the pool; a member with fewer reports still finds a place, and the villain no other."""
     for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.invite(k)
     assert not stand.invite(REPORTS_PER_VERTEX_MAX)
@@ -114,7 +114,7 @@ def test_strangers_together_are_one_voice(stand: Stand):
 
 
 def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
-    """More members rest than a vertex carries reports, each with one word; they give way, and nobody else does."""
+    """More members rest than a vertex carries reports, each with one report; only they give way."""
     history = stand.pool.history
     body, ahead = history.head_body, history.head + 1
     crowd = [replace(body.members[0], peer=PeerId(f"m{k}")) for k in range(REPORTS_PER_VERTEX_MAX)]
@@ -134,7 +134,7 @@ def test_an_invitation_that_would_make_every_vertex_longer_is_refused(stand: Sta
 
 
 def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
-    """Its key stays in the membership: whoever leaves before it is caught is caught all the same."""
+    """Its key stays in the membership: a member that leaves before it is caught is caught all the same."""
     history = stand.pool.history
     gone = tuple(replace(m, standing="away") if m.peer == VILLAIN else m for m in history.head_body.members)
     history.bodies[history.head] = replace(history.head_body, members=gone)
@@ -146,7 +146,7 @@ def test_words_of_one_that_said_farewell_still_prove_its_lie(stand: Stand):
 
 
 def test_one_proof_against_a_liar_is_enough(stand: Stand):
-    """Two statements for one slot prove themselves: another pair, and voices, are heard and dropped."""
+    """Two statements for one slot prove themselves: another pair, and voices, are dropped."""
     words = [stand.sign(OwnerResult(0, 0, 0, 0, digest(made), 8, (ME,)), VILLAIN) for made in (b"x", b"y", b"z")]
     assert stand.adds(Accusation(words[0], words[1]), HONEST)
     assert stand.pool.proves(Accusation(words[0]))
@@ -156,7 +156,7 @@ def test_one_proof_against_a_liar_is_enough(stand: Stand):
 
 
 def test_what_gives_way_first_is_what_fewest_say(stand: Stand, monkeypatch: pytest.MonkeyPatch):
-    """The loudest keeps what others say, too: accusations that many share are soon shared by enough."""
+    """The loudest reporter keeps what others report, too: an accusation shared by many soon has enough."""
     monkeypatch.setattr("atoll.peer.membership.report_pool.VOICES_MAX", 8)
     names = stand.crowd(40)
     loud, shared = names[1], names[-1]
@@ -174,7 +174,7 @@ def test_what_gives_way_first_is_what_fewest_say(stand: Stand, monkeypatch: pyte
 
 
 def test_among_many_voices_have_a_room_of_their_own(stand: Stand):
-    """Whoever fills the pool with invitations keeps no suspicion out, and the other way round."""
+    """A member that fills the pool with invitations keeps no suspicion out, and the other way round."""
     stand.crowd(40)
     for k in range(REPORTS_PER_VERTEX_MAX):
         assert stand.invite(k)
@@ -235,7 +235,7 @@ def test_who_was_silent_for_a_moment_and_gives_nothing_keeps_its_vote():
 
 
 def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
-    """All others begin to watch by that word, and what they find then is only for those who write the vertex."""
+    """All others begin to watch after that report; their findings go only to the next proposers."""
     machine = stand.swarm.world.nodes[ME].machine
     names = stand.crowd(40)
     machine.heartbeat.watch(tuple(names), 0.5)
@@ -253,7 +253,7 @@ def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
 def test_among_many_a_silence_that_lasts_is_told_to_the_writers_of_the_next_round(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ):
-    """Others forget what is of rounds before. Whom I hear again I say nothing of."""
+    """Others forget reports of earlier rounds. A peer that is heard again is not reported."""
     machine = stand.swarm.world.nodes[ME].machine
     names = stand.crowd(40)
     machine.heartbeat.watch(tuple(names), 0.5)

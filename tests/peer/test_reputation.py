@@ -1,4 +1,4 @@
-"""What one body shows of its members, read out of answers, commitments and reports written by hand."""
+"""Reputation inputs from one body, read from results, commitments and reports written by hand."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def scores(
     *reports: VerifiedReport, of: RoundPlan | None = None, audits: bool = False, answers=WHOLE, commits=COMMITS
 ):
     of = of or plan()
-    found = next_scores(of, OWNERS, audits, of.members, answers, commits, reports)
+    found = next_scores(of, OWNERS, audits, of.members, answers, commits, reports=reports)
     return {m.peer: score for m, score in zip(of.members, found, strict=True)}
 
 
@@ -73,7 +73,10 @@ def test_a_whole_round_lifts_everybody_alike():
 
 
 def test_whoever_is_left_out_of_parts_was_there_for_the_others():
-    """Cleo's row is in three of four parts, Dan's in none; a part without an answer tells of nobody."""
+    """Cleo's row is in three of four parts, Dan's in none.
+
+    A part without a result shows nothing about any member.
+    """
     answers = (answer(0, ADA, BOB, CLEO), answer(1, ADA, BOB, CLEO), answer(2, ADA, BOB, CLEO), None)
     shown = conduct_in(plan(), OWNERS, answers, {p: commit() for p in (ADA, BOB, CLEO)}, ())
     assert (shown[CLEO].counted, shown[CLEO].answered) == (3, 3)
@@ -126,7 +129,7 @@ def test_a_conviction_ends_a_record_at_once_and_one_voice_does_nothing():
 def test_an_accepted_audit_lifts_above_what_words_can_and_only_who_is_settled():
     accepted = report(ADA, AuditReport(8, BOB, "accepted"))
     found = scores(accepted, accepted, audits=True)
-    assert found[BOB] == 7000 + 3000 // 4 and found[CLEO] == 7000  # words lift nobody above 6 000
+    assert found[BOB] == 7000 + 3000 // 4 and found[CLEO] == 7000  # claims raise no member above 6 000
     assert scores(accepted)[BOB] == UP + -(-(SCORE_ONE - UP) // 4)
     assert scores(accepted, of=replace_members(plan(), BOB, "away"), audits=True)[BOB] == 7000
 

@@ -1,5 +1,7 @@
-"""A peer that comes back goes on from the state that it really holds, and from no history that its disk changed:
-what is lacking comes from members, and nothing else does."""
+"""Restart: a peer continues from the state that it really holds, and from no history that its disk changed.
+
+Missing vertices come from members, and nothing else does.
+"""
 
 from collections.abc import Callable
 
@@ -43,7 +45,7 @@ def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
 
 
 def test_who_joins_a_run_of_other_rules_is_told_so_once_and_for_good():
-    """The genesis is the one that the ticket names, but its vertices follow rules that this program lacks."""
+    """The ticket names this genesis, but its vertices follow rules that this program lacks."""
     swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     swarm.world.run(1)
     peer = swarm.world.nodes[swarm.join(4, via=peer_name(0))].make()
@@ -58,7 +60,7 @@ def test_who_joins_a_run_of_other_rules_is_told_so_once_and_for_good():
 
 
 def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
-    """It reads along for twenty seconds of an open run: no vertex ever names it or holds a report of its own."""
+    """It reads for twenty seconds in an open run: no vertex ever names it or holds a report of its own."""
     swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     world = swarm.world
     world.run(5)
@@ -73,7 +75,7 @@ def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
 
 
 def test_whoever_comes_to_hold_the_state_says_so_in_that_moment():
-    """One that only observes starts again: `Ready` leaves as its disk has answered, and not with its next beat."""
+    """An observer restarts: `Ready` leaves when its disk has answered, not with its next heartbeat."""
     swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     joiner, world = swarm.join(3, via=peer_name(0)), swarm.world
     node = world.nodes[joiner]
@@ -137,7 +139,7 @@ def _flip(name: str) -> Callable[[Kept], None]:
 def test_a_vertex_that_the_disk_changed_or_lost_is_named_before_the_peer_starts(
     change: Callable[[Kept], object], named: int | None
 ):
-    """Else it would refuse all that the others agree on after it, and blame them."""
+    """Otherwise it would refuse all that the others agree on after it, and blame them."""
     swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     swarm.world.run(1e3, stop=lambda: swarm.head(peer_name(1)) >= 4)
     kept = {name: value for name, value in swarm.world.nodes[peer_name(1)].kept.items() if name != "vertex/5"}
@@ -174,8 +176,10 @@ def test_vertices_that_the_disk_changed_or_lost_come_from_a_member_before_the_pe
 
 
 def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
-    """Another round's, made-up content and too few votes are refused; the right one is kept. Until then this peer
-    says nothing of its own, and shows what it holds."""
+    """Another round's vertex, made-up content and too few votes are refused; the right one is kept.
+
+    Until then this peer sends nothing of its own, and serves what it holds.
+    """
     swarm = VirtualSwarm(5, SwarmKnobs(peers=4))
     world, late = swarm.world, peer_name(2)
     world.run(1e3, stop=lambda: min(swarm.heads()) >= 5)
@@ -204,8 +208,9 @@ def test_only_the_vertex_that_the_next_one_names_with_its_votes_closes_a_hole():
 def test_a_vertex_that_a_disk_damaged_is_shown_to_nobody_and_costs_a_newcomer_nothing(
     change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ):
-    """It joins by the very member whose disk it is: that lives on, nobody is blamed, others show what is right,
-    to that member, too: its disk then holds what was agreed."""
+    """It joins through the very member with that disk: that member lives on, none is blamed, and others send the
+    right vertex to it, too: its disk then holds what was agreed.
+    """
     monkeypatch.setattr("atoll.protocol.history.chain.WINDOW", 8)
     swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
     world, faults = swarm.world, list[ProtocolFault]()

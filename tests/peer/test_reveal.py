@@ -1,4 +1,4 @@
-"""Commit, then reveal, where members may lie: who has said nothing of its update is shown no row of anybody."""
+"""Commit, then reveal, where members may lie: a member without a commitment receives no row."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train_for(swarm: VirtualSwarm, seconds: float) -> None:
     island.takes_s = lambda work: seconds if isinstance(work, TrainRound) and work.round == 0 else takes_s(work)
 
 
-# ---- nobody looks first ------------------------------------------------------------------------------------
+# ---- no member looks first ----------------------------------------------------------------------------------
 
 
 def play_peeking(kind: str, trust: str, rounds: int = 1) -> PeekingMember:
@@ -114,10 +114,10 @@ def test_it_would_count_if_words_of_earlier_attempts_bound_nobody(monkeypatch: p
 
 
 class Tap:
-    """Beside the rule, and not by its eyes: what peers heard, and to whom they sent rows."""
+    """An independent record beside the rule: what peers received, and to which peers they sent rows."""
 
     def __init__(self) -> None:
-        self.heard: set[tuple[PeerId, int, PeerId]] = set()  # by whom, of which round, of whom
+        self.heard: set[tuple[PeerId, int, PeerId]] = set()  # receiver, round, author
         self.shown, self.too_early = 0, list[str]()
 
     def watch(self, me: Peer, event: Event, effects: list[Effect]) -> None:
@@ -174,7 +174,7 @@ def test_where_members_trust_each_other_rows_wait_for_nobody(tap: Tap):
 
 
 def test_an_owner_whose_training_is_not_over_says_so_and_combines_its_part():
-    """It takes half a minute where ten seconds are planned. Nobody waits for the window of its part."""
+    """It takes half a minute where ten seconds are planned. No member waits for the window of its part."""
     swarm = swarm_of()
     train_for(swarm, 30.0)
     passed: list[str] = []
@@ -215,7 +215,7 @@ def test_an_update_that_comes_a_little_late_counts():
 
 
 def test_a_lost_word_is_asked_for_and_costs_a_second(monkeypatch: pytest.MonkeyPatch):
-    """Nobody heard what one said of its update when it said it."""
+    """No member received one commitment when it was first sent."""
     handle, lost = Peer.handle, 0
 
     def loses(self: Peer, event: Event, now: Seconds) -> list[Effect]:
@@ -253,7 +253,7 @@ def crash_between_attempts(swarm: VirtualSwarm) -> list[str]:
 
 
 def test_whoever_restarts_keeps_to_its_word_of_the_attempt_before(monkeypatch: pytest.MonkeyPatch):
-    """What it had committed to is lost with the process, so it gives nothing, and nobody calls it a liar."""
+    """What it had committed to is lost with the process, so it gives nothing, and is accused of no lie."""
     without_first_attempts(monkeypatch, 0)
     said: list[Commitment] = []
     say = CommitmentTable.say
@@ -287,7 +287,7 @@ def test_it_would_be_called_a_liar_if_it_gave_what_it_trained_since(monkeypatch:
     ],
 )
 def test_after_crashes_no_word_makes_a_lie_of_one_before(before: dict[int, bytes], attempt: int, says: str):
-    """Whoever hears any two of them finds nothing to prove, whatever it trained since."""
+    """A receiver of any two of them finds nothing to prove, whatever was trained since."""
 
     def word(attempt: int, root: bytes) -> Commitment:
         if not root:
@@ -301,11 +301,11 @@ def test_after_crashes_no_word_makes_a_lie_of_one_before(before: dict[int, bytes
     assert mine is None or not any(two_updates(word(a, root), mine) for a, root in before.items())
 
 
-# ---- whoever asks too early --------------------------------------------------------------------------------
+# ---- early requests ----------------------------------------------------------------------------------------
 
 
 def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken():
-    """A member asks for a row before its word is there: nothing, then its word, then the row."""
+    """A member asks for a row before its commitment arrived: nothing, then its commitment, then the row."""
     swarm = swarm_of(villains={2: PEEKERS["peeker"]})
     asked_of = peer_name(0)
     node = swarm.world.nodes[asked_of]

@@ -1,4 +1,4 @@
-"""The recovery identity sends the run back to an earlier state: all go there, once, and nobody else can send it."""
+"""Rollback by the recovery identity: all go to the earlier state, once, and no other identity can order it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def go_back(swarm: VirtualSwarm, round: int, by: PeerId = CREATOR, to: RollbackG
 
 
 def until_returned(swarm: VirtualSwarm, within_s: float = 120.0) -> VertexBody:
-    """The vertex that went back, once anybody has closed it."""
+    """The vertex of the rollback, once any peer has closed it."""
     found: list[VertexBody] = []
 
     def look() -> bool:
@@ -98,9 +98,9 @@ def test_what_somebody_did_apart_from_a_past_that_was_left_is_dropped(monkeypatc
 
 
 def test_all_go_on_from_the_earlier_state_also_who_was_away_who_crashes_and_who_comes():
-    """Dora is down while it happens, Carl dies the moment it did, Eve comes afterwards: one state for all.
+    """Dora is down while it happens, Carl dies right after it, Eve comes later: one state for all.
 
-    It has the counts of round 4 and what was trained since; what was trained in between counts for nobody.
+    It has the counts of round 4 and what was trained since; work in between counts for no member.
     """
     swarm = swarm_of()
     for node in swarm.world.nodes.values():
@@ -135,7 +135,7 @@ def test_all_go_on_from_the_earlier_state_also_who_was_away_who_crashes_and_who_
 
 
 def test_the_word_is_good_once():
-    """Whoever kept it says it again, and puts it into a body: no pool takes it, and no voter believes the body."""
+    """A member repeats the order and puts it into a body: no pool takes it, and no voter accepts the body."""
     swarm = swarm_of()
     reach(swarm, 6)
     go_back(swarm, 2)
@@ -157,7 +157,9 @@ def test_the_word_is_good_once():
 
 
 def test_the_word_sends_a_member_away_with_it_and_not_more_than_quorums_bear():
-    """Back to round 2 without Dora: she is out for good, the others go on, and whoever reads the history agrees."""
+    """Back to round 2 without Dora: she is out for good, the others go on, and every reader of the history
+    agrees.
+    """
     swarm = swarm_of()
     reach(swarm, 6)
     node = swarm.world.nodes[CREATOR]
@@ -197,7 +199,7 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
 
 
 def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_read():
-    """The inner signature does not see a key that nobody knows: each copy would make everybody read a state."""
+    """The inner signature does not cover unknown keys: each copy would make all members read a state."""
     swarm = swarm_of()
     reach(swarm, 6)
     go_back(swarm, 2)
@@ -343,7 +345,7 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
 
 
 def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most():
-    """Four of seven hold it and give it nobody, five would have to vote: second attempts close without it."""
+    """Four of seven hold it and send it to no other, five would have to vote: second attempts close without it."""
     round = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds", agree_s=2.0, owner_s=2.0)
     swarm = swarm_of(peers=7, round=round)
     reach(swarm, 6)
@@ -365,7 +367,7 @@ def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most
 
 
 def test_who_lacks_the_state_fetches_it_before_it_votes():
-    """The disk of all but two has forgotten it: within a few rounds everybody holds it and the run goes back."""
+    """The disk of all but two has lost it: within a few rounds all members hold it and the run goes back."""
     swarm = swarm_of()
     reach(swarm, 6)
     old = goal(swarm, 2)
@@ -375,7 +377,7 @@ def test_who_lacks_the_state_fetches_it_before_it_votes():
     go_back(swarm, 2)
     body = until_returned(swarm)
     reach(swarm, body.round + 3)
-    assert body.round <= 9 and not told  # nobody was asked to vote before it had looked
+    assert body.round <= 9 and not told  # no voter was asked before it had looked
     assert all(returns(swarm, name) == [(body.round, 2)] for name in swarm.founders)
 
 
@@ -522,9 +524,9 @@ def test_with_overlap_steps_under_way_are_dropped():
 
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 40), marks=pytest.mark.long)], ids=str)
 def test_crashes_all_around_the_return_end_in_one_state(seeds: range):
-    """Everybody is killed around some durable write of the rounds near it, and starts again.
+    """All members are killed around some durable write of the rounds near it, and start again.
 
-    Words that wait for their vertex live in memory: some are lost with everybody who heard them.
+    Reports that wait for their vertex live in memory: some are lost with all members that received them.
     """
     ways = 0
     for seed in seeds:
@@ -549,7 +551,7 @@ def kept_with(swarm: VirtualSwarm, rows: dict[int, bytes]) -> StoredHistory:
 
 
 def forge(swarm: VirtualSwarm, signed: SignedStatement) -> SignedStatement:
-    """The same word to go back, in a hand that is not the recovery identity's; other reports as they are."""
+    """The same order, signed by another identity than the recovery identity; other reports as they are."""
     for _, amend in amends_in([signed]):
         notary = StatementSigner(swarm.run_id, VirtualSigner(signed.signer), VirtualVerifier())
         return notary.sign(
@@ -559,7 +561,7 @@ def forge(swarm: VirtualSwarm, signed: SignedStatement) -> SignedStatement:
 
 
 def certified(swarm: VirtualSwarm, body: VertexBody) -> bytes:
-    """With the votes of everybody: all voters lie together."""
+    """With the votes of all voters, which lie together."""
     raw = encode(body)
     vote = Vote(body.round, 0, "commit", vertex_id(raw))
     notaries = [StatementSigner(swarm.run_id, VirtualSigner(p), VirtualVerifier()) for p in swarm.founders]

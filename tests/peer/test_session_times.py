@@ -71,7 +71,7 @@ def test_a_stolen_key_whose_certificate_expired_in_2002_replaces_no_line():
     ],
 )
 def test_voters_judge_a_certificate_by_the_time_of_the_body(begin_s: int, end_s: int, epoch: int, why: str):
-    """Not by clocks of their own: all come to the same. Half a day either way is a clock that differs."""
+    """Not by their own clocks: all come to the same result. Half a day either way is a clock difference."""
     swarm, keys = running()
     signed = join_with(swarm, keys, int(NOW_S + begin_s), int(NOW_S + end_s), epoch)
     ground = swarm.world.nodes[keys.name(0)].machine.round.ground

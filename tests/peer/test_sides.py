@@ -1,4 +1,4 @@
-"""Which branch most prefer: who is asked, who is answered, who counts; it costs little and decides nothing."""
+"""Fork preference poll: which members are polled, answered and counted; it costs little and decides nothing."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Room:
 
 
 def test_it_asks_a_few_of_those_whom_both_histories_know_and_pauses():
-    """Twenty voters within reach, one expelled since, and a newcomer: ten are asked, then nobody for a while."""
+    """Twenty reachable voters, one expelled since, and a newcomer: ten are polled, then none for a while."""
     room = Room(*OTHERS, PeerId("newcomer"), PeerId("stranger"))
     lines = room.history.head_body.members
     expelled = tuple(replace(m, standing="expelled") if m.peer == NAMES[7] else m for m in lines)
@@ -82,7 +82,7 @@ def test_it_asks_a_few_of_those_whom_both_histories_know_and_pauses():
     every = set(asked)
     for _ in range(30):
         assert room.beat() == []
-        every |= {send.to for send in room.next_query()}  # nobody answers, or the pause after that
+        every |= {send.to for send in room.next_query()}  # no answers, or the pause after that
     assert every == set(OTHERS) - {NAMES[7]}
 
 
@@ -109,7 +109,10 @@ def test_a_preference_follows_the_answers_and_is_told_when_it_changes_and_when_i
 
 
 def test_each_counts_once_and_only_if_it_was_asked():
-    """One liar answers ten times, the others say ours; who was not asked, newcomers and strangers say theirs."""
+    """One liar answers ten times, the others report ours.
+
+    Members not polled, newcomers and strangers report theirs.
+    """
     room, theirs = Room(*OTHERS), vertex_id(THEIRS.body)
     asked = room.beat()
     number = asked[0].message.number
@@ -135,7 +138,7 @@ def test_a_flood_of_questions_gets_one_answer_a_second_and_strangers_none():
 
 
 def test_who_comes_within_reach_later_is_asked_too_and_only_once_for_that_reason():
-    """At first my own side alone is there, and agrees with me; that says nothing of the other."""
+    """At first only the local side is reachable, and agrees; that shows nothing about the other."""
     room, theirs = Room(*NAMES[1:5]), vertex_id(THEIRS.body)
     asked = room.beat()
     while not room.facts:

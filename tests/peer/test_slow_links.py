@@ -74,7 +74,7 @@ def first_proposer(swarm: VirtualSwarm) -> str:
 
 @pytest.mark.parametrize(("peers", "dead"), [(3, 1), (5, 2), (5, 1)])
 def test_a_proposer_slower_than_the_others_beside_a_tolerated_death_holds_nobody_up(peers: int, dead: int):
-    """Those who gave its view up may not vote in it any more; once the rest waited in it for ever."""
+    """Voters that gave its view up may not vote in it any more; once the rest waited in it forever."""
     knobs = SwarmKnobs(peers, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
     swarm = VirtualSwarm(1, knobs)
     slow = first_proposer(swarm)
@@ -88,7 +88,7 @@ def test_a_proposer_slower_than_the_others_beside_a_tolerated_death_holds_nobody
 
 
 def test_proposers_that_are_heard_and_never_propose_cost_their_views_and_no_more():
-    """As many as are tolerated, nine of whom four. The time of a view doubles; it does not run away."""
+    """As many as are tolerated, four of nine. The time of a view doubles; it does not run away."""
     knobs = SwarmKnobs(9, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
     swarm = VirtualSwarm(1, knobs)
     first_proposer(swarm)
@@ -100,7 +100,7 @@ def test_proposers_that_are_heard_and_never_propose_cost_their_views_and_no_more
 
 
 def without_proposals(handle, until_s: float = float("inf")):
-    """What a peer says, less its proposals up to a time."""
+    """What a peer sends, without its proposals up to a time."""
 
     def silenced(event, now):
         effects = handle(event, now)
@@ -114,7 +114,7 @@ def without_proposals(handle, until_s: float = float("inf")):
 
 
 def test_a_group_whose_views_are_all_used_up_shares_again():
-    """Nothing that is proposed arrives for ten minutes: without a clock, somebody has to begin the next attempt."""
+    """No proposal arrives for ten minutes: without a clock, one peer has to begin the next attempt."""
     knobs = SwarmKnobs(3, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
     swarm = VirtualSwarm(1, knobs)
     first_proposer(swarm)
@@ -125,8 +125,11 @@ def test_a_group_whose_views_are_all_used_up_shares_again():
 
 
 def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
-    """The founder of a group dies while somebody joins. Once the newcomer passed view after view, and attempt after
-    attempt, in one breath: nothing stopped it, since no turn was ever its own."""
+    """The founder of a group dies while a newcomer joins.
+
+    Once the newcomer passed view after view, and attempt after attempt, within one event: nothing stopped it, since
+    no turn was ever its own.
+    """
     settings = RunSettings(open_to_all=True, round=NO_CLOCK)
     swarm = VirtualSwarm(
         1, SwarmKnobs(1, island=WorkerKnobs(step_s=1e7), run=settings)
@@ -146,7 +149,7 @@ def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
 
 
 def test_arithmetic_that_takes_longer_than_the_exchange_uses_up_no_views():
-    """A large model on slow machines: they are at work on the proposal, so nobody gives it up."""
+    """A large model on slow machines: they are still computing the proposal's state, so no voter gives it up."""
     knobs = SwarmKnobs(4, island=WorkerKnobs(step_s=0.5), run=RunSettings(open_to_all=True, round=NO_CLOCK))
     swarm = VirtualSwarm(1, knobs)
     proposer = first_proposer(swarm)
@@ -184,7 +187,7 @@ LYING = [{"witnessed": True, "statistic": "trimmed_mean"}, {"openings": SumCheck
 
 
 def group_with_liars(settings: dict[str, object], update_s: float, rate: float, **more) -> VirtualSwarm:
-    """Four members of whom one may lie, on links that need so long for an update."""
+    """Four members, one of which may lie, on links that need this long for an update."""
     run = RunSettings(open_to_all=True, round=LIARS, tolerance=0.33, **settings)
     links = NetworkKnobs(uplink_bytes_s=rate, downlink_bytes_s=rate)
     island = WorkerKnobs(TRAINING_S, step_jitter=0.0, update_bytes=round(update_s * rate))
@@ -192,7 +195,7 @@ def group_with_liars(settings: dict[str, object], update_s: float, rate: float, 
 
 
 def counted_in_round_0(swarm: VirtualSwarm, peers: set[str], within_s: float) -> tuple[set[tuple[str, ...]], float]:
-    """Who counts in it everywhere, and how long the last of these peers shared and agreed."""
+    """Members that count in it everywhere, and how long the last of these peers shared and agreed."""
     closed: list[RoundClosed] = []
     swarm.world.watchers.append(
         lambda _now, node, fact: (
@@ -208,7 +211,10 @@ def counted_in_round_0(swarm: VirtualSwarm, peers: set[str], within_s: float) ->
 
 @pytest.mark.parametrize("settings", LYING, ids=["watched", "opened"])
 def test_where_members_may_lie_slow_links_have_time_for_a_large_update_too(settings: dict[str, object]):
-    """Ten megabytes at 2 Mbit/s take half a minute; once whoever had sent within seven seconds was the mean."""
+    """Ten megabytes at 2 Mbit/s take half a minute.
+
+    Once the mean held only members that had sent within seven seconds.
+    """
     swarm = group_with_liars(settings, update_s=40, rate=250_000)
     counted, _ = counted_in_round_0(swarm, set(swarm.founders), 600)
     assert counted == {tuple(sorted(swarm.founders))}

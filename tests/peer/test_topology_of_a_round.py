@@ -1,4 +1,4 @@
-"""A round is reduced by what members' names say of where they are, or by what they measured of their links."""
+"""Topology of a round, chosen by locations in members' names or by measured links."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_members_that_measured_two_places_and_a_thin_link_between_reduce_in_a_hi
 
 
 def test_names_of_what_pairs_hold_say_nothing_of_how_long_the_next_update_is():
-    """Among two places with a thin link between: what is long goes by the hierarchy, a few bytes to everybody."""
+    """Among two places with a thin link between: what is long goes by the hierarchy, a few bytes go to all."""
     swarm = VirtualSwarm(1, SwarmKnobs(peers=6))
     swarm.world.run(0.5)
     machine = swarm.world.nodes[peer_name(0)].machine
@@ -132,7 +132,7 @@ def test_names_of_what_pairs_hold_say_nothing_of_how_long_the_next_update_is():
 
 @pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
 def test_words_of_a_topology_change_nothing_where_it_is_nobodys_choice(quorum, monkeypatch: pytest.MonkeyPatch):
-    """One member of five names one in its commitment: once no body with its row was believed, for ever."""
+    """One member of five names one in its commitment: once no body with its row was accepted, forever."""
     honest = LocalUpdate.commit
 
     def commit(mine: LocalUpdate, attempt: int) -> Commitment:
@@ -209,8 +209,9 @@ def test_a_swarm_learns_its_links_and_reduces_by_them():
 
 @pytest.mark.parametrize("seed", [3, 5, 6])
 def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_still_have_their_mean(seed: int):
-    """A star of thirteen, in the moment in which somebody begins to share: who is left of the plan answers at once,
-    in the same attempt, and voters take that for an answer. Also where a word of the dead comes late."""
+    """A star of thirteen, at the moment when a peer begins to share: the remaining members of the plan answer at
+    once, in the same attempt, and voters accept that as a result. Also where a message of the dead comes late.
+    """
     settings = RunSettings(topology="star", round=RoundSettings(inner_steps=20, first_train_s=10))
     swarm = VirtualSwarm(seed, SwarmKnobs(peers=13, run=settings))
     doomed, closed = set[PeerId](), list[RoundClosed]()
@@ -258,7 +259,7 @@ def test_no_part_outgrows_a_frame_however_few_are_left(name: str, members: int):
 
 @pytest.mark.parametrize("wrong", [{"topology": "moebius"}, {"pieces": 0}, {"pieces": 10**9}])
 def test_a_genesis_with_an_unknown_topology_or_absurd_pieces_is_refused(wrong: dict):
-    """Whoever read it as a butterfly would reject every vertex of those who know better."""
+    """A reader that took it for a butterfly would reject every vertex of better informed members."""
     settings = msgspec.msgpack.decode(encode_settings(RunSettings()))
     with pytest.raises(PeerFault, match="not valid"):
         decode_settings(msgspec.msgpack.encode(settings | wrong))

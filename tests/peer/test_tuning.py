@@ -1,4 +1,4 @@
-"""The recovery identity changes numbers of a run: they hold for all from one vertex on, and nobody else can."""
+"""Settings change by the recovery identity: valid for all from one vertex on, and by no other identity."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def say(swarm: VirtualSwarm, **numbers: float) -> None:
 
 
 def until_all(swarm: VirtualSwarm, **numbers: float) -> VertexBody:
-    """The vertex that holds the word, once every member that is up goes by it."""
+    """The vertex with the order, once every running member follows it."""
     say(swarm, **numbers)
     up = [n.name for n in swarm.honest if n.machine is not None]
 
@@ -160,7 +160,7 @@ def test_going_back_has_the_old_numbers_again_and_starting_over_keeps_them():
 
 
 def test_numbers_asked_for_while_others_wait_for_their_vertex_come_with_them():
-    """Said twice in one round: a member keeps one such word of mine, and a vertex that holds it voids others."""
+    """Ordered twice in one round: a member keeps one such order per signer, and a vertex with one voids others."""
     swarm = swarm_of()
     reach(swarm, 2)
     say(swarm, lr=0.5, rounds=60)
@@ -188,7 +188,7 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     assert peer.pool.add(rival, swarm.world.now).fresh and len(tunes_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
     nothing = [None] * len(ground.owners)
-    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), ground.parent.state, now)
+    body = write_body(ground, peer.notary, 0, nothing, {}, peer.pool.chosen(), state=ground.parent.state, now=now)
     assert check_body(ground, peer.notary, body, now) is None and body.tuned.to.lr in (0.25, 0.125)
     said = tunes_in(peer.pool.pool.values())
     goal = goal_of(peer.history.bodies[1], peer.history.ids[1])
@@ -206,7 +206,9 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
 
 
 def test_numbers_that_make_no_sense_here_are_refused_by_every_voter():
-    """Each against a run that waits for two updates, shortens its windows and audits nobody, after five rounds."""
+    """Each against a run that waits for two updates, shortens its windows and audits no member, after five
+    rounds.
+    """
     swarm = swarm_of(round=PACED)
     reach(swarm, 5)
     settings, parent = swarm.world.nodes[CREATOR].machine.settings, head_of(swarm)

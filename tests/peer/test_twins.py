@@ -1,4 +1,4 @@
-"""A referee's side of twins, with cases that are laid before it."""
+"""A referee's side of redundant training, with cases set up by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state_of(round: int) -> Digest:
 
 
 class Referee:
-    """Of every pair of round 1, in a run that goes on without anybody showing anything."""
+    """Of every pair of round 1, in a run that continues without any update shown."""
 
     def __init__(self, *pairs: tuple[str, str]) -> None:
         self.names = [PeerId(name) for pair in pairs for name in pair]
@@ -44,7 +44,7 @@ class Referee:
         self.held: tuple[Digest, ...] = ()
 
     def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:
-        """Whom it asks."""
+        """The peers it asks."""
         round = self.history.head + 1
         members = tuple(
             Member(p, b"key", (), "trainer", "away" if p in away else "member", 0, 0.1, p) for p in self.names

@@ -1,6 +1,6 @@
-"""Whose rows cannot be read: who is listened to about it, what is looked at, and what is said again.
+"""Malformed rows: which reports are accepted, which rows are examined, and what is repeated.
 
-One honest peer of four; what decoding would say is said to it by the test.
+One honest peer of four; the test plays the decoder.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def test_what_i_cannot_read_either_i_say_once_and_keep(stand: Stand):
     (accused,) = told(found, MemberAccused)
     assert accused.statement == Accusation(row.statement, None, BLOB) and shown_to(found) == []
     assert [kept.exhibit for kept in stand.peer.inspectors.evidence.kept] == [BLOB]
-    assert (
-        stand.asked(row, CID) == [] == stand.room.on_vertex(stand.history.head_body, 60.0)
-    )  # whoever showed it tells the others
+    # the peer that showed it notifies the others
+    assert stand.asked(row, CID) == [] == stand.room.on_vertex(stand.history.head_body, 60.0)
 
 
 def test_who_shows_what_can_be_read_is_blamed_and_not_listened_to_again(stand: Stand):
@@ -116,7 +115,7 @@ def test_what_nobody_signed_costs_no_plan_of_its_round(stand: Stand, monkeypatch
 
 
 def test_who_names_everybody_at_once_is_looked_at_for_a_few(stand: Stand, monkeypatch: pytest.MonkeyPatch):
-    """Or each of f liars would leave 128 KiB of every member in my memory."""
+    """Otherwise each of f liars would leave 128 KiB per member in memory."""
     monkeypatch.setattr(machine, "AT_ONCE", 1)
     (job,) = stand.asked(stand.row())
     assert stand.asked(stand.row(of=CID)) == [] and stand.asked(stand.row(of=CID), CID) != []
@@ -125,7 +124,7 @@ def test_who_names_everybody_at_once_is_looked_at_for_a_few(stand: Stand, monkey
 
 
 def test_nothing_is_looked_at_that_vertices_here_do_not_say_enough_of(stand: Stand):
-    """Rounds ahead of mine or long over, nobody's rows, rows of mine that I know; words of who has no vote."""
+    """Rounds ahead or long over, rows of unknown authors, known own rows; reports of members without a vote."""
     head = stand.history.head
     for row in (stand.row(round=head + 2), stand.row(round=head - 40), stand.row(of=PeerId("nobody"))):
         assert stand.asked(row) == []

@@ -1,4 +1,4 @@
-"""A return that validators demand: who makes it up is not believed, who was away follows, verify sees it."""
+"""Rollback demanded by validators: an invented one is rejected, absent members follow, verify reports it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from atoll.wire.messages.statements import QuorumCertificate, RollbackOrder, Sig
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 ADA, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
-BAD = range(6, 8)  # rounds whose states every honest validator finds bad
+BAD = range(6, 8)  # rounds with states that every honest validator finds bad
 
 
 def swarm_of(
     peers: int = 4, bad=BAD, seed: int = 3, recovery: bytes = b"", quorum: str = "two-thirds", villains=None
 ) -> VirtualSwarm:
-    """Names instead of numbers: what a state's loss is, the test says."""
+    """Symbolic states: the test sets the loss of each."""
     knobs = SwarmKnobs(peers=peers)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
     knobs.run = replace(knobs.run, round=plan, validation=ValidationRule(), recovery=recovery)
@@ -69,7 +69,7 @@ def returns(swarm: VirtualSwarm, name: PeerId = ADA) -> list[tuple[int, int]]:
 
 
 def test_all_leave_a_bad_state_also_who_was_away_who_crashes_and_who_comes():
-    """Dora is down while it happens, Carl dies the moment it did, Eve comes afterwards: one history for all."""
+    """Dora is down while it happens, Carl dies right after it, Eve comes later: one history for all."""
     swarm = swarm_of()
     told: list[AutoRolledBack] = []
     swarm.world.watchers.append(
@@ -104,7 +104,7 @@ def test_where_members_trust_each_other_two_voices_decide_and_one_alone_decides_
 
 
 def test_what_a_validator_saw_is_said_again_until_a_vertex_holds_it():
-    """It was said once, and whoever was a vertex behind dropped it; with the next beats it comes again."""
+    """It was sent once, and a member that was a vertex behind dropped it; later heartbeats repeat it."""
     swarm = swarm_of(3, bad=(), quorum="majority")
     reach(swarm, 0)
     carl = swarm.world.nodes[CARL].machine
@@ -128,7 +128,7 @@ def test_one_broken_machine_among_those_who_trust_each_other_sends_nobody_back()
 
 
 def test_a_return_that_nobody_demands_is_not_voted_for_and_its_bringer_is_at_fault():
-    """Without an inner signature, or to another place than everybody's vertices say, or in other bytes."""
+    """Without an inner signature, or to another target than all members' vertices demand, or in other bytes."""
     swarm = swarm_of()
     reach(swarm, 6)
     carl = swarm.world.nodes[CARL].machine
@@ -165,7 +165,7 @@ def without_parts(ground):
 
 def assembled(peer, parent: VertexBody, reports: tuple[SignedStatement, ...], trained: int) -> VertexBody:
     ground = without_parts(peer.round.ground)
-    body = write_body(ground, peer.notary, 0, (), {}, (), parent.state, parent.time_s)
+    body = write_body(ground, peer.notary, 0, (), {}, (), state=parent.state, now=parent.time_s)
     return replace(body, reports=reports, trained=trained)
 
 
@@ -357,7 +357,7 @@ def test_verify_does_not_believe_a_return_that_reports_do_not_demand(lack: str):
 
 
 def test_verify_takes_a_return_at_its_word_where_reasons_are_lost():
-    """The vertex with the reports is missing from this folder: the one problem is that one."""
+    """The vertex with the reports is missing from this folder: that is the only problem."""
     swarm = swarm_of()
     reach(swarm, 14)
     rows = rows_of(swarm)
@@ -394,7 +394,7 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
 
 @cache
 def mixed() -> tuple[VirtualSwarm, dict[int, bytes]]:
-    """Audits, records, pieces, paced windows and validators whose words come two rounds late; one return."""
+    """Audits, records, pieces, paced windows and validators with reports two rounds late; one return."""
     knobs = SwarmKnobs(peers=5)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds", window_min_s=1.0)
     mix = {"audit_rate": 0.6, "reputation": True, "coded": ErasureParams(2, 3, 2), "witnessed": True}
@@ -424,8 +424,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", [*DAMAGE, "all of it"])
 def test_one_damaged_vertex_is_one_problem_wherever_it_lies(what: str):
-    """Whom it drew, what it said and that it was gone back to is held against no later vertex; bytes that nobody
-    can read end no walk."""
+    """Its draws, its reports and the rollback to it count against no later vertex; unreadable bytes end no walk."""
     swarm, rows = mixed()
     for round in range(max(rows)):
         vertex = decode_vertex(rows[round])

@@ -1,6 +1,6 @@
-"""A kept history is walked offline: what was agreed on holds, and whatever was changed since is found and named.
+"""Offline verification of a kept history: agreed content passes, and every later change is found and named.
 
-The histories are those of virtual swarms, whose keys can sign anything: so also what a dishonest quorum would sign.
+The histories come from virtual swarms with keys that can sign anything, so also what a dishonest quorum would sign.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def body_of(rows: Rows, round: int) -> VertexBody:
 def certified(
     rows: Rows, round: int, change: Callable[[VertexBody], VertexBody], run: Digest | None = None
 ) -> bytes:
-    """A changed body with the votes of everybody who may vote on it: all voters lie together."""
+    """A changed body with the votes of all its voters, which lie together."""
     run = run or history()[0]
     raw = encode(change(body_of(rows, round)))
     before = body_of(rows, round - 1)
@@ -102,7 +102,7 @@ def certified(
 
 
 def test_a_history_with_newcomers_losses_and_a_recovery_is_intact():
-    """And the walk says who came, who went, who gave how much: as many samples as the vertices count together."""
+    """The walk reports joins, departures and contributions: as many samples as the vertices count together."""
     rows = rows_of()
     audit = audit_of(rows)
     assert found(audit) == [] and audit.intact and audit.missing == audit.unchecked == []
@@ -210,7 +210,7 @@ def test_a_dropped_vertex_is_a_gap_and_two_exchanged_ones_are_named():
 
 
 def promote(body: VertexBody) -> VertexBody:
-    """Everybody who is not a voter becomes one."""
+    """All members that are no voters become voters."""
     members = tuple(replace(m, standing="member", role="trainer", missed=0) for m in body.members)
     mallory = replace(members[0], peer=PeerId("p0666"), vote_key=b"p0666#0", name="mallory")
     return replace(body, members=(*members, mallory))
@@ -312,7 +312,7 @@ def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(
 
 
 def test_a_membership_forged_without_the_votes_is_a_body_that_nobody_agreed_on():
-    """The forger adds itself and goes on alone from there: the first forged round is the one that is named."""
+    """The forger adds itself and goes on alone from there: the first forged round is named."""
     rows = rows_of()
     raw = encode(promote(body_of(rows, 7)))
     mallory = StatementSigner(history()[0], VirtualSigner(PeerId("p0666")), VirtualVerifier())
@@ -325,7 +325,7 @@ def test_a_membership_forged_without_the_votes_is_a_body_that_nobody_agreed_on()
 
 
 def test_an_epoch_that_the_recovery_identity_did_not_begin_is_named():
-    """Signed by somebody else; and by the right identity, but over more than a change of standing."""
+    """Signed by another identity; and by the right one, but over more than a change of standing."""
     (recovered,) = audit_of(rows_of()).recoveries
     run = history()[0]
     for creator, change, kind in (
@@ -349,7 +349,9 @@ def test_a_changed_genesis_is_said_to_make_everything_else_unknowable():
 
 
 def test_a_vertex_that_cannot_be_judged_may_hold_anything_and_the_walk_goes_on():
-    """After a gap stands a body of nobody's: unreadable statements, and no voters who could agree on the next."""
+    """After a gap follows a body without an author: unreadable statements, and no voters that could agree on the
+    next.
+    """
     rows = rows_of()
     del rows[4]
     nonsense = replace(

@@ -1,4 +1,4 @@
-"""Who is audited, whose turn it is, and what findings mean: out of vertices alone."""
+"""Audits: draws, auditors' turns and the meaning of findings, from vertices alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def docket_of(*reports: tuple[SignedStatement, ...], share: float = 1.0) -> Audi
     return docket
 
 
-# ---- who is drawn ------------------------------------------------------------------------------------------
+# ---- draws ---------------------------------------------------------------------------------------------------
 
 
 def test_nobody_replays_what_a_member_says_that_cannot_be():
@@ -89,8 +89,9 @@ def test_a_round_is_audited_by_the_standing_that_it_began_with(standing: Standin
 
 
 def test_of_two_commitments_to_one_update_both_are_audited():
-    """Of thirty rounds at a rate of a thousandth: whoever copied another's root before it was revealed is looked at
-    in every one of them, and so is whom it copied; of the others hardly anybody is."""
+    """Of thirty rounds at a rate of a thousandth: a member that copied another's root before it was revealed is
+    audited in every one of them, and so is its victim; of the others hardly any.
+    """
     docket = AuditLedger(0.001, "two-thirds")
     roots = dict(zip(EVERYBODY, (b"a", b"b", b"same", b"same", b"c"), strict=True))
     bodies = {}
@@ -105,7 +106,7 @@ def test_of_two_commitments_to_one_update_both_are_audited():
 
 
 def test_who_may_try_bodies_gets_its_friends_past_the_draw_in_the_tries_that_the_spec_says():
-    """Ten friends at a rate of 0.2: 9.3 tries on average, by the very draw. A rate of 1 lets nobody past."""
+    """Ten friends at a rate of 0.2: 9.3 tries on average, by the very draw. A rate of 1 lets none pass."""
     friends = [PeerId(f"friend {k}") for k in range(10)]
     passed = total = 0
     while passed < 200:
@@ -117,7 +118,7 @@ def test_who_may_try_bodies_gets_its_friends_past_the_draw_in_the_tries_that_the
 
 
 def test_a_vertex_draws_at_the_rate_that_it_says_itself():
-    """Hardly anybody is audited as genesis has it; from the vertex that changes that on everybody is."""
+    """Hardly any member is audited under genesis; from the vertex that changes the rate on all are."""
     docket = AuditLedger(0.0001, "two-thirds")
     own = [replace(commit_of(bytes(32)), root=digest(peer.encode())) for peer in EVERYBODY]
     signed = tuple(SignedStatement(peer, encode(commit), b"") for peer, commit in zip(EVERYBODY, own, strict=True))
@@ -159,7 +160,7 @@ def test_a_round_without_a_claim_is_not_audited_and_old_audits_are_forgotten():
     assert docket.cases == {}
 
 
-# ---- whose turn it is --------------------------------------------------------------------------------------
+# ---- turns ---------------------------------------------------------------------------------------------------
 
 
 def case_of(*said: tuple[int, Finding], needed: int = 2) -> AuditCase:
@@ -192,7 +193,7 @@ def test_another_auditor_is_asked_only_where_one_was_against_or_silent(said, hea
 
 
 def test_with_more_possible_liars_more_auditors_are_asked():
-    """Seven voters, two of whom may lie: three have to be against."""
+    """Seven voters, two of which may lie: three have to be against."""
     assert [voices_needed(n, "two-thirds") for n in (1, 3, 4, 6, 7, 10)] == [2, 2, 2, 2, 3, 4]
     assert voices_needed(30, "majority") == 2
     case = case_of((8, "mismatch"), (9, "accepted"), (10, "mismatch"), needed=3)
@@ -225,7 +226,10 @@ def test_words_on_their_way_into_a_vertex_are_counted_ahead_and_those_in_it_come
 
 
 def test_a_word_is_about_one_exhibit_and_stays_so():
-    """Said again it names the same; what is no name of a blob is none. Who saw other blobs can be told apart."""
+    """Repeated, it names the same; an invalid digest is rejected.
+
+    Auditors that saw other blobs are distinguishable.
+    """
     order, here, there = docket_of().cases[7, EVE].order, digest(b"shown here"), digest(b"shown there")
     words = [AuditReport(7, EVE, "mismatch", exhibit=blob) for blob in (here, there)]
     said = tuple(SignedStatement(by, encode(word), b"") for by, word in zip(order[:2], words, strict=True))
@@ -248,7 +252,7 @@ def judged(docket: AuditLedger, by: PeerId, report: AuditReport) -> str | None:
 
 @pytest.mark.parametrize("answers_after", [1, 3])
 def test_among_a_hundred_voters_a_cheat_is_refuted_before_its_audit_ends(answers_after: int):
-    """34 voices are needed. One auditor after the other, each a round or more, there would never be so many."""
+    """34 voices are needed. With one auditor after the other, each a round or more, there would never be enough."""
     order = tuple(PeerId(f"p{k:03}") for k in range(67))
     case = AuditCase(7, EVE, 0, commit_of(bytes(32)), order, voices_needed(100, "two-thirds"))
     due: dict[PeerId, int] = {}
@@ -287,7 +291,7 @@ def test_only_those_who_were_drawn_may_speak_and_agreement_is_said_once():
 
 
 def test_accusers_cannot_fill_vertices_and_accomplices_cannot_end_an_audit():
-    """Once the others have accepted it is over; who accepts out of turn does not end it before the first spoke."""
+    """Once the others have accepted it is over; accepting out of turn does not end it before the first reported."""
     order = docket_of().cases[7, EVE].order
     cleared = docket_of((found(order[0], "mismatch"),), (found(order[1], "accepted"), found(order[2], "accepted")))
     assert judged(cleared, order[0], AuditReport(7, EVE, "mismatch")) == "is of an audit that is over"
@@ -304,7 +308,7 @@ def standing_after(*said: tuple[PeerId, int, Finding], rule: str = "two-thirds")
 
 
 def test_two_auditors_of_one_round_expel_and_nobody_is_refuted_by_fewer():
-    """Five voters, one of whom may lie: the trainer is a replica, too."""
+    """Five voters, one of which may lie: the trainer is a replica, too."""
     assert standing_after((ADA, 7, "mismatch")) == "member"
     assert standing_after((ADA, 7, "mismatch"), (BOB, 7, "wrong")) == "expelled"
     assert standing_after((ADA, 7, "mismatch"), (BOB, 6, "mismatch")) == "member"

@@ -1,5 +1,6 @@
-"""Turns that nobody can choose. Committees drawn by records: alike at every peer, as often as scores say, and never
-for the sake of a new name."""
+"""Proposer turns that no member can choose, and committees drawn by reputation: equal at every peer, as often as
+scores require, and never in favor of a new name.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def body() -> VertexBody:
 
 
 def with_first(most: int, scores: dict[PeerId, int]) -> tuple[PeerId, ...]:
-    """Whose turn it is votes; the others are drawn."""
+    """The first proposer votes; the others are drawn."""
     first = plan_round(HEAD, body(), RoundSettings()).turns()[0]
     others = [peer for peer in VOTERS if peer != first]
     return tuple(sorted((first, *draw_committee(HEAD, others, most, scores))))
@@ -86,7 +87,7 @@ def test_members_vote_as_often_as_their_scores_say():
 
 
 def test_a_new_name_never_votes_more_often_than_the_old_one_did():
-    """Whoever leaves its record behind, however bad, gets the floor, and a score is never below it."""
+    """A member that leaves its reputation behind, however bad, gets the floor, and a score is never below it."""
     for seed in range(20):
         scores = records(seed)
         washed = {**scores, VOTERS[0]: FLOOR}
@@ -99,7 +100,7 @@ def test_a_new_name_never_votes_more_often_than_the_old_one_did():
 
 
 def writers(rounds: int, since: dict[PeerId, int], first: int = 0) -> list[PeerId]:
-    """Who proposes in so many rounds in which all goes well."""
+    """Proposers of this many rounds without failures."""
     wrote = [VOTERS[0]]
     for round in range(first, first + rounds):
         wrote.append(whose_turn(HEAD, round, since, wrote[-1]))
@@ -127,8 +128,9 @@ def test_whoever_is_sent_away_or_comes_back_moves_nobody_elses_turn():
 
 
 def test_new_names_just_behind_the_writer_wait_for_as_many_rounds_as_there_are_voters():
-    """Of a thousand names the one that follows closest: else whoever writes lets in who writes next, again and
-    again."""
+    """Of a thousand names the closest one behind: otherwise a proposer could admit the next proposer, again and
+    again.
+    """
     old = dict.fromkeys(VOTERS[:9], -1)
     names = [PeerId(f"new{i:04}") for i in range(1000)]
     circle = on_circle(HEAD, 40, [*old, *names])
@@ -138,7 +140,7 @@ def test_new_names_just_behind_the_writer_wait_for_as_many_rounds_as_there_are_v
     assert [whose_turn(HEAD, 40, old | {new: came}, wrote) == new for came in (39, 30, 29, 20)] == [False] * 2 + [
         True
     ] * 2
-    assert whose_turn(HEAD, 40, {new: 39}, wrote) == new  # somebody has to
+    assert whose_turn(HEAD, 40, {new: 39}, wrote) == new  # one member has to
 
 
 def test_who_sits_side_by_side_does_not_stay_there():

@@ -1,4 +1,4 @@
-"""Rounds whose work follows the run: what a vertex and a number of members make of steps, batches and times."""
+"""Rounds that adapt their work: steps, batches and times from a vertex and the number of members."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RULE = BatchGrowth(target_loss=2.0, least=2, most=40)
 def body(
     members: int = 4, step_s: float = 0.5, reached: WorkloadProgress | None = None, slow: float = 1.0
 ) -> VertexBody:
-    """`slow`: the last member takes so many times as long."""
+    """`slow`: factor on the last member's times."""
     steps_s = [step_s] * (members - 1) + [step_s * slow]
     here = [Member(PeerId(f"p{i}"), b"", (), "trainer", "member", 0, s, "") for i, s in enumerate(steps_s)]
     bare = VertexBody(
@@ -77,13 +77,13 @@ def test_a_round_in_minutes_ends_for_everybody_after_them():
 
 
 def test_steps_that_are_done_before_the_time_is_over_end_the_round():
-    """Whichever comes first: windows are no longer than for the steps alone."""
+    """The earlier of both counts: windows are no longer than for the steps alone."""
     short = planned(WorkloadPolicy(4, train_s=600.0), 100)
     assert short.times(0) == plan_round(HEAD, body(), RoundSettings(inner_steps=100)).times(0)
 
 
 def test_the_first_round_has_the_time_in_which_trainers_start():
-    """While nobody's speed is known a window of seconds would be over before the first step."""
+    """While no speed is known a window of seconds would be over before the first step."""
     first = planned(WorkloadPolicy(4, train_s=5.0), 100, step_s=0.0)
     assert first.train_s == RoundSettings().first_train_s and first.limit_s == 5.0
 
@@ -95,7 +95,7 @@ def test_windows_that_follow_the_pace_know_how_long_training_lasts():
     assert plan.begun(plan.begin + 1.0) is plan
 
 
-# ---- as many samples, whoever is here ----------------------------------------------------------------------
+# ---- fixed samples per round ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("members", "steps"), [(1, 100), (2, 100), (4, 50), (8, 25), (16, 13), (50, 4), (200, 3)])
@@ -217,7 +217,9 @@ def test_while_the_speed_of_most_is_unknown_all_take_all_and_later_only_who_is_n
 
 
 def test_who_claims_to_be_fast_starves_nobody_where_members_may_lie():
-    """Two of seven claim a thousand times the speed, or none: the others are asked as by an honest member's."""
+    """Two of seven claim a thousand times the speed, or none: the others are assigned steps by an honest
+    member's.
+    """
     honest = [0.1, 0.1, 0.1, 0.2, 0.4]
     assert shares([*honest, 1e-4, 1e-4], "two-thirds") == [100, 100, 100, 50, 25, 100, 100]
     assert shares([*honest, 1e9, 1e9], "two-thirds") == [100, 100, 100, 50, 25, 1, 1]

@@ -1,4 +1,4 @@
-"""What members report of their links, and what everybody reads out of it."""
+"""Members' link reports, and the links that all peers derive from them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_report_is_never_longer_than_there_is_room_for_however_many_members_co
 
 
 def test_old_rows_do_not_stay_for_ever_where_nobody_reports_any_more():
-    """The sixty-fifth member is let in: from now on nobody measures everybody, and what was said grows old."""
+    """The sixty-fifth member is admitted: from now on no member measures all others, and old reports expire."""
     peers = tuple(PeerId(f"p{k:02}") for k in range(FULL_MESH_MAX))
     members = tuple(member(p, report(TransferRates(1e6), dict.fromkeys(peers, 0.01), peers)) for p in peers)
     assert agreed_links(after(members), peers) is not None

@@ -1,4 +1,4 @@
-"""Who is a member next: tickets, thirds, returning members, and a last voter who cannot be voted out."""
+"""Next membership: tickets, thirds, returning members, and a last voter that cannot be voted out."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_last_voter_cannot_be_voted_out_and_cannot_leave():
 
 
 def test_a_suspicion_counts_once_per_accuser_and_not_against_who_contributed():
-    """One angry member cannot remove anybody from five; two can, unless the update of the accused is counted."""
+    """One member alone cannot remove another from five; two can, unless the update of the accused counts."""
     parent = body(*(member(p) for p in "abcde"))
     assert voters(after(parent, *suspects("e", "a", "a", "a"))[0]) == "abcde"
     assert voters(after(parent, *suspects("e", "a", "b"))[0]) == "abcd"
@@ -142,7 +142,7 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
 
 
 def test_a_change_of_device_counts_once_in_many_rounds_and_only_where_work_is_audited():
-    """Said in every vertex it took the place of all other changes of voters, and voided verdicts."""
+    """Reported in every vertex it took the place of all other changes of voters, and voided verdicts."""
     gpu, parent = VerifiedReport(PeerId("b"), ReadyReport(HEAD, STATE, True)), body(*(member(p) for p in "abcd"))
 
     def judge(round: int, share: float) -> str | None:
@@ -162,7 +162,7 @@ def test_no_change_of_a_device_keeps_the_vote_of_a_member_that_is_gone():
 
 
 def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
-    """Distances are taken of so many rows and no more: one trainer too many would end the learning of all."""
+    """Distances are taken of a bounded number of rows: one trainer too many would end the learning of all."""
     parent = body(*(member(p) for p in "abcdefg"), *(member(p, "observer") for p in "xyz"))
     parent = replace(parent, members=(*parent.members, member("c0", "observer", "client")))
     ready = [VerifiedReport(PeerId(p), ReadyReport(HEAD, STATE)) for p in ("x", "y", "z", "c0")]
@@ -195,7 +195,7 @@ def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():
 
 
 def test_no_word_from_before_a_member_came_back_moves_it():
-    """It came back in round 4 with another key; who repeats what it, or others of it, said before is refused."""
+    """It came back in round 4 with another key; repeating older reports by or about it is refused."""
     earlier, then = Digest(b"3" * 32), Digest(b"4" * 32)
     recent = RecentVertices(dict.fromkeys((earlier, then, HEAD), STATE), rounds={earlier: 3, then: 4, HEAD: 5})
     back = replace(member("b", "observer"), vote_key=b"second key", since=4)
@@ -304,7 +304,7 @@ def test_what_may_not_stand_in_a_vertex(by: str, statement, why: str):
 
 
 def test_a_voter_that_moved_house_stays_a_voter():
-    """The same session key at another address: only the address changes, nobody votes less."""
+    """The same session key at another address: only the address changes, no member votes less."""
     parent = body(*(member(p) for p in "abcd"))
     moved = JoinRequest(PeerId("b"), b"b", b"", ("/ip4/10.0.0.9/tcp/1",), "trainer", "b", HEAD, b"")
     assert admissible(VerifiedReport(PeerId("b"), moved), parent, RECENTLY, RUN, False, 0.0) is None
@@ -314,7 +314,7 @@ def test_a_voter_that_moved_house_stays_a_voter():
 
 
 def test_the_last_voter_with_a_new_session_key_stays_a_voter():
-    """Were it made an observer, nobody could ever let it, or anybody, in again."""
+    """Were it made an observer, no voter could ever admit it, or another, again."""
     parent = body(member("a"), member("b", "observer"))
     renewed = JoinRequest(PeerId("a"), b"another key", b"", (), "trainer", "a", HEAD, b"")
     members, _ = after(parent, VerifiedReport(PeerId("a"), renewed))
@@ -337,7 +337,10 @@ SEVEN = body(*(member(p) for p in "abcdefg"))
 
 
 def test_two_answers_in_one_slot_expel_their_owner_on_one_word():
-    """It does not help that the liar's own update counted in this round; under a majority rule nobody is judged."""
+    """It does not help that the liar's own update counted in this round.
+
+    Under a majority rule no member is judged.
+    """
     proof = catches("a", answer("g"), answer("g", made=b"y"))
     assert admissible(proof, SEVEN, RECENTLY, RUN, False, None) is None
     members, _ = after(SEVEN, proof, rule="two-thirds", counted="abcdefg")
@@ -357,7 +360,7 @@ def test_what_an_honest_owner_may_sign_twice_proves_nothing(other: SignedStateme
 
 
 def test_a_recomputed_lie_takes_more_voices_than_may_lie():
-    """Two of seven may lie: their word alone, said twice, expels nobody; a third voice does."""
+    """Two of seven may lie: their reports alone, even repeated, expel no member; a third voice does."""
     lies = [catches(p, answer("g", part)) for p in "ab" for part in (0, 1)]
     members, _ = after(SEVEN, *lies, rule="two-thirds")
     assert voters(members) == "abcdefg"

@@ -1,4 +1,4 @@
-"""Which blocks are opened, to whom, and what it takes until somebody loses its place: out of vertices alone."""
+"""Openings: which blocks are opened, to which checkers, and what expels an owner, from vertices alone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_share_of_all_blocks_is_drawn_and_each_as_often_as_another():
 
 
 def test_blocks_of_a_part_are_dealt_to_more_checkers_than_may_lie_and_never_to_its_owner():
-    """Seven voters, two of whom may lie: three checkers each, each with blocks of its own."""
+    """Seven voters, two of which may lie: three checkers each, each with blocks of its own."""
     openings = list(openings_of(digest(b"7"), body_of(7), TERMS, "two-thirds"))
     assert len({opening.key for opening in openings}) == len(openings) == 7 * 3
     for part in range(7):
@@ -95,7 +95,7 @@ def test_where_nothing_is_drawn_nobody_is_asked():
     assert not list(openings_of(digest(b"7"), body_of(7, parts=0), TERMS, "two-thirds"))
 
 
-# ---- who is asked, and what counts -------------------------------------------------------------------------
+# ---- checkers and findings -----------------------------------------------------------------------------------
 
 
 def test_as_long_as_nobody_doubts_one_is_asked_and_nothing_is_said():
@@ -137,7 +137,7 @@ def test_old_openings_are_forgotten():
 
 
 def standing_after(*findings: tuple[int, Finding]) -> str:
-    """Of the owner, where these of the order said this in one vertex."""
+    """Standing of the owner, if these checkers reported this in one vertex."""
     docket = docket_of()
     opening, parent = first_of(docket), body_of(8, parts=0)
     reports = []

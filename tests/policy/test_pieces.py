@@ -1,4 +1,4 @@
-"""Who holds which piece, as vertices tell it: drawn, said, agreed, replaced."""
+"""Placement of pieces, from vertices: drawn, reported, agreed, replaced."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Chain:
 
 
 def test_every_fifth_round_draws_one_holder_for_every_piece():
-    """Round 4 is the first; another vertex id draws others; nobody holds two."""
+    """Round 4 is the first; another vertex id draws others; no member holds two."""
     chain = Chain().grow(rounds=20)
     assert [e.round for e in chain.ledger.entries] == [4, 9, 14, 19]
     assert all(len(set(e.holders)) == 4 and set(e.holders) <= set(PEERS) for e in chain.ledger.entries)
@@ -80,7 +80,7 @@ def test_every_fifth_round_draws_one_holder_for_every_piece():
 
 
 def test_states_from_before_the_first_training_are_not_cut():
-    """Whoever has genesis has them; members that assemble would fetch them for nothing."""
+    """All members with genesis have them; members that assemble would fetch them for nothing."""
     assert [e.round for e in Chain(assembling=5).grow(rounds=12).ledger.entries] == [9]
 
 
@@ -125,7 +125,7 @@ def test_who_is_away_for_long_is_replaced_and_who_sleeps_a_while_is_not():
 
 
 def test_who_was_replaced_keeps_its_piece_until_the_next_one_has_it():
-    """It may come back, and so many others may be gone that nobody else could make it."""
+    """It may come back, and with enough others gone no other member could make it."""
     chain = Chain().placed()
     holder, index = chain.entry.holders[2], 2
     chain.stands(holder, "away").grow(rounds=11)
@@ -210,7 +210,7 @@ def test_only_the_newest_64_states_are_followed():
 
 
 def test_who_comes_back_to_a_run_without_spare_members_gets_its_piece_again():
-    """Four members for four pieces: nobody took its place, and what it holds is what is lacking."""
+    """Four members for four pieces: its place is still free, and what it holds is what is missing."""
     chain = Chain(PEERS[:4]).placed()
     holder = chain.entry.holders[2]
     chain.stands(holder, "away").grow(rounds=11)
@@ -246,8 +246,10 @@ def test_a_large_piece_may_take_as_long_as_a_polite_repair_takes():
 
 
 def test_a_word_of_an_earlier_time_as_its_holder_is_worth_nothing():
-    """A holder was away, another one took over, then that one went for good and the first was drawn again. Who kept
-    its old word says it in its name, before it has the piece."""
+    """A holder was away, another one took over, then that one went for good and the first was drawn again.
+
+    A repeated old report states it in its name, before it has the piece.
+    """
     chain = Chain(PEERS[:5]).placed()
     holder, old = chain.words()[2]
     chain.stands(holder, "away").grow(rounds=11)

@@ -1,4 +1,4 @@
-"""What records are worth: whole numbers within bounds, trust slow to gain and quick to lose, influence capped."""
+"""Reputation scores: bounded integers, slow to gain and quick to lose, with capped influence."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_who_misses_one_of_ten_is_regular_and_every_third_on_probation(every: in
 
 @given(st.lists(st.one_of(st.none(), conducts()), max_size=60), st.booleans())
 def test_a_new_identity_is_never_worth_more_than_the_old_one(life: list[MemberConduct | None], audits: bool):
-    """Whatever somebody did: leaving and coming back as somebody else gains nothing, as itself nothing either."""
+    """After any conduct, leaving and returning as another identity gains nothing, nor as the same one."""
     score = after(FLOOR, *life, audits=audits)
     assert score >= FLOOR
     assert after(score, *[None] * 50, audits=audits) == score

@@ -87,7 +87,7 @@ def refusal(
 
 
 def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25519) -> VertexBody:
-    """A run that strangers joined until none was let in, a hundred per vertex."""
+    """A run that strangers joined until none was admitted, a hundred per vertex."""
     key = bytes(32 if signing == ED25519 else signing.key_bytes_max - 1)
     parent, k = body(replace(member(0), vote_key=key)), 1
     while refusal(parent, join(k, addresses, key), parts, signing) is None:
@@ -97,7 +97,7 @@ def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25
 
 
 def at_its_longest(parent: VertexBody, parts: int, signing: SigningPolicy = ED25519) -> VertexBody:
-    """Everybody is back and counts in every part, says as much as it may, and reports fill their room."""
+    """All members are back and count in every part, with the longest data, and reports fill their room."""
     members = tuple(replace(m, standing="member") if m.standing != "expelled" else m for m in parent.members)
     names = tuple(m.peer for m in members if m.trains)
     word = Commitment(HUGE, HUGE, ZERO_DIGEST, HUGE, HUGE, HUGE, 0.5, 0.5, HUGE, "", 0.5, HUGE, b"")
@@ -159,7 +159,10 @@ def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: SigningPolicy):
 
 @pytest.mark.parametrize("kind", ["ed25519", "ml-dsa-65"])
 def test_who_brings_a_key_of_another_kind_is_told_so(kind: VoteKind):
-    """Its votes could be forged by whom the run wants to withstand; or its key would fill the vertices."""
+    """Its votes could be forged by the attacker that the run wants to withstand.
+
+    Or its key would fill the vertices.
+    """
     parent = body(member(0))
     for length, wanted in ((32, "ed25519"), (1951, ""), (1952, "ml-dsa-65"), (1953, "")):
         told = refusal(parent, join(1, key=bytes(length)), 16, SigningPolicy(kind))
@@ -193,7 +196,7 @@ def test_room_is_counted_as_the_longest_body_takes_it(standings, roles, addresse
         replace(member(k), standing=standing, role=role, addresses=addresses, vote_key=bytes(64), name="n" * k)
         for k, (standing, role) in enumerate(zip(standings, roles, strict=False), 1)
     ]
-    lines.insert(0, member(0))  # somebody must propose
+    lines.insert(0, member(0))  # one member must propose
     longest = replace(at_its_longest(body(*lines), parts), proposer=peer(0), trained=HUGE, epoch=HUGE, reports=())
     longest = replace(longest, metrics=RoundMetrics(0.5, HUGE, HUGE))
     size, taken = len(encode(longest)), room_taken(lines, (), parts)
@@ -210,7 +213,7 @@ def test_scores_find_their_room_in_that_of_numbers_that_never_get_so_long(count:
 
 
 def test_large_models_and_groups_have_room_for_those_who_would_train_them():
-    """7 billion values in fp32, and what `found()` makes when nobody says how many will come."""
+    """7 billion values in fp32, and the defaults of `found()` for an unknown number of members."""
     seven, group = RunSettings(update_bytes=28 * 10**9), RunSettings(pieces=16, update_bytes=256 * MIB)
     assert members_most(parts_planned(seven)) >= 32
     assert members_most(parts_planned(group)) >= 100
@@ -231,7 +234,7 @@ def test_an_observer_takes_its_line_only():
 def test_strangers_who_come_and_go_do_not_keep_others_out(addresses: tuple[str, ...]):
     """An open run is full of lines of strangers that never trained; founders return, and newcomers come in.
 
-    Away are a founder that trained, a stranger that was caught, and everybody else who ever joined.
+    Away are a founder that trained, a stranger that was caught, and all others that ever joined.
     """
     parent = filled(16, addresses)
     first, founder, liar, *rest = parent.members

@@ -1,4 +1,4 @@
-"""Who is drawn to train: even turns for groups and members, and nothing to be gained by staying away."""
+"""Sampling of trainers: even turns for groups and members, and no gain from absence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TWENTY = swarm(*"a" * 11, *"b" * 6, *"c" * 3)
 
 
 class Told:
-    """So many rounds of a swarm, and who came to how many turns in them."""
+    """This many rounds of a swarm, and the turns of each member."""
 
     def __init__(self, body: VertexBody, sample: ParticipationPolicy, trusted: bool = True) -> None:
         rule = "majority" if trusted else "two-thirds"
@@ -78,7 +78,7 @@ class Told:
         return self
 
     def apart(self, turns: Counter[PeerId], key: Callable[[Member], str]) -> int:
-        """By how many turns the groups differ."""
+        """Differences between the groups' turns."""
         of: Counter[str] = Counter()
         for m in self.body.members:
             of[key(m)] += turns[m.peer]
@@ -135,7 +135,7 @@ def test_who_rests_is_not_drawn_and_another_is():
 
 
 def test_where_members_may_lie_nobody_comes_to_be_drawn_sooner_by_what_it_does():
-    """Declining costs a whole turn, absence brings none, and a group that somebody makes up is none."""
+    """Declining costs a whole turn, absence brings none, and an invented group is none."""
     liar = PeerId("p000")
     told = Told(swarm("alone", *["all"] * 11), ParticipationPolicy(peers=4, least=4), trusted=False)
     assert told.play(30, fails=lambda peer: peer == liar).apart(told.drawn, by_peer) <= 1

@@ -1,4 +1,4 @@
-"""Whose updates are scored, who scores them, and what their words mean: out of vertices alone."""
+"""Loss scoring: which updates are scored, by which members, and what their reports mean, from vertices alone."""
 
 from __future__ import annotations
 
@@ -172,7 +172,9 @@ def test_no_words_of_its_own_bring_anybody_off_probation_and_one_hollow_update_c
 
 
 def test_a_copied_update_is_scored_always_and_so_is_the_one_it_was_copied_from():
-    """At a rate of a thousandth. The surprise: two who took no step send the same bits too, and nobody minds."""
+    """At a rate of a thousandth. The surprise: two members that took no step send the same bits too, without
+    harm.
+    """
     for steps, times in ((20, 40), (0, 0)):
         scores, bodies = ScoreLedger(0.001, "two-thirds"), {}
         for round in range(40):

@@ -201,7 +201,7 @@ def test_one_peer_needs_nothing():
 
 
 def test_a_star_when_one_peer_alone_has_bandwidth():
-    """Eight peers, one of them with a thousand times the uplink of the others: it serves, whoever it is."""
+    """Eight peers, one of them with a thousand times the uplink of the others: it serves."""
     rich, rates = PeerId("p5"), [RATE if i == 5 else RATE / 1000 for i in range(8)]
     choice = chosen(replace(lan(8), up_bytes_s=rates, down_bytes_s=rates), 10_000_000)
     assert choice.topology.name == "star"
@@ -258,7 +258,7 @@ def test_a_nested_hierarchy_in_64_parts_sends_what_the_plan_counts():
     assert predicted.messages_max == counts(topology, links.peers).messages_max
 
 
-# ---- who is near whom ----------------------------------------------------------------------------------------
+# ---- proximity -----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)

@@ -1,4 +1,4 @@
-"""How much lying a round is built for."""
+"""Fault tolerance: how many liars a round withstands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_fewest_members_for_one_liar_are_the_fewest():
 
 
 def test_how_likely_a_drawn_committee_holds_too_many_liars():
-    """Against a count by drawing, and where everybody votes. 32 of a hundred, 30 lying: a third of the rounds."""
+    """Against a count by drawing, and where all vote. 32 of a hundred, 30 lying: a third of the rounds."""
     assert captured_share(100, 30, 32) == pytest.approx(0.3337, abs=1e-4)
     assert captured_share(100, 30, 90) > 0 == captured_share(100, 30, 91) == captured_share(100, 33, 100)
     assert captured_share(100, 34, 100) == 1
@@ -42,7 +42,7 @@ def test_how_likely_a_drawn_committee_holds_too_many_liars():
 
 
 def test_rows_and_witnesses():
-    """A mean asks for nobody in particular; every sort needs a majority of honest ones."""
+    """A mean needs no particular member; every sort needs a majority of honest ones."""
     assert rows_needed("mean", 2) == 0 and rows_needed("median", 2) == 5
     none_captured = [witnesses(owners, 20, liars, 0.0) for owners, liars in ((3, 1), (3, 2), (3, 5), (1, 0))]
     assert none_captured == [1, 2, 2, 0]

@@ -1,4 +1,4 @@
-"""Whose samples are taken by whom, who compares, and what their words mean: out of vertices alone."""
+"""Redundant training: guests, hosts, referees, and what their reports mean, from vertices alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def secret_of(peer: PeerId, round: int) -> bytes:
 
 
 class Story:
-    """Vertices one after the other, in which all count and reveal what they drew by."""
+    """Vertices one after the other, in which all count and reveal their draw secrets."""
 
     def __init__(self, share: float = 0.3, same_rows: bool = False) -> None:
         self.share, self.same_rows = share, same_rows
@@ -85,7 +85,7 @@ def test_so_many_are_guests_as_the_run_says_and_nobody_of_itself():
 
 
 def test_a_pair_is_a_guest_and_a_host_that_was_none_itself_and_both_have_revealed():
-    """Of every round in turn what follows from its draws; then the host is silent, and nobody is accused."""
+    """Of every round in turn what follows from its draws; then the host is silent, and no member is accused."""
     story = Story()
     while story.round < 30:
         story.goes_on()
@@ -116,7 +116,7 @@ def test_the_same_row_of_both_needs_no_referees():
     [
         ([(NEAR, FAR)] * 5, True, False),
         ([(NEAR, FAR)] * 3, True, False),
-        ([(NEAR, FAR)] * 2, False, False),  # whoever else is silent
+        ([(NEAR, FAR)] * 2, False, False),  # all others are silent
         ([(NEAR, FAR)] * 2 + [(NEAR, NEAR)] * 3, False, False),
         ([(0, APART_MOST)] * 3, False, True),
         ([(NEAR, FAR)] * 2 + [(0, APART_MOST)] * 3, False, True),  # the milder one

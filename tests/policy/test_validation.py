@@ -1,4 +1,4 @@
-"""Who looks at an agreed state, what their words mean, and where the run is to go: out of vertices alone."""
+"""State validation: validators, the meaning of their reports, and rollback targets, from vertices alone."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Story:
         return self.validations.candidates.get(self.round - 1)
 
     def words(self, round: int, *losses: int) -> list[SignedStatement]:
-        """So many of those drawn for this round say these, in their order."""
+        """This many of those drawn for this round report these, in their order."""
         drawn = self.validations.candidates[round].validators
         return [report(by, round, loss) for by, loss in zip(drawn, losses, strict=False)]
 
     def plays(self, rounds: int, loss: int = HONEST) -> None:
-        """Everybody honest, one vertex later."""
+        """All honest, one vertex later."""
         for _ in range(rounds):
             self.goes_on(*self.words(self.round - 1, *[loss] * 5))
 
@@ -222,7 +222,7 @@ def test_any_set_of_data_can_tell():
 
 
 def test_returns_come_ever_more_rarely_and_a_demand_that_nobody_follows_ends():
-    """Every state after the good one is bad, for ever."""
+    """Every state after the good one is bad, forever."""
     story = Story()
     story.plays(3)
     went: list[int] = []
@@ -335,7 +335,7 @@ def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_stat
 
 
 def test_what_a_damaged_history_holds_ends_nobody():
-    """Words of another length, of nobody, or that cannot be read, in a vertex that `atoll verify` walks over."""
+    """Reports of another length, of unknown members, or unreadable, in a vertex that `atoll verify` walks over."""
     story = Story()
     drawn = story.validations.candidates[-1].validators
     junk = [

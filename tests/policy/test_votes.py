@@ -161,7 +161,7 @@ def test_votes_come_one_after_the_other_as_quorums_can_take_them():
 
 @pytest.mark.parametrize("role", ["observer", "client"])
 def test_another_role_first_is_no_way_around_the_wait(role: str):
-    """Whoever watched or trained as a client, and takes a ticket of another member, is of that one's root."""
+    """A former observer or client that takes a ticket of another member belongs to the root of that member."""
     run = founded("b", "c", "d")
     run.join("o", by="a", role=role)
     made = ticket("o2")

@@ -66,7 +66,7 @@ def test_one_proposer_that_lies_about_the_time_takes_a_third_of_a_window_and_no_
 
 
 def test_a_round_that_was_too_short_for_somebody_makes_the_next_one_more_patient():
-    """Late, or without somebody; not if all are there and it was late for owners that were passed over."""
+    """Late, or with a member missing; not if all are there and it was late for skipped owners."""
     late, without = replace(QUICK, took_s=9.0, late=True), replace(QUICK, whole=False)
     for trouble in (late, without, replace(late, excused=True, whole=False)):
         assert after(trouble, window_s=2.0) == 2.0 * GROWTH
@@ -120,7 +120,7 @@ def test_only_waits_inside_the_first_attempt_are_shorter():
 
 
 def test_who_begins_too_late_to_train_goes_by_fixed_windows():
-    """The last vertex took its votes four seconds: nobody passes for that. Two seconds leave time enough."""
+    """The votes on the last vertex took four seconds: no member skips for that. Two seconds leave time enough."""
     plan = plan_round(HEAD, body(SHORTEST_S), PACED)
     assert plan.begun(plan.begin + 2.0) == plan
     late = plan.begun(plan.begin + 4.0)

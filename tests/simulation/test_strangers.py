@@ -24,7 +24,7 @@ def test_the_story_fails_where_peers_answer_strangers(monkeypatch: pytest.Monkey
 
 def test_the_story_fails_where_peers_believe_a_refusal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "atoll.peer.peer.Peer._hear_refusal", lambda self, by, code: [self._fact(refused(by, code))]
+        "atoll.peer.peer.Peer._hear_refusal", lambda self, by, code: [self.participation.fact(refused(by, code))]
     )
     with pytest.raises(ScenarioFailed, match="was ended by strangers"):
         run_scenario("strangers", 1)

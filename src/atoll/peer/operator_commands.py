@@ -35,7 +35,7 @@ Sign = Callable[[bytes], bytes]
 
 def farewell(peer: Peer, why: str, now: Seconds) -> list[Effect]:
     """Leave on purpose: report it to all members, so that no member waits."""
-    peer.leaving = True
+    peer.participation.leaving = True
     return [] if peer.is_lost else peer.say(LeaveReport(peer.known.history.head + 1, why[:200]), now)
 
 

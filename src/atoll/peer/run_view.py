@@ -114,7 +114,7 @@ class RunView:
         self.pool.recent()  # the ledger catches up with what the book lacks
         return pieces.begin()
 
-    # ---- one vertex more -----------------------------------------------------------------------------------
+    # ---- one vertex more ---------------------------------------------------------------------------------
 
     def learn(self, vertex: Vertex, who: PeerId, handed: bool) -> HistoryExtended | list[Effect]:
         """Accept this vertex if it is the next one and its certificate holds; otherwise effects about it.
@@ -148,7 +148,7 @@ class RunView:
         ended = eras.grew(body, handed)
         return ended + eras.mine(body.round, self.roster.within_reach()) if ended else []
 
-    # ---- the round that comes next -------------------------------------------------------------------------
+    # ---- the round that comes next -----------------------------------------------------------------------
 
     def ground_after(self, head: Digest, parent: VertexBody, run_time: Seconds) -> RoundContext:
         """The context of the round after this vertex."""
@@ -162,7 +162,7 @@ class RunView:
         electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
         return open_door(raft, self.notary, electorate, kept)
 
-    # ---- signatures under eras -----------------------------------------------------------------------------
+    # ---- signatures under eras ---------------------------------------------------------------------------
 
     @property
     def awaits_signatures(self) -> bool:
@@ -186,7 +186,7 @@ class RunView:
         """The recovery identity's signatures under eras that will get no quorum."""
         return self.eras.vouch_for(sign, self.roster.within_reach()) if self.eras is not None else []
 
-    # ---- what follows --------------------------------------------------------------------------------------
+    # ---- what follows ------------------------------------------------------------------------------------
 
     def unheard(self, peer: PeerId) -> bool:
         """True if the peer is no present member or is silent, so that others are asked first."""

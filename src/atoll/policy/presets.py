@@ -74,7 +74,7 @@ PRESETS: dict[Trust, TrustPreset] = {
         openings=SHARE,
         captured=0.0,
         looked_steps=LOOKED_STEPS,
-        withstands="a third that lies about what was agreed, poisoned updates, work that nobody did; owners "
+        withstands="a third that lies about what was agreed, poisoned updates, work that was not done; owners "
         "that sum wrongly are found within a few rounds",
         does_not="what a false sum did until then; owners that lie about distances, or leave rows out; strangers "
         "with many names",
@@ -94,7 +94,7 @@ PRESETS: dict[Trust, TrustPreset] = {
         openings=SHARE,  # for the few parts that only liars computed
         captured=CAPTURED,
         looked_steps=LOOKED_STEPS,
-        withstands="all of that, and owners that lie: sums are made again, and whoever is proven a liar is out",
+        withstands="all of that, and owners that lie: sums are recomputed, and proven liars are expelled",
         does_not="a third of all members under one hand, however it came by its names; in a few parts, what owners "
         "that lie together say until they are found out",
     ),
@@ -102,8 +102,8 @@ PRESETS: dict[Trust, TrustPreset] = {
 
 # warning where members bring their own data, which no preset's statistic fits; the caller adds the fix
 UNLIKE = (
-    "if members' data have little in common, whoever alone knows something is taken for a liar, and what it knows "
-    "is not learned"
+    "if members' data have little in common, a member with rare data is taken for a liar, and its data is not "
+    "learned"
 )
 
 # why trust = "open" has no statistic that weights rows by distances

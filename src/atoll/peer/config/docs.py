@@ -1,7 +1,8 @@
-"""What every key of run.toml means, in words: its unit, why this default, which other key it must agree with.
+"""Descriptions of all keys of run.toml: unit, reason for the default, related keys.
 
-The commented file of `atoll init`, docs/config.md and the advice of errors are these very texts. Never decides
-anything: what is refused stands in `sense.py`.
+The commented file of `atoll init`, docs/config.md and the advice in errors use these texts.
+
+Not responsible for: refusing values (`validate.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 ABOUT = {  # unit, why this default, which other key it must agree with
-    "run.name": "What people call the run.",
+    "run.name": ("Display name of the run."),
     "run.rounds": (
         "Training rounds until the run is over; 0 goes on until it is stopped. The learning rate falls "
         "over all of them."
@@ -24,12 +25,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "run.start_peers that high; else 1."
     ),
     "run.trust": (
-        '"private": members may crash but do not lie, and more than half must be present. "community": up '
-        "to a third may lie about what was agreed, and more than two thirds must be present. Poisoned updates are "
-        'for sync.statistic to withstand, and owners of parts are spot-checked (run.openings). "open": several '
-        "owners combine every part and sign what they got, doubted parts are opened and recomputed, and proven "
-        "liars are expelled. Costs the upload as many times: run.captured_parts. What it stands for where other "
-        "keys are left out: docs/config.md, at the end."
+        '"private": members may crash but do not lie, and more than half must be present. "community": up to a '
+        "third may lie about what was agreed, and more than two thirds must be present. sync.statistic withstands "
+        'poisoned updates, and owners of parts are spot-checked (run.openings). "open": several owners combine '
+        "every part and sign their results, disputed parts are opened and recomputed, and proven liars are "
+        "expelled. Costs the upload as many times: run.captured_parts. What it stands for where other keys are "
+        "left out: docs/config.md, at the end."
     ),
     "run.byzantine_tolerance": (
         'Share of members that may lie without splitting the run: 0 with trust = "private", 0.33 with '
@@ -41,40 +42,40 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "without a ticket. It still needs one to join."
     ),
     "run.era_rounds": (
-        "Rounds after which members sign the history with their long-lived identities (ML-DSA-65), so that "
-        "whoever can forge Ed25519 votes some day cannot write another past; 0: never. Nobody waits for it; small "
-        "runs also sign when members come and go. 5 kB per member each time."
+        "Rounds after which members sign the history with their long-lived identities (ML-DSA-65), so that a "
+        "future forger of Ed25519 votes cannot write another past; 0: never. No member waits for it; small runs "
+        "also sign when members come and go. 5 kB per member each time."
     ),
     "run.votes": (
-        'How members sign what they say in a round: "ed25519", or "ml-dsa-65", which withstands whoever can forge '
-        "Ed25519 some day: the newest rounds, too, which no identity has signed yet. Keys take 2 kB and signatures "
-        "3.3 kB then, instead of 32 and 64 bytes, and fewer members find room: specs/identity.md."
+        'How members sign their statements in a round: "ed25519", or "ml-dsa-65", which withstands future forgers '
+        "of Ed25519 also in the newest rounds, which no identity has signed yet. Keys take 2 kB and signatures 3.3 "
+        "kB then, instead of 32 and 64 bytes, and fewer members find room: specs/identity.md."
     ),
     "run.audit_rate": (
         "Share of all rounds of all trainers of which another trainer, drawn by the vertex, takes ten steps again "
         "(specs/audit.md); 0.05 costs 3.5 % more work, where records are kept 6 % for regular members and 12 % for "
-        'those on probation. Left out: 0.02 with run.trust = "community", or 0, with a word, where '
-        'the recipe cannot be audited; 0.05 with "open", which is refused there unless you write 0 (run.score_rate '
-        "can look at bf16, Muon and overlap instead). Whom enough auditors refute is expelled where run.trust "
-        'is "community" or "open", and shown by status where it is "private". For gpt and llama models under '
-        "recipes without overlap or fragments; 32 bytes per parameter travel for each audit."
+        'those on probation. Left out: 0.02 with run.trust = "community", or 0, with a notice, where the recipe '
+        'cannot be audited; 0.05 with "open", which is refused there unless you write 0 (run.score_rate can look '
+        "at bf16, Muon and overlap instead). A member that enough auditors refute is expelled where run.trust is "
+        '"community" or "open", and shown by status where it is "private". For gpt and llama models under recipes '
+        "without overlap or fragments; 32 bytes per parameter travel for each audit."
     ),
     "run.score_rate": (
         "Share of all updates along which others, three to five drawn by the vertex, take a step to see whether "
         "the loss falls on what their author was told to learn from, and more there than elsewhere "
         "(specs/scoring.md); up to four times that for members on probation. Decides through run.reputation, which "
-        "it needs, and expels nobody. Works where audits do not: bf16, other optimizers, overlap, fragments; not "
-        "for attached loops, eager updates or sparse codecs. A score costs "
-        "each scorer 512 samples without gradients, as much as training on 120, and the bytes of one update."
+        "it needs, and expels no member. Works where audits do not: bf16, other optimizers, overlap, fragments; "
+        "not for attached loops, eager updates or sparse codecs. A score costs each scorer 512 samples without "
+        "gradients, as much as training on 120, and the bytes of one update."
     ),
     "run.twin_rate": (
-        "Share of all updates that their author makes of another member's samples, which nobody knows before all "
+        "Share of all updates that their author makes of another member's samples, unknown to the others until all "
         "have committed; three to five others then hold the two against each other, and where they differ take the "
-        "round again (specs/twins.md). Finds who sends another update than its samples make, about so often, up to "
-        "four times that on probation. Decides through run.reputation, which it needs, and expels nobody. Only "
-        'where rounds begin with one optimizer state at all members: train.recipe = "fedavg" or "data_parallel"; '
-        "elsewhere run.score_rate looks. Not with run.audit_rate or run.score_rate. So large a share of samples is "
-        "not learned from, another is learned from twice."
+        "round again (specs/twins.md). Finds members that send another update than their samples make, at about "
+        "this rate, up to four times that on probation. Decides through run.reputation, which it needs, and expels "
+        'no member. Only where rounds begin with one optimizer state at all members: train.recipe = "fedavg" or '
+        '"data_parallel"; elsewhere run.score_rate looks. Not with run.audit_rate or run.score_rate. So large a '
+        "share of samples is not learned from, another is learned from twice."
     ),
     "run.reputation": (
         "True: vertices keep a score of every member's record (specs/reputation.md). It decides how often it is "
@@ -84,8 +85,8 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "run.vote_after_rounds": (
         "Rounds in which a member's update must have counted before it votes, if it came after training began or "
-        "by another member's ticket; until then it trains, owns no part and cannot invite (specs/membership.md). "
-        "Who came by a founder's ticket before training began votes at once. 0: all vote as soon as they are "
+        "by another member's ticket; until then it trains, owns no part and cannot invite (specs/membership.md). A "
+        "member with a founder's ticket from before training began votes at once. 0: all vote as soon as they are "
         'ready. Left out: 10 with run.trust = "community" and "open".'
     ),
     "run.sponsor_rounds": (
@@ -109,31 +110,31 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "run.openings": (
         "Share of every combined part that its owner must open to others after the round, with run.trust = "
         '"community" or "open": drawn blocks of all rows, from which the same blocks of the sum are made again. '
-        "Proven liars are expelled, who shows nothing is sent away. Left out it is 0.03 there; what that finds: "
-        "specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
+        "Proven liars are expelled, owners that show nothing are sent away. Left out it is 0.03 there; what that "
+        "finds: specs/openings.md. Not with codecs that look beyond a block (topk, randk, dct, compressors ...)."
     ),
     "run.captured_parts": (
-        'With run.trust = "open": the largest share of parts whose first owners may be liars one and all, if as '
-        "many members lie as the run withstands. What these say alike is believed in its round; openings then find "
-        "and expel them (run.openings, which it needs). So many owners combine every part that it is no more: left "
-        "out it is 0.05, two owners for up to nine members and three beyond, where 0, for which no such part "
-        "exists, takes one owner more than may lie, up to six. Bytes grow with every owner: specs/trust.md. 0 is "
-        "also what a run has whose answers cannot be opened. An owner that crashed keeps its place unless all who "
-        "made its part are gone or silent."
+        'With run.trust = "open": the largest share of parts with only liars as first owners, if as many members '
+        "lie as the run withstands. Their equal results are believed in their round; openings then find and expel "
+        "them (run.openings, which it needs). It sets the number of owners that combine every part: left out it is "
+        "0.05, two owners for up to nine members and three beyond, where 0, for which no such part exists, takes "
+        "one owner more than may lie, up to six. Bytes grow with every owner: specs/trust.md. A run with results "
+        "that cannot be opened has 0. An owner that crashed keeps its place unless all who made its part are gone "
+        "or silent."
     ),
     "run.sample": (
         "Share of the members that train in a round, rounded up; the others vote, own parts and miss nothing "
-        "(specs/clients.md). Each round is drawn by the one before: whoever had the fewest turns comes first. 0 or "
-        '1: everybody trains. With run.trust = "community" or "open" as many at least as withstand one liar, and '
-        "liars are then counted among those that are drawn. Not with sync.overlap, sync.fragments or sync.apart."
+        "(specs/clients.md). Each round is drawn by the one before, members with the fewest turns first. 0 or 1: "
+        'all train. With run.trust = "community" or "open" as many at least as withstand one liar, and liars are '
+        "then counted among those that are drawn. Not with sync.overlap, sync.fragments or sync.apart."
     ),
     "run.sample_peers": (
         "The same as a number of members: 10 of twenty sites. 0: run.sample says it. With fewer members than that "
         "all train."
     ),
     "run.first_train": (
-        "How long the first round may train, since nobody's speed is known yet. It ends as soon as "
-        "everybody is done, so a large value costs nothing unless somebody hangs."
+        "How long the first round may train, since no speed is known yet. It ends as soon as all are done, so a "
+        "large value costs nothing unless a member hangs."
     ),
     "run.train_max": "A round's training ends here even if steps are left. Keep above run.first_train.",
     "run.suspect": (
@@ -154,9 +155,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "fresh weights."
     ),
     "model.lora_rank": (
-        "Rank of low-rank adapters (LoRA) beside every linear layer of a gpt or llama model, but for what reads or "
-        "writes tokens. 0: none. With them they alone are trained, travel and are kept; the model itself, from "
-        "model.weights or fresh, is fetched once by every member and stays as it is. The same as lora= in "
+        "Rank of low-rank adapters (LoRA) beside every linear layer of a gpt or llama model, except those that "
+        "read or write tokens. 0: none. With them they alone are trained, travel and are kept; the model itself, "
+        "from model.weights or fresh, is fetched once by every member and stays as it is. The same as lora= in "
         "model.name."
     ),
     "model.only": (
@@ -177,7 +178,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "neither the file nor the library. The model must know as many tokens (v=). Empty: bytes are tokens."
     ),
     "data.canary": (
-        "A path, of the same kinds: data that nobody learns from and that validators look at too "
+        "A path, of the same kinds: data that no member learns from and that validators evaluate, too "
         "(run.validate_every), with a bound of its own. Text (8 kB at least) or labelled pictures that the model "
         "must not unlearn, and that data.source teaches: the loss of anything else rises while the model learns, "
         "and would send the run back. Travels with the run. Empty: none."
@@ -256,7 +257,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "train.total_tokens": (
         "Tokens that all members together learn from until the learning rates are at their end (a picture counts "
-        "train.seq_len). Rates then follow what vertices say was learned, whoever comes, goes or is slow; "
+        "train.seq_len). Rates then follow the samples in vertices, whatever members come, go or are slow; "
         "train.warmup_steps count as that share of run.rounds x train.inner_steps. Does not end the run: "
         "run.rounds does. 0: rates fall over steps."
     ),
@@ -293,7 +294,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'Codec from a member to the owner of a part: "fp32", "int8", "2bit", "topk+int8+zstd", …; see '
         "specs/codecs.md. Strong ones need error feedback."
     ),
-    "sync.down": "Codec of the answer to everybody. What is lost here is lost: nothing feeds it back.",
+    "sync.down": ("Codec of the result for all members. Its losses are final: nothing feeds them back."),
     "sync.error_feedback": "Share of what a codec lost that the next update makes good.",
     "sync.overlap": (
         "Inner steps that a trainer goes on from its own parameters while a round is agreed; then it waits. What "
@@ -323,38 +324,36 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         'combine rows on the way, so they need run.trust = "private".'
     ),
     "sync.statistic": (
-        'What the rows of a part become. "mean": weighted by samples, any liar can move it. "median", '
+        'Rule that combines the rows of a part. "mean": weighted by samples, any liar can move it. "median", '
         '"trimmed_mean", "meamed": per value, withstanding run.byzantine_tolerance of the members. "robust" (a '
         'covariance filter, and the one to take), "krum", "multi_krum", "geometric_median", "centred_clipping", '
         '"mda", "clipped_caf" (that filter after long rows were shortened, the one to take if members\' data have '
         "little in common, as those of hospitals or phones may; it stops no backdoor): whole updates are weighed "
-        "by their distances, which owners of parts add up; one more small message per part, at most 64 rows. "
-        '"nnm + trimmed_mean", "nnm + median", "nnm + meamed", "nnm + krum", '
-        '"nnm + multi_krum", "nnm + geometric_median", "nnm + centred_clipping": by these distances every row '
-        "becomes the mean of those nearest to it, all but as many as may lie, before the rule looks. With all of "
-        "these every row counts once, whatever number of samples it claims. They need rows that reach owners "
-        "directly, more than twice as many as there may be liars (Krum three more than twice), and memory for one "
-        'decoded MiB of every row. Rules by distance need run.trust = "community". '
-        "A part with fewer rows counts for nobody in that round, which the round "
-        'reports. Left out: "robust" with run.trust = "community", "trimmed_mean" with "open"; a mean where '
-        "run.start_peers, or run.min_peers if written, are too few for it."
+        'by their distances, which owners of parts add up; one more small message per part, at most 64 rows. "nnm '
+        '+ trimmed_mean", "nnm + median", "nnm + meamed", "nnm + krum", "nnm + multi_krum", "nnm + '
+        'geometric_median", "nnm + centred_clipping": by these distances every row becomes the mean of those '
+        "nearest to it, all but as many as may lie, before the rule looks. With all of these every row counts "
+        "once, whatever number of samples it claims. They need rows that reach owners directly, more than twice as "
+        "many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every row. "
+        'Rules by distance need run.trust = "community". A part with fewer rows counts for no member in that '
+        'round, which the round reports. Left out: "robust" with run.trust = "community", "trimmed_mean" with '
+        '"open"; a mean where run.start_peers, or run.min_peers if written, are too few for it.'
     ),
     "sync.quorum": (
-        "Updates after which the others are waited for no longer than sync.grace: whoever still trains hands over "
-        "the steps that it has, and what comes too late is part of its next update; a recipe that agrees on every "
-        'step drops it. 0 waits for everybody, as long as training may last. Needs run.trust = "private" and a '
-        "butterfly or star, since whoever is first decides how long a round is."
+        "Updates after which the others are waited for no longer than sync.grace: members that still train hand "
+        "over their steps so far, and what comes too late is part of their next update; a recipe that agrees on "
+        'every step drops it. 0 waits for all, as long as training may last. Needs run.trust = "private" and a '
+        "butterfly or star, since the first member decides how long a round is."
     ),
     "sync.grace": (
-        "Steps of a median member that the others may be later; a twelfth of an owner's window comes on top, for "
-        "words on their way. With sync.quorum only. As long as a step of the slowest, or it may never count."
+        "Steps of a median member that the others may be later; a twelfth of an owner's window is added, for "
+        "messages under way. With sync.quorum only. As long as a step of the slowest, or it may never count."
     ),
     "sync.apart": (
-        "What a member does that is cut off from a quorum, once an attempt has failed (specs/apart.md). "
-        '"wait": it stands still after sync.overlap steps. "merge": it trains on, and what it did is sent with its '
-        "next update when it is back, as one more update in length at the most, at the weight of one. "
-        '"drop": it trains on, and these steps are given up then. Not with audits, fragments or the recipes eager '
-        "and cooperative."
+        'What a member without a quorum does, once an attempt has failed (specs/apart.md). "wait": it stands still '
+        'after sync.overlap steps. "merge": it trains on, and what it did is sent with its next update when it is '
+        'back, as one more update in length at the most, at the weight of one. "drop": it trains on, and these '
+        "steps are given up then. Not with audits, fragments or the recipes eager and cooperative."
     ),
     "sync.apart_rounds": (
         "Rounds' worth of steps that such a member takes at most. What it sends is as long for one as for many; "
@@ -363,10 +362,10 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "consensus.protocol": (
         'How members agree on a round. "bft": two phases of signed votes, a rotating proposer, and the quorum that '
         'run.trust asks for. "raft": one phase, one hop and half of the votes less, and a leader that stays while '
-        "it lives (specs/raft.md); for clusters whose members crash but never lie, so only with "
-        'run.trust = "private". Both keep a history that strangers can verify. "snow" is refused: '
-        "it is no finality below 2,000 peers with k = 10, alpha = 8, beta = 150, and leaves no certificate; where "
-        "a run has two branches it tells on which most members are (specs/branches.md), whatever stands here."
+        "it lives (specs/raft.md); for clusters with members that crash but never lie, so only with run.trust = "
+        '"private". Both keep a history that strangers can verify. "snow" is refused: it is no finality below '
+        "2,000 peers with k = 10, alpha = 8, beta = 150, and leaves no certificate; where a run has two branches "
+        "it tells on which most members are (specs/branches.md), whatever stands here."
     ),
     "consensus.timeout": (
         "From the end of training until an attempt is given up: a fifth for each of three owners of a "
@@ -375,8 +374,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "consensus.timeout_min": (
         "What consensus.timeout shrinks to, at the least, for the waits in a first attempt where rounds have shown "
-        "to be fast: silent owners then cost seconds, not a minute. The default lets lost words be said again, "
-        "once a second, before anybody is late. As long as consensus.timeout or longer: it never shrinks."
+        "to be fast: silent owners then cost seconds, not a minute. The default leaves time to repeat lost "
+        "messages, once a second, before a member is late. As long as consensus.timeout or longer: it never "
+        "shrinks."
     ),
     "consensus.max_retries": (
         "Failed attempts after which status calls the round troubled. Attempts go on by the clock: giving "
@@ -387,7 +387,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "only, /ip4/0.0.0.0/tcp/7071 from everywhere."
     ),
     "network.announce_addresses": (
-        "What others are told to dial where it is not what we listen on: behind a router or a port mapping."
+        "Addresses for others to dial if they differ from those listened on: behind a router or a port mapping."
     ),
     "network.upload_bytes_s": (
         "Bytes a second that this peer sends at most, to all others together; 0: no cap. 2500000 leaves half of a "
@@ -397,19 +397,20 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "network.enable_nat_traversal": "Punch holes through routers. Not yet: keep false.",
     "network.enable_relay": "Reach and be reached through other members. Not yet: keep false.",
     "keep.newest": (
-        "States of so many rounds before the head stay on this disk: `atoll checkpoint rollback` can go back to "
-        "them, `export` writes them elsewhere. A state takes 8 bytes per parameter; keep.bytes_max bounds them all."
+        "Number of rounds before the head with states that stay on this disk: `atoll checkpoint rollback` can go "
+        "back to them, `export` writes them elsewhere. A state takes 8 bytes per parameter; keep.bytes_max bounds "
+        "them all."
     ),
     "keep.every_rounds": (
-        "Beside those, the state of every so many rounds stays, the newest 64 of them: the farther back, the later "
-        "damage may be noticed. `atoll checkpoint list` says which are here."
+        "Besides, the state of every such round stays, the newest 64 of them: the farther back, the later damage "
+        "may be noticed. `atoll checkpoint list` says which are here."
     ),
     "keep.updates": (
-        "Rounds whose encoded updates stay here, so that `atoll blame --round` can say without whom a round would "
-        "have been better; 0: none. Each takes the bytes of two updates, this peer's own and its share of all "
-        "others' (three or more where owners check each other): 50 MB a round for 25 million values in int8. Other "
-        "members need it, too: a row is shown by its author or the owner of its part. Up to 200, and no more than "
-        "keep.newest, since a round is made again from the state before it."
+        "Rounds with encoded updates that stay here, so that `atoll blame --round` can report without which member "
+        "a round would have been better; 0: none. Each takes the bytes of two updates, this peer's own and its "
+        "share of all others' (three or more where owners check each other): 50 MB a round for 25 million values "
+        "in int8. Other members need it, too: a row is shown by its author or the owner of its part. Up to 200, "
+        "and no more than keep.newest, since a round is made again from the state before it."
     ),
     "keep.bytes_max": (
         "Bytes that kept updates, what verdicts rest on (a fourth at most) and these older states may take "
@@ -417,12 +418,11 @@ ABOUT = {  # unit, why this default, which other key it must agree with
         "Pieces come first and are not given up."
     ),
     "keep.coded": (
-        'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into '
-        "10 pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; "
-        "nobody holds it whole, all of them together hold 10/6 of it (specs/pieces.md). Fixed when the run is "
-        "founded, together with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, "
-        "with fewer states stay whole, and pip install 'atoll[coded]' at each. Where members may lie take more to "
-        'spare: "3/10".'
+        'Empty: states of every keep.every_rounds-th round lie whole at every member. "6/10": each is cut into 10 '
+        "pieces, one per member that the vertex draws, and any 6 make it again, so 4 members may vanish; no member "
+        "holds it whole, all together hold 10/6 of it (specs/pieces.md). Fixed when the run is founded, together "
+        "with keep.every_rounds and keep.repair_after; needs as many voting members as pieces, with fewer states "
+        "stay whole, and pip install 'atoll[coded]' at each. Where members may lie take more to spare: \"3/10\"."
     ),
     "keep.repair_after": (
         "Run time for which a holder of pieces may be away before other members make its pieces anew, each out of "
@@ -431,9 +431,9 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "node.name": "What others call this peer. Empty: the computer's name.",
     "node.group": (
-        "Whose data this peer has, such as a hospital's, where rounds are sampled and run.trust is "
-        '"private": groups come to equally many turns, however many members each has, and in a group its members '
-        "do. Stands behind an @ in the name that others see, from the first start on. Empty: a group by itself."
+        'Owner of this peer\'s data, such as a hospital, where rounds are sampled and run.trust is "private": '
+        "groups come to equally many turns, however many members each has, and in a group its members do. Stands "
+        "behind an @ in the name that others see, from the first start on. Empty: a group by itself."
     ),
     "node.threads": (
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8x "
@@ -441,7 +441,7 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     ),
     "node.device": (
         'Where the trainer computes: "cpu", "cuda" (the first GPU), or "cuda:1". Untried on a real GPU. The steps '
-        "of a GPU cannot be audited (run.audit_rate): nobody else would come to the same bits."
+        "of a GPU cannot be audited (run.audit_rate): no other machine computes the same bits."
     ),
 }
 
@@ -478,7 +478,7 @@ RECIPE: dict[str, Any] = {  # what the recipe "diloco" and the trust "private" h
 }
 
 REPLACED = {  # names people know from elsewhere, and what to write here
-    "sync_frequency": "train.inner_steps: peers synchronise once per so many steps",
+    "sync_frequency": "train.inner_steps: peers synchronize once per this many steps",
     "initial_peers": "a ticket: atoll join TICKET",
     "bootstrap_peers": "a ticket: atoll join TICKET",
     "learning_rate": "train.lr",

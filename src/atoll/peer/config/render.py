@@ -31,7 +31,7 @@ INTRODUCTION = """# run.toml
 
 `atoll init` writes this page as a commented file. Values come from, in this order: defaults, the file, the
 environment (`ATOLL_TRAIN__LR=0.002`), and `atoll up --set train.lr=0.003`. An unknown key is an error; so is a
-key whose feature does not exist yet, unless it stands at its default. Durations are seconds, or text with a
+key for a missing feature, unless it has its default. Durations are seconds, or text with a
 unit: `250ms`, `30s`, `15min`, `2h`, `7d`. Sections up to [consensus] and keep.coded become part of the run's
 genesis: afterwards only the founder's `atoll amend` changes some numbers of them (specs/tuning.md). [network], the
 rest of [keep] and [node] belong to one computer and may differ at every start.

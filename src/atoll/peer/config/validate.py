@@ -14,7 +14,7 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.features.forks.snowball import SAFE_SIZE, SnowParams
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
-from atoll.peer.config.sections import KeepSection, RunConfig, RunSection, default_of, toml_text
+from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
 
@@ -79,9 +79,28 @@ def _check_made(config: RunConfig) -> None:
 
 def _check_sense(config: RunConfig) -> None:
     coded_of(config.keep)
-    _check_updates(config.keep)
-    run, consensus = config.run, config.consensus
-    tolerance = run.byzantine_tolerance
+    for check in (
+        _check_updates,
+        _check_tolerance,
+        _check_protocol,
+        _check_statistic,
+        _check_topology,
+        _check_openings,
+        _check_sample,
+        _check_codec_options,
+        _check_effort,
+        _check_partition_training,
+        _check_audits,
+        _check_scores,
+        _check_twins,
+        _check_validation,
+        _check_order,
+    ):
+        check(config)
+
+
+def _check_tolerance(config: RunConfig) -> None:
+    run, tolerance = config.run, config.run.byzantine_tolerance
     if tolerance is not None and not 0 <= tolerance <= 1 / 3 + 0.004:
         raise UsageError(
             "E-CFG-05",
@@ -102,11 +121,9 @@ def _check_sense(config: RunConfig) -> None:
             f'run.byzantine_tolerance = {tolerance:g} does not fit run.trust = "{run.trust}"',
             fix=f'write run.trust = "{"community" if tolerance > 0 else "private"}"',
         )
-    _check_protocol(config)
-    _check_statistic(config)
-    _check_topology(config)
-    _check_openings(config)
-    _check_sample(config)
+
+
+def _check_codec_options(config: RunConfig) -> None:
     used = f"{config.sync.up or ''}+{config.sync.down or ''}+{config.sync.phases}"
     for key, words, like in (
         ("sync.compression_ratio", ("topk", "randk"), "topk+int8"),
@@ -119,7 +136,10 @@ def _check_sense(config: RunConfig) -> None:
                 f"{key} = {value} changes nothing: no codec of this run uses it",
                 fix=f'write sync.up = "{like}", or leave {key} at {toml_text(default_of(key))}',
             )
-    _check_effort(config)
+
+
+def _check_partition_training(config: RunConfig) -> None:
+    run = config.run
     if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
         raise UsageError(
             "E-CFG-10",
@@ -134,6 +154,10 @@ def _check_sense(config: RunConfig) -> None:
             cause="an auditor replays the assigned steps of a round, and steps taken apart are not assigned",
             fix='write run.audit_rate = 0, or sync.apart = "wait"',
         )
+
+
+def _check_audits(config: RunConfig) -> None:
+    run = config.run
     computed = (("precision", config.train.precision), ("compile", config.train.compile))
     for key, value in computed:
         if run.audit_rate and value != default_of(f"train.{key}"):
@@ -144,6 +168,10 @@ def _check_sense(config: RunConfig) -> None:
                 fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
                 "run.score_rate can check such steps instead",
             )
+
+
+def _check_scores(config: RunConfig) -> None:
+    run = config.run
     if run.score_rate and not keeps_records(config):
         raise UsageError(
             "E-CFG-13",
@@ -151,7 +179,10 @@ def _check_sense(config: RunConfig) -> None:
             cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
             fix="write run.reputation = true, or run.score_rate = 0",
         )
-    _check_twins(config)
+
+
+def _check_validation(config: RunConfig) -> None:
+    run = config.run
     if not is_validated(run) and (config.data.canary or run.validate_margin != default_of("run.validate_margin")):
         key = "data.canary" if config.data.canary else "run.validate_margin"
         raise UsageError(
@@ -159,6 +190,11 @@ def _check_sense(config: RunConfig) -> None:
             f"{key} changes nothing: members of this run do not evaluate its model",
             fix=f"write run.validate_every = 1, or leave {key} at {toml_text(default_of(key))}",
         )
+
+
+def _check_order(config: RunConfig) -> None:
+    """Refuse pairs of settings in the wrong order of size."""
+    run, consensus = config.run, config.consensus
     for small, large, low, high in (
         ("run.min_peers", "run.start_peers", min_peers_of(config), run.start_peers),
         ("run.first_train", "run.train_max", run.first_train, run.train_max),
@@ -174,7 +210,8 @@ def _check_sense(config: RunConfig) -> None:
             )
 
 
-def _check_updates(keep: KeepSection) -> None:
+def _check_updates(config: RunConfig) -> None:
+    keep = config.keep
     if keep.updates > keep.newest:
         raise UsageError(
             "E-CFG-13",

@@ -100,9 +100,7 @@ class MemberRoster:
         return {m.peer for m in self.members if m.standing == "away"} & lost & had - {self.me}
 
     def passes_on_to(self, signed: SignedStatement) -> list[PeerId]:
-        """Voters that a report is forwarded to. In a large swarm each reader draws a few: its author sent it to
-        all
-
+        """Voters that a report is forwarded to. In a large swarm each reader draws a few: its author sent it to all
         members, and a lie reported by all members would otherwise take a cubic number of messages.
         """
         voters = [m.peer for m in self.members if m.votes and m.peer not in (self.me, signed.signer)]

@@ -28,7 +28,7 @@ class AdaptiveTimeout:
         self._patience_s: Seconds = REPAIR_S  # wait for parts of the decided round
         self._progress_at: Seconds = 0.0  # time of the decision or of its latest part
 
-    # ---- what happens --------------------------------------------------------------------------------------
+    # ---- what happens ------------------------------------------------------------------------------------
 
     def attempt_begins(self) -> None:
         self._shared_at = self._first_s = self._shared_s = None
@@ -52,7 +52,7 @@ class AdaptiveTimeout:
         self._progress_at = now
         self._patience_s = min(max(REPAIR_S, self.took(now)), REPAIR_MAX_S)
 
-    # ---- what follows --------------------------------------------------------------------------------------
+    # ---- what follows ------------------------------------------------------------------------------------
 
     @property
     def sharing(self) -> bool:

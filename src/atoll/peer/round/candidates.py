@@ -57,7 +57,7 @@ class Candidates:
     def close(self) -> None:
         self.under_way.clear()
 
-    # ---- bodies --------------------------------------------------------------------------------------------
+    # ---- bodies ------------------------------------------------------------------------------------------
 
     def judge(self, proposal: ProposalReceived, now: Seconds) -> Candidate | ProposalRejected:
         """The candidate of a valid body, or the reason why it is invalid."""
@@ -108,7 +108,7 @@ class Candidates:
         self.parts.keep_only(self.needed)
         self.next_state.keep_only(self.needed)
 
-    # ---- what one lacks ------------------------------------------------------------------------------------
+    # ---- what one lacks ----------------------------------------------------------------------------------
 
     def believes(self, trial: Candidate) -> bool:
         """True if every result in it is accepted. All are in a final body; the all-reduce decides on the others."""
@@ -164,7 +164,7 @@ class Candidates:
             effects += [Send(p, wish) for p in asked]
         return effects
 
-    # ---- bytes that go and come ----------------------------------------------------------------------------
+    # ---- bytes that go and come --------------------------------------------------------------------------
 
     def give(self, to: PeerId, wish: PartRequest, now: Seconds) -> list[Effect]:
         """Send a requested part or body."""

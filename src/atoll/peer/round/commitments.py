@@ -62,7 +62,7 @@ class CommitmentTable:
             set()
         )  # peers with a caller that asked for other options; their rows are rejected
 
-    # ---- what happens --------------------------------------------------------------------------------------
+    # ---- what happens ------------------------------------------------------------------------------------
 
     def attempt_begins(self, attempt: int, trains: bool) -> None:
         """Start an attempt; `trains`: the local commitment is awaited as well."""
@@ -134,7 +134,7 @@ class CommitmentTable:
         self.awaited.discard(peer)
         return True
 
-    # ---- what is said again --------------------------------------------------------------------------------
+    # ---- what is said again ------------------------------------------------------------------------------
 
     def repeat_to(self, peer: PeerId) -> list[Effect]:
         """Resend the local commitment to a peer; where members may lie it sends no row before that."""
@@ -191,7 +191,7 @@ class CommitmentTable:
     def _message(self, signed: SignedStatement) -> CommitAnnouncement:
         return CommitAnnouncement(self.plan.round, self.attempt, self.plan.trace, signed)
 
-    # ---- what follows --------------------------------------------------------------------------------------
+    # ---- what follows ------------------------------------------------------------------------------------
 
     @property
     def now(self) -> CommitmentCache:

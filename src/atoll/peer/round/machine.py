@@ -121,7 +121,7 @@ class RoundMachine:
         """Context with the topology that callers asked for."""
         return self.sharing.way
 
-    # ---- the table of contents -----------------------------------------------------------------------------
+    # ---- the table of contents ---------------------------------------------------------------------------
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         if self.closed:
@@ -219,7 +219,7 @@ class RoundMachine:
             out += self._spread(more, now)
         return out
 
-    # ---- train ---------------------------------------------------------------------------------------------
+    # ---- train -------------------------------------------------------------------------------------------
 
     def _begin(self, now: Seconds) -> list[Effect]:
         self.attempt = self.plan.attempt_at(now)
@@ -253,7 +253,7 @@ class RoundMachine:
         ]
         return effects + self.sharing.begin_attempt(self.attempt, now)
 
-    # ---- results -------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
@@ -281,7 +281,7 @@ class RoundMachine:
                 effects += self.next_state.ask(step, back[1])  # or the state of a rollback
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
-    # ---- agree ---------------------------------------------------------------------------------------------
+    # ---- agree -------------------------------------------------------------------------------------------
 
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
         if self.free is None or self.free != self.agreement.view or self.final is not None:
@@ -379,7 +379,7 @@ class RoundMachine:
             self.patience.progressed(now)
         return effects + self._try_all(now)
 
-    # ---- attempts ------------------------------------------------------------------------------------------
+    # ---- attempts ----------------------------------------------------------------------------------------
 
     def _next_attempt(self, now: Seconds) -> list[Effect]:
         if self.final is not None:
@@ -450,7 +450,7 @@ class RoundMachine:
             return []
         return self.sharing.resend_to(peer) + self.agreement.remind(peer)
 
-    # ---- keep ----------------------------------------------------------------------------------------------
+    # ---- keep --------------------------------------------------------------------------------------------
 
     def learn(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         """Accept the round's vertex from another peer; the history has checked its certificate. It always wins."""
@@ -531,7 +531,7 @@ class RoundMachine:
         self.closed = True
         return [self._report(StateMissing(vertex=self.final, why=why))]
 
-    # ---- views for other components --------------------------------------------------------------------------
+    # ---- views for other components ----------------------------------------------------------------------
 
     @property
     def encoded(self) -> tuple[Payload, ...] | None:

@@ -114,7 +114,15 @@ class ProposalBuilder:
         commits = {} if self.assembling else self.committed.now.of
         weighing = self.weighing if any(part is not None for part in self.parts) else None
         return write_body(
-            self.ground, self.notary, self.attempt, self.parts, commits, reports, state, now, weighing
+            self.ground,
+            self.notary,
+            self.attempt,
+            self.parts,
+            commits,
+            reports,
+            state=state,
+            now=now,
+            weighing=weighing,
         )
 
     def is_news(self, body: VertexBody) -> bool:

@@ -30,6 +30,7 @@ def next_scores(
     members: Sequence[Member],
     answers: Sequence[OwnerResult | None],
     commits: Mapping[PeerId, Commitment],
+    *,
     reports: Sequence[VerifiedReport],
     scored: Sequence[SettledScore] | None = None,
     compared: Sequence[RedundancyVerdict] = (),

@@ -186,7 +186,7 @@ class UpdateSharing:
     def report_all(self, facts: Iterable[Fact]) -> list[Effect]:
         return [self.report(fact) for fact in facts]
 
-    # ---- train ---------------------------------------------------------------------------------------------
+    # ---- train -------------------------------------------------------------------------------------------
 
     def _choose_topology(self, begins: bool = False) -> list[Effect]:
         """Start this attempt's all-reduce once its topology is known.
@@ -244,7 +244,7 @@ class UpdateSharing:
         self.update.passes = why
         return [self.report(RoundSkipped(why=why)), *self._commit_if_ready(now)]
 
-    # ---- commit --------------------------------------------------------------------------------------------
+    # ---- commit ------------------------------------------------------------------------------------------
 
     def _commit_if_ready(self, now: Seconds) -> list[Effect]:
         """Sign the local commitment, once per attempt.
@@ -331,7 +331,7 @@ class UpdateSharing:
         except PeerFault as fault:
             return [self.report(ProtocolFault(peer=PeerId(fault.who) or sender, what=fault.what))]
 
-    # ---- share ---------------------------------------------------------------------------------------
+    # ---- share -------------------------------------------------------------------------------------------
 
     def share_if_due(self, now: Seconds) -> list[Effect]:
         """Begin sharing once every reachable trainer has committed, or a quorum has and the grace period is

@@ -69,6 +69,7 @@ def write_body(
     parts: Sequence[SignedStatement | None],
     commits: dict[PeerId, tuple[Commitment, SignedStatement]],
     reports: Sequence[SignedStatement],
+    *,
     state: Digest,
     now: Seconds,
     weighing: AgreedWeights | None = None,
@@ -341,9 +342,9 @@ def _scores(inputs: BodyInputs) -> tuple[int, ...] | UnsetType:
         inputs.membership[0],
         inputs.results,
         inputs.commits,
-        inputs.opened,
-        ground.scored,
-        ground.compared,
+        reports=inputs.opened,
+        scored=ground.scored,
+        compared=ground.compared,
     )
 
 

@@ -38,7 +38,7 @@ class BlobDownloads:
     def known(self) -> RunView:
         return self._known()
 
-    # ---- what is asked for ---------------------------------------------------------------------------------
+    # ---- what is asked for -------------------------------------------------------------------------------
 
     def want(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
         """Download a blob; ends with `BlobFetched`. `bytes_max` bounds a blob that a single member named."""
@@ -67,7 +67,7 @@ class BlobDownloads:
         given_up = self.wanted.pop(blob, None) is not None
         return [SetTimer(f"fetch/{blob.hex()}/stall", None)] if given_up else None
 
-    # ---- what comes ----------------------------------------------------------------------------------------
+    # ---- what comes --------------------------------------------------------------------------------------
 
     def handle(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
         """Process chunks and timers. `quiet`: no round needs the connection."""
@@ -110,7 +110,7 @@ class BlobDownloads:
                     pass
         return out
 
-    # ---- earlier states ------------------------------------------------------------------------------------
+    # ---- earlier states ----------------------------------------------------------------------------------
 
     def looked_up(self, state: Digest, here: bool, now: Seconds) -> list[Effect]:
         """Continue with the disk's result for a rollback target."""

@@ -356,7 +356,7 @@ class _HistoryWalk:
             name, recovered = vertex_id(vertex.body).hex(), vertex.certificate is None
             self.audit.branches.append(BranchRecord(round, name, body.epoch, recovered, voters))
 
-    # ---- judging one vertex --------------------------------------------------------------------------------
+    # ---- judging one vertex ------------------------------------------------------------------------------
 
     def _judge(self, vertex: Vertex, body: VertexBody) -> tuple[str, str] | None:
         """(kind, what is wrong) with a vertex whose parent is known; None if it holds."""
@@ -473,7 +473,7 @@ class _HistoryWalk:
         )
         return f"{good} of {len(certificate.votes)} votes hold, {quorum} of {len(keys)} voters are needed"
 
-    # ---- going on ------------------------------------------------------------------------------------------
+    # ---- going on ----------------------------------------------------------------------------------------
 
     def _hold(self, vertex: Vertex, body: VertexBody, flaw: tuple[str, str] | None) -> None:
         """Go on from this vertex, right or wrong, so that later damage is found too."""

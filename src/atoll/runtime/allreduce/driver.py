@@ -23,8 +23,16 @@ from atoll.base.ids import PeerId, Seconds, names_of
 from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.features.attribution.row_archive import commits_in
-from atoll.peer.events import IncompatibleCall, MembershipChanged, RoundBegan, RoundClosed, ShareBegan
-from atoll.peer.peer import CaughtUp, GenesisKnown, JoinRejected
+from atoll.peer.events import (
+    CaughtUp,
+    GenesisKnown,
+    IncompatibleCall,
+    JoinRejected,
+    MembershipChanged,
+    RoundBegan,
+    RoundClosed,
+    ShareBegan,
+)
 from atoll.peer.round.topology_choice import PAIRS, pair_pieces
 from atoll.peer.settings import RunSettings
 from atoll.runtime import driver
