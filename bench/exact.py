@@ -45,8 +45,8 @@ from atoll.peer.settings import decode_settings
 from atoll.runtime.training_spec import TrainingSpec, decode_learning
 from atoll.training.data import load_data
 from atoll.training.exchange.state import state_bytes, state_from_bytes, state_hash
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
-from atoll.training.models import build_model, loss_of
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec
+from atoll.training.models import build_model
 
 if TYPE_CHECKING:
     from atoll.wire.messages.vertex import VertexBody
@@ -180,7 +180,9 @@ def compared(run: Told) -> Compared:
     schedule, peers, order = recipe.schedule, len(run.shares), run.order
     data = load_data(run.learning.data)
     model = build_model(recipe.model, recipe.seed)
-    beside = ExperimentSimulator(recipe, model, data, peers, schedule.steps, FaultSpec(), loss_of, order)
+    beside = ExperimentSimulator(
+        recipe, model, data, peers, schedule.steps, FaultSpec(), options=ExperimentOptions(order=order)
+    )
     beside.first_round = run.bodies[0].round
     differs = None
     for turn, body in enumerate(run.bodies, 1):

@@ -206,8 +206,15 @@ def test_an_experiment_counts_adapters_only():
 def test_an_experiment_trains_what_is_named_and_no_frozen_one():
     model = build_model("gpt-nano", 0)
     recipe = diloco("gpt-nano", rounds=1, inner_steps=2)
-    done = atoll.experiment(recipe, model, WORDS, peers=2, samples=32, only=["blocks.*.up.*", "blocks.*.down.*"])
+    done = atoll.experiment(
+        recipe,
+        model,
+        WORDS,
+        peers=2,
+        samples=32,
+        options=atoll.ExperimentOptions(only=["blocks.*.up.*", "blocks.*.down.*"]),
+    )
     assert done.model_F.numel() == 2 * 4 * 32 * 32 and all(p.requires_grad for p in model.parameters())
     model.blocks.requires_grad_(False)
     with pytest.raises(ValueError, match="requires no gradient"):
-        atoll.experiment(recipe, model, WORDS, peers=2, only=["blocks.*.up.*"])
+        atoll.experiment(recipe, model, WORDS, peers=2, options=atoll.ExperimentOptions(only=["blocks.*.up.*"]))

@@ -207,7 +207,7 @@ def test_progress_is_told_round_by_round():
 def test_pieces_that_do_not_fit_are_refused_in_words():
     whole = diloco()
     for wrong, words in (
-        (replace(whole, reducer=replace(whole.reducer, group="pair")), "gossip"),
+        (replace(whole, reducer=replace(whole.reducer, group="pair")), "Gossip"),
         (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=50)), "more than 50 steps"),
         (replace(data_parallel(), merge="delta"), "merge='replace'"),
         (replace(whole, coding=replace(whole.coding, down="int8+zstd")), "cannot encode results"),
@@ -277,6 +277,6 @@ def test_outcomes_are_drawn_side_by_side_under_their_names(tmp_path):
     done = tried(diloco(rounds=2, inner_steps=2))
     done.plot(tmp_path / "two.svg", "plain averages", momentum=done)
     drawn = (tmp_path / "two.svg").read_text()
-    assert all(word in drawn for word in ("plain averages", "momentum", "MB that a peer sent"))
+    assert all(word in drawn for word in ("plain averages", "momentum", "MB sent per peer"))
     with pytest.raises(UsageError, match="cannot write"):
         done.plot(tmp_path / "nowhere" / "a.png")

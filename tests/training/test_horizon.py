@@ -12,7 +12,7 @@ from toy import DATA, begun, model, short, tried
 
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.training.exchange.state import SharedState
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec, MemberAbsence
 from atoll.training.models import loss_of
 from atoll.training.recipe.inner import rate_at
 from atoll.training.recipe.lr_position import ScheduleHorizon, later, position_of, step_at, step_of_run
@@ -134,7 +134,9 @@ def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
     seen: list[set[int]] = [set() for _ in range(PEERS)]
     asks = WorkloadPolicy(BATCH, batches=BatchGrowth(target_loss=3.5, least=2, most=12))
     recipe = short(local_sgd(rounds=8, inner_steps=12, batch=BATCH, lr=0.02))
-    run = ExperimentSimulator(recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, None, asks)
+    run = ExperimentSimulator(
+        recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, ExperimentOptions(effort=asks)
+    )
     batches, cursors = [], []
     for _ in range(96):
         before = [worker.cursor for worker in run.workers]

@@ -11,7 +11,13 @@ from toy import DATA, PARAMETERS, begun, model, tried
 from atoll.training.codec.chain import check_name
 from atoll.training.codec.fp32 import FP32
 from atoll.training.exchange.layout import layout_of
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence, experiment
+from atoll.training.experiment.api import (
+    ExperimentOptions,
+    ExperimentSimulator,
+    FaultSpec,
+    MemberAbsence,
+    experiment,
+)
 from atoll.training.experiment.two_level import RegionServers
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
@@ -252,29 +258,29 @@ def test_a_region_goes_up_after_so_many_updates_and_takes_over_a_share_of_what_i
     plain = DelayedNesterov(lr=1.0, momentum=0.0, every=1)
     regions = RegionServers(RegionalNesterov(plain, plain, regions=2, every=2, pull=0.25), torch.zeros(1), 1)
     here, there = torch.zeros(1), torch.zeros(1)
-    assert not regions.came(0, here.sub_(1), 0)
-    assert regions.came(0, here.sub_(1), 0)
+    assert not regions.add_update(0, here.sub_(1), 0)
+    assert regions.add_update(0, here.sub_(1), 0)
     assert (regions.anchor_F.item(), here.item()) == (-2, -2)
-    assert not regions.came(1, there.sub_(4), 0)
-    assert regions.came(1, there.sub_(4), 0)
+    assert not regions.add_update(1, there.sub_(4), 0)
+    assert regions.add_update(1, there.sub_(4), 0)
     assert (regions.anchor_F.item(), there.item()) == (-10, -8.5), "three quarters of -8, a quarter of -10"
-    assert not regions.came(0, here, 0, last=True), "it has nothing new"
-    assert not regions.came(0, here.sub_(1), 0)
-    assert regions.came(0, here, 0, last=True)
+    assert not regions.add_update(0, here, 0, last=True), "it has nothing new"
+    assert not regions.add_update(0, here.sub_(1), 0)
+    assert regions.add_update(0, here, 0, last=True)
     assert regions.anchor_F.item() == -11, "its own progress since it last went up, and nothing twice"
 
 
 def test_halos_workers_hear_of_another_region_only_through_the_server_above():
     run = begun(halos(rounds=4, inner_steps=2, every=3))
-    before = [run.anchors[1].clone(), run.regions.anchor_F.clone()]
-    while run.regions.since[0] < 2:
+    before = [run.anchors[1].clone(), run.anchor_set.regions.anchor_F.clone()]
+    while run.anchor_set.regions.since[0] < 2:
         run.step()
     assert not torch.equal(run.anchors[0], run.anchors[1])
-    assert torch.equal(run.regions.anchor_F, before[1]), "no region has made three updates"
+    assert torch.equal(run.anchor_set.regions.anchor_F, before[1]), "no region has made three updates"
     while run.now < run.steps:
         run.step()
-    assert not torch.equal(run.regions.anchor_F, before[1])
-    assert run.regions.since == [0, 0], "nothing that a region learned is left out"
+    assert not torch.equal(run.anchor_set.regions.anchor_F, before[1])
+    assert run.anchor_set.regions.since == [0, 0], "nothing that a region learned is left out"
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------
@@ -300,14 +306,14 @@ def test_pipelined_gradients_are_applied_three_steps_late_and_none_is_left_out()
         at.append(run.agreed().clone())
     moved = [not torch.equal(a, b) for a, b in pairwise(at)]
     assert moved == [False, False, False, True, True, True, True, True]
-    assert run.outers[0][0].inner.steps == 8
+    assert run.anchor_set.outers[0][0].inner.steps == 8
     same = begun(data_parallel(rounds=8))
     same.step()
-    first = same.outers[0][0].inner
+    first = same.anchor_set.outers[0][0].inner
     again = begun(pipelined(rounds=8))
     for _ in range(4):
         again.step()
-    assert torch.equal(again.outers[0][0].inner.first_P, first.first_P), "the first step's own gradient"
+    assert torch.equal(again.anchor_set.outers[0][0].inner.first_P, first.first_P), "the first step's own gradient"
 
 
 # ---- reducers --------------------------------------------------------------------------------------------------
@@ -392,9 +398,9 @@ def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_
         mean = sum(share * x_F for share, x_F in zip(shares, sent, strict=True))
         assert torch.allclose(run.agreed(), mean, atol=1e-5)
     with pytest.raises(ValueError, match="one number per peer"):
-        experiment(recipe, records=(1, 2), peers=4)
+        experiment(recipe, peers=4, options=ExperimentOptions(records=(1, 2)))
     with pytest.raises(ValueError, match="reduce all together"):
-        experiment(noloco(rounds=1), records=(1, 2, 3, 4), peers=4)
+        experiment(noloco(rounds=1), peers=4, options=ExperimentOptions(records=(1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize(

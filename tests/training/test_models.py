@@ -194,7 +194,7 @@ def test_small_images_stand_in_the_middle_of_a_black_frame():
         ("gpt", "lacks d, width; write gpt:d=<width>"),
         ("gpt:d=64,l=3,h=4", "lacks t, tokens read at once"),
         ("gpt:d=64,l=3,h=4,t=64,x=1", "'x=1' is no option of gpt"),
-        ("gpt:d=64,d=64,l=3,h=4,t=64", "'d=64' says nothing"),
+        ("gpt:d=64,d=64,l=3,h=4,t=64", "'d=64' is no option of gpt, or repeated"),
         ("gpt:d=64,l=0,h=4,t=64", "l=0, layers, must be 1 to 256"),
         ("gpt:d=99999,l=3,h=4,t=64", "d=99999, width, must be 1 to 16384"),
         ("gpt:d=٦٤,l=3,h=4,t=64", "is no option of gpt"),

@@ -90,7 +90,7 @@ class SimulatedMember:
             return padded(base_F, hi), behind(self.x_F, self.inner, hi)
         return base_F[lo:hi], self.x_F[lo:hi]
 
-    def begin_again(self, anchor_F: Tensor, inner: InnerState | None = None) -> None:
+    def restart(self, anchor_F: Tensor, inner: InnerState | None = None) -> None:
         """Restart after an absence: of the earlier state only the error feedback remains."""
         self.x_F.copy_(anchor_F)
         self.inner = fresh_inner(self.layout.parameters) if inner is None else inner

@@ -149,7 +149,9 @@ def spec_of(name: str) -> NamedModel:
     for word in rest.split(",") if colon else []:
         match = NUMBER.fullmatch(word)
         if match is None or match[1] not in keys or match[1] in given:
-            raise ValueError(f"{name[:80]!r}: {word[:20]!r} is no option of {family}; write {_form(family)}")
+            raise ValueError(
+                f"{name[:80]!r}: {word[:20]!r} is no option of {family}, or repeated; write {_form(family)}"
+            )
         given[match[1]] = int(match[2])
     for key, about in keys.items():
         value = given.setdefault(key, -1 if about.default is None else about.default)

@@ -216,7 +216,7 @@ def sample_problem(recipe: Recipe) -> str:
     they can.
     """
     if recipe.schedule.fragments > 1:
-        return "rounds carry one fragment each, but a drawn member has steps in all of them"
+        return "rounds carry fragments in turn, but a drawn member has steps in all of them"
     if recipe.hidden_steps:
         return "trainers run ahead into a round that they may not be drawn for"
     if recipe.reducer.quorum:
