@@ -30,7 +30,7 @@ def noise(seed: int, size: float) -> torch.Tensor:
 
 
 class Said:
-    """A round whose steps nobody doubts, and the update that a peer made of it."""
+    """A round with undisputed steps, and the update that a peer made of it."""
 
     def __init__(self, codec=INT8, memory_F=None, owed=None) -> None:
         self.codec, self.memory_F = codec, memory_F

@@ -105,7 +105,7 @@ def sum_of(member: Member) -> torch.Tensor:
 
 
 def test_random_places_change_with_round_part_and_state():
-    """The same member asked four times: nothing of a draw can be reused, and nobody knows it before the vertex."""
+    """Four draws of one member: no draw can be reused, and no peer knows it before the vertex."""
     member = Member("randk:0.1+fp32")
     common = member.common(0)
     moved = RoundInputs(0, common.state, Digest(digest(b"another state")), common.layout, 0.5)

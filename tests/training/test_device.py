@@ -24,7 +24,7 @@ real_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU h
 
 @pytest.fixture(autouse=True)
 def pages_of_the_host(monkeypatch: pytest.MonkeyPatch):
-    """Where there is no GPU there is nobody to pin memory for, and wires are made by torch alone."""
+    """Without a GPU there is no device to pin memory for, and wires are made by torch alone."""
     monkeypatch.setattr(native, "kernels", None)
     if not torch.cuda.is_available():
         monkeypatch.setattr(device, "pinned", lambda size, dtype: torch.empty(size, dtype=dtype))

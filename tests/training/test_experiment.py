@@ -121,7 +121,7 @@ def test_peers_vanish_and_come_back_and_the_others_go_on():
 
 
 def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
-    """A letter that only the second member's text holds: the agreed model learns it, nobody else trains on it."""
+    """A letter that only the second member's text holds: the agreed model learns it, no other trains on it."""
     half = len(DATA.train) // 2
     plain, strange = DATA.train[:half], np.where(DATA.train[half:] == 3, 200, DATA.train[half:])
     own = [TextDataset(part.astype(np.uint8), DATA.validation) for part in (plain, strange)]
@@ -159,7 +159,7 @@ def two_hundred(x_F: torch.Tensor) -> float:
 
 
 def test_who_comes_back_while_a_fragment_is_under_way_takes_it_in():
-    """Peer 1 returns between sending and applying: it ends where the others are, but for its own steps."""
+    """Peer 1 returns between sending and applying: it ends where the others are, plus its own steps."""
     run = begun(
         streaming(rounds=2, inner_steps=20, overlap=4, fragments=1),
         trouble=FaultSpec(absent=(MemberAbsence(1, 5, 22),)),
@@ -223,7 +223,7 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
 
 
 def clients(counts: list[int]) -> list[TextDataset]:
-    """So many windows of 16 for each member, the same held-out text for all."""
+    """`counts` windows of 16 per member, the same held-out text for all."""
     return [TextDataset(DATA.train[: 16 * n + 1], DATA.validation) for n in counts]
 
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_sampled_is_refused_in_words(recipe: Recipe, more: dict, 
 
 
 def test_outcomes_are_drawn_side_by_side_under_their_names(tmp_path):
-    """In an SVG, whose words can be read; a folder that is not there is said to be the trouble."""
+    """In an SVG with readable words; a missing folder is named in the error."""
     done = tried(diloco(rounds=2, inner_steps=2))
     done.plot(tmp_path / "two.svg", "plain averages", momentum=done)
     drawn = (tmp_path / "two.svg").read_text()

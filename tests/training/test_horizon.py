@@ -1,4 +1,4 @@
-"""Rates that follow what the swarm learned from, and rounds whose work follows the run, in experiments."""
+"""Rates that follow the learned tokens, and rounds with work that follows the run, in experiments."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_update_that_is_lost_moves_no_rate():
     assert run.rhythm.tokens == 0 and run.rhythm.rate_step(STEPS) == 0
 
 
-# ---- rounds whose work follows the run ---------------------------------------------------------------------
+# ---- rounds with work that follows the run -----------------------------------------------------------------
 
 
 def test_an_effort_that_asks_for_what_the_recipe_has_changes_no_bit():

@@ -114,7 +114,7 @@ def test_fragments_are_whole_tensors_of_about_one_size():
 
 @pytest.mark.parametrize("method", [streaming, muloco], ids=["streaming", "muloco"])
 def test_overlap_keeps_the_steps_taken_while_a_fragment_is_under_way(method):
-    """One worker that averages with nobody, in fp32: with the delta merge it is as if it had trained alone."""
+    """One worker that averages alone, in fp32: with the delta merge it is as if it had trained alone."""
     alone = dict(outer_momentum=0.0, up="fp32", down="fp32")
     overlapped = method(rounds=4, inner_steps=20, fragments=4, overlap=4, **alone)
     plain = tried(method(rounds=1, inner_steps=80, fragments=1, overlap=0, **alone), peers=1)
@@ -431,7 +431,7 @@ def test_a_phase_of_no_steps_is_refused_as_such(text):
     ],
 )
 def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str, down: str):
-    """The colon that ends a codec is told from the one that stands in its name."""
+    """A colon that ends a codec differs from a colon within a codec's name."""
     assert phases_named(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
     for name in filter(None, (up, down)):
         check_name(name)

@@ -81,7 +81,7 @@ def test_a_tied_table_travels_once():
 
 
 def test_grouped_queries_are_attention_with_shared_keys():
-    """Four heads on two groups: the same as four groups whose weights repeat pairwise."""
+    """Four heads on two groups: the same as four groups with weights that repeat pairwise."""
     grouped, full = (build_model(f"llama:d=32,l=1,h=4,kv={kv},t=16", 0) for kv in (2, 4))
     weights = grouped.state_dict()
     for name in ("k_proj", "v_proj"):

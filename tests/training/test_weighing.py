@@ -66,7 +66,7 @@ def library(statistic: str, rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("poison", ["", "sign flip", "a little is enough"])
 @pytest.mark.parametrize("statistic", DISTANCES)
 def test_parts_that_are_weighed_together_make_what_the_rule_makes_of_whole_rows(statistic: str, poison: str):
-    """The same choice of rows, and the same values but for the order in which fp32 sums are taken."""
+    """The same choice of rows, and the same values except for the order of fp32 sums."""
     rows = updates(poison)
     _, whole = weighed(rows, statistic)
     torch.testing.assert_close(whole, library(statistic, rows), rtol=2e-6, atol=2e-6)
@@ -112,7 +112,7 @@ def test_mixtures_are_the_sums_that_the_page_has_to_the_bit(n: int, kernels: boo
 
 
 def test_rows_that_weigh_nothing_make_nothing_and_are_not_sorted_instead():
-    """So a witness makes an answer again that stands on less than half of what weighed: nobody honest gives it."""
+    """A witness then refutes a result that stands on less than half of the weighed rows, unlike honest ones."""
     wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(5)]
     made = combine(wires, 10, FP32, FP32, RowStatistic("nnm + median", 2, (0.0,) * 5))
     assert not FP32.decode(made.wire, 10).any()

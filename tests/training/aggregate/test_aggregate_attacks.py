@@ -121,7 +121,7 @@ def test_no_attack_moves_a_rule_by_many_honest_diameters(rule, diameters, first)
 
 @pytest.mark.parametrize("rule", ["meamed", "bulyan"])
 def test_no_attack_moves_a_coordinate_by_more_than_the_honest_range(rule):
-    """The median lies among honest values, and so many of those are near it that what is kept is as near."""
+    """The median lies among honest values, and enough of them are near it that the kept values are as near."""
     for name, honest, liars in cases(rule):
         answer = aggregate(rule, torch.cat([honest, liars]), f=LIARS)
         spread = honest.max(dim=0).values - honest.min(dim=0).values
@@ -312,7 +312,9 @@ def test_replacement_moves_a_mean_as_if_liars_were_alone():
 
 
 def rows_that_know_one_thing_each() -> torch.Tensor:
-    """(16, VALUES): one unit for everybody, 0.4 to 4 of what each alone knows: some have little left to learn."""
+    """(16, VALUES): one unit common to all rows, 0.4 to 4 units of private knowledge each: some have little left to
+    learn.
+    """
     rows = torch.diag(torch.linspace(0.4, 4.0, 16, dtype=torch.float64)) @ torch.eye(16, VALUES).double()
     rows[:, 20] = 1.0
     return rows

@@ -75,7 +75,7 @@ class SimulatedMember:
             self.samples[fragment] += recipe.batch
 
     def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """(from, to), whose difference is this member's update of lo … hi. Beyond the model lie its moments."""
+        """(from, to): their difference is this member's update of lo … hi. Beyond the model lie its moments."""
         if problem := self.still.problem():
             raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F

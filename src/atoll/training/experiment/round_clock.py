@@ -38,7 +38,7 @@ class RoundClock:
         self.horizon = horizon_of(recipe)
         self.began = 0  # steps of the run before the round in progress
         self.dealt = 0  # samples handed out to all members before it
-        self.tokens = 0  # tokens learned by members whose updates counted
+        self.tokens = 0  # tokens learned by counted members
         self.members = peers  # members at the start of the round in progress
         self.whole = True  # the last round took all its steps
         self._taken = [0] * peers  # samples of each member since its last round
@@ -86,7 +86,7 @@ class RoundClock:
         return (0,) if step == self.steps or step >= self.began + self._steps else ()
 
     def rate_step(self, step: int) -> int:
-        """Step of the schedule whose inner rate holds after `step` steps of the run."""
+        """Schedule step that sets the inner rate after `step` steps of the run."""
         if self.horizon is None:
             return step
         together = self.recipe.batch * self.recipe.seq_len * self.members
@@ -102,7 +102,7 @@ class RoundClock:
         return begun if regular else self.began
 
     def end_round(self, step: int, members: Sequence[int], losses: Mapping[int, Sequence[float]]) -> None:
-        """End a round after `step` steps of the run; `losses`, step by step, of the members whose updates count."""
+        """End a round after `step` steps of the run; `losses`, step by step, of the counted members."""
         taken = {peer: self._taken[peer] for peer in losses}
         if self.effort is not None:
             most = self._steps * self.recipe.batch  # as agreed states count when rates go by tokens
