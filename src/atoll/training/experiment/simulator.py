@@ -421,7 +421,7 @@ class ExperimentSimulator:
         worker.base_F = self.anchors[anchor].clone()
         worker.x_F.copy_(worker.base_F)
         worker.steps[0] = worker.samples[0] = 0
-        self._written(InFlightFragment(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
+        self._record(InFlightFragment(0, lo, hi, step - 1, step, {}), step, [peer], [] if lost else [peer])
 
     def _send_up(self, region: int, step: int, last: bool = False) -> None:
         """Synchronize a region with the upper server if it is due."""
