@@ -62,7 +62,7 @@ def root_of(wires):
 
 @pytest.mark.parametrize("memory_F", [None, noise(3, 1e-4)], ids=["first round", "with error feedback"])
 def test_a_payload_is_exactly_what_comes_of_the_committed_delta(memory_F):
-    """One bit of one part is enough; quantisation itself is further off than the tolerance of a replay."""
+    """One bit of one part is enough; quantization itself is further off than the tolerance of a replay."""
     said = Said(memory_F=memory_F)
     assert isinstance(said.judged(), ReplayAccepted)
     wires = [bytearray(wire) for wire in said.update.wires]

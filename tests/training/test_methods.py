@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from toy import DATA, PARAMETERS, begun, model, tried
 
-from atoll.training.codec.chain import check_name
+from atoll.training.codec.chain import check_codec_name
 from atoll.training.codec.fp32 import FP32
 from atoll.training.exchange.layout import layout_of
 from atoll.training.experiment.api import (
@@ -20,7 +20,7 @@ from atoll.training.experiment.api import (
 )
 from atoll.training.experiment.two_level import RegionServers
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
+from atoll.training.recipe.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalize
 from atoll.training.recipe.methods import (
     auto,
     cooperative,
@@ -434,7 +434,7 @@ def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str,
     """A colon that ends a codec differs from a colon within a codec's name."""
     assert phases_named(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
     for name in filter(None, (up, down)):
-        check_name(name)
+        check_codec_name(name)
 
 
 @pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:8:topk:0.1:int8:fp16", "0.5:x"])
@@ -539,7 +539,7 @@ def test_des_loc_averages_moments_on_clocks_of_their_own():
 
 def test_muon_makes_every_direction_of_a_matrix_equally_large():
     matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 16)
-    values = torch.linalg.svdvals(orthogonalised(matrix))
+    values = torch.linalg.svdvals(orthogonalize(matrix))
     assert float(values.max()) < 1.3 and float(values.median()) > 0.6
 
 

@@ -220,11 +220,11 @@ def test_numbers_that_do_not_divide_are_refused_before_anything_is_built():
 
 def test_a_model_and_data_that_do_not_fit_are_told_apart():
     text = TextDataset(np.array([3, 299], np.uint16), np.array([5], np.uint16))
-    grey = np.zeros((4, 28, 28), np.uint8)
-    colours, labels = np.zeros((4, 32, 32, 3), np.uint8), np.array([0, 1, 2, 11], np.uint8)
+    gray = np.zeros((4, 28, 28), np.uint8)
+    colors, labels = np.zeros((4, 32, 32, 3), np.uint8), np.array([0, 1, 2, 11], np.uint8)
     digits, photos = (
-        ImageDataset(grey, labels % 10, grey, labels % 10),
-        ImageDataset(colours, labels, colours, labels),
+        ImageDataset(gray, labels % 10, gray, labels % 10),
+        ImageDataset(colors, labels, colors, labels),
     )
     assert not misfit("cnn-mnist", digits) and not misfit("resnet18-mnist", digits)
     assert not misfit("vgg11:c=12", photos) and not misfit("gpt:d=32,l=1,h=2,t=8,v=300", text)

@@ -42,8 +42,8 @@ from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.training.data import Data, ImageDataset, TextDataset, load_data
 from atoll.training.exchange.parameter_names import parameters_of
 from atoll.training.exchange.parameter_selection import exchanged
-from atoll.training.experiment.client_draw import check_clients
-from atoll.training.experiment.faults import FaultSpec, MemberAbsence, check_trouble
+from atoll.training.experiment.client_draw import check_sampling
+from atoll.training.experiment.faults import FaultSpec, MemberAbsence, check_faults
 from atoll.training.experiment.options import ExperimentOptions
 from atoll.training.experiment.results import ExperimentResult, SyncRecord
 from atoll.training.experiment.round_clock import misfit as effort_misfit
@@ -124,7 +124,7 @@ def _check_peers(recipe: Recipe, peers: int, trouble: FaultSpec) -> None:
         raise ValueError(f"this recipe needs at least {recipe.reducer.peers_min} peers, not {peers}")
     if statistic in ROBUST and peers < PEERS_MIN:
         raise ValueError(f"{statistic} needs at least {PEERS_MIN} peers to tolerate a liar, not {peers}")
-    check_trouble(trouble, peers)
+    check_faults(trouble, peers)
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
     if own and trouble.villains:
         raise ValueError("villains need members that reduce together: group='all', own='sent', no merge='swap'")
@@ -137,7 +137,7 @@ def _check_options(recipe: Recipe, peers: int, options: ExperimentOptions) -> No
         raise ValueError(f"order names each of the peers 0 … {peers - 1} once, not {list(order)}")
     if effort is not None and (problem := effort_misfit(effort, recipe)):
         raise ValueError(f"effort does not fit this recipe: {problem}")
-    check_clients(options.sample, options.groups, peers)
+    check_sampling(options.sample, options.groups, peers)
     if records and (len(records) != peers or min(records) < 1 or recipe.reducer.group not in ("all", "server")):
         raise ValueError("records are one number per peer, at least 1, where members reduce all together")
     if options.sample is not None and (problem := sample_problem(recipe) or _unsampled(recipe)):

@@ -45,7 +45,7 @@ class ClientSampler:
         self.credits = credits_after(self.groups, self.credits, costs)
 
 
-def check_clients(sample: float | None, groups: Sequence[str], peers: int) -> None:
+def check_sampling(sample: float | None, groups: Sequence[str], peers: int) -> None:
     """ValueError if `sample` is no valid share or number of peers, or `groups` lacks an entry per peer."""
     share = isinstance(sample, float) and 0 < sample <= 1
     if sample is not None and not share and (isinstance(sample, float | bool) or not 1 <= sample <= peers):

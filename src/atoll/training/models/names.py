@@ -95,7 +95,7 @@ WINDOW, TOKENS = (
     ModelOption("different tokens; 256 for bytes", 2**20, BYTES),
 )
 ADAPTERS = ModelOption("rank of adapters beside every linear layer; none unless said", 1024, 0)
-CLASSES, CHANNELS = ModelOption("classes", 2**16, 10), ModelOption("channels, 1 grey or 3", 3, 3)
+CLASSES, CHANNELS = ModelOption("classes", 2**16, 10), ModelOption("channels, 1 gray or 3", 3, 3)
 IMAGES = {"c": CLASSES, "i": CHANNELS, "w": ModelOption("width of the first layer", 512, 64)}
 FAMILIES: dict[str, ModelFamily] = {
     "gpt": ModelFamily(
