@@ -463,7 +463,7 @@ def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
     encoded, sent = run._encoded, dict[int, torch.Tensor]()
 
     def noted(peer, *rest):
-        sent[peer] = run.own[peer].anchor_F - run.workers[peer].x_F
+        sent[peer] = run.anchor_set.local[peer].anchor_F - run.workers[peer].x_F
         return encoded(peer, *rest)
 
     run._encoded = noted
