@@ -38,7 +38,7 @@ def beside(
     own, whole = fewer or {}, recipe.schedule.turn_steps
     slow = FaultSpec(speeds=tuple(own.get(k, whole) / whole for k in range(PEERS))) if own else FaultSpec()
     run = ExperimentSimulator(
-        recipe, model, load_data(book), PEERS, steps, slow, loss_of, ExperimentOptions(effort=effort)
+        recipe, model, load_data(book), PEERS, steps, slow, loss_of, options=ExperimentOptions(effort=effort)
     )
     while run.now < steps:
         run.step()

@@ -135,7 +135,7 @@ def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
     asks = WorkloadPolicy(BATCH, batches=BatchGrowth(target_loss=3.5, least=2, most=12))
     recipe = short(local_sgd(rounds=8, inner_steps=12, batch=BATCH, lr=0.02))
     run = ExperimentSimulator(
-        recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, ExperimentOptions(effort=asks)
+        recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, options=ExperimentOptions(effort=asks)
     )
     batches, cursors = [], []
     for _ in range(96):

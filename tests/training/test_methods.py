@@ -471,7 +471,7 @@ def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
         if run.step():
             sums += torch.stack(list(sent.values())).mean(0)
     assert torch.allclose(run.agreed(), first - sums, atol=1e-6)
-    for peer, own in enumerate(run.own):
+    for peer, own in enumerate(run.anchor_set.local):
         others = sum(sent[other] for other in sent if other != peer) / 4
         assert torch.allclose(own.anchor_F - run.agreed(), others, atol=1e-6) and float(others.norm()) > 1e-3
 
@@ -488,7 +488,7 @@ def test_an_eager_worker_feels_its_own_newest_share_at_once():
     while not run.history:
         apart = [worker.x_F.clone() for worker in run.workers]
         run.step()
-    for worker, x, own in zip(run.workers, apart, run.own, strict=True):
+    for worker, x, own in zip(run.workers, apart, run.anchor_set.local, strict=True):
         assert torch.equal(worker.x_F, own.anchor_F)
         share = float((before - own.anchor_F).norm() / (before - x).norm())
         assert 0.2 < share < 0.35, "a quarter of its own, nothing of the others yet"

@@ -67,6 +67,7 @@ class ExperimentSimulator:
         steps: int,
         trouble: FaultSpec,
         loss: Loss | None = None,
+        *,
         options: ExperimentOptions | None = None,
     ) -> None:
         """`loss` replaces that of the options. `data` as a list: one data set per member, else all share it."""
