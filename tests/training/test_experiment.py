@@ -144,7 +144,7 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
     ("recipe", "data", "says"),
     [
         (diloco, "stdlib", "what a method of atoll.training.recipe.methods returns"),
-        (diloco(), 3, "'stdlib', a path, a Text or Images"),
+        (diloco(), 3, "'stdlib', a path, a TextDataset or ImageDataset"),
         (diloco(), ["stdlib", "no-such-file"], "no data at no-such-file"),
     ],
 )
