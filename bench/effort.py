@@ -25,9 +25,9 @@ from form import asking, report, versions
 
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.training.data import Data, load_data
-from atoll.training.experiment.api import ExperimentSimulator
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence
-from atoll.training.models import build_model, loss_of
+from atoll.training.models import build_model
 from atoll.training.recipe.recipes import Recipe, diloco, lasting, over_tokens
 
 MODEL, SEQ, SAMPLES = "gpt-nano", 32, 1024
@@ -79,7 +79,8 @@ def played(line: Line, seed: int, total: int, data: Data) -> dict[str, float]:
     """A run of as many samples as `total` steps of batches of four are, but for who is slow or away."""
     recipe, model = recipe_for(line, seed, total), build_model(MODEL, seed)
     most = total * 4 // (2 if line.group == "batch" else 4)  # steps: of the smallest batches
-    run = ExperimentSimulator(recipe, model, data, line.peers, most, line.trouble, loss_of, None, line.effort)
+    options = ExperimentOptions(effort=line.effort)
+    run = ExperimentSimulator(recipe, model, data, line.peers, most, line.trouble, options=options)
     wanted = total * 4 * line.peers * SEQ if line.group == "batch" else None
     while run.now < run.steps and (wanted is None or run.rhythm.tokens < wanted):
         run.step()

@@ -44,8 +44,8 @@ from atoll.peer.round.candidate import opened
 from atoll.peer.settings import decode_settings
 from atoll.runtime.training_spec import decode_learning
 from atoll.training.data import load_data
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
-from atoll.training.models import build_model, loss_of
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec
+from atoll.training.models import build_model
 from atoll.training.recipe.state import state_bytes, state_from_bytes, state_hash
 from atoll.training.spec import TrainingSpec
 
@@ -181,7 +181,9 @@ def compared(run: Told) -> Compared:
     schedule, peers, order = recipe.schedule, len(run.shares), run.order
     data = load_data(run.learning.data)
     model = build_model(recipe.model, recipe.seed)
-    beside = ExperimentSimulator(recipe, model, data, peers, schedule.steps, FaultSpec(), loss_of, order)
+    beside = ExperimentSimulator(
+        recipe, model, data, peers, schedule.steps, FaultSpec(), options=ExperimentOptions(order=order)
+    )
     beside.first_round = run.bodies[0].round
     differs = None
     for turn, body in enumerate(run.bodies, 1):

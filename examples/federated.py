@@ -55,7 +55,9 @@ def rehearse(rounds: int) -> None:
     recipe = fedavg(rounds=rounds, inner_steps=STEPS_MOST, epochs=1, batch=BATCH, lr=LR)
     numbers = range(12)
     data, groups = [hospital(n) for n in numbers], [group(n) for n in numbers]
-    done = atoll.experiment(recipe, network(), data, peers=12, sample=0.5, groups=groups)
+    done = atoll.experiment(
+        recipe, network(), data, peers=12, options=atoll.ExperimentOptions(sample=0.5, groups=groups)
+    )
     turns = [sum(n in one.counted for one in done.history) for n in numbers]
     print(f"validation loss {done.val_loss:.3f} after {done.rounds} rounds; turns of every peer: {turns}")
 

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from atoll.runtime.embed.api import found, join
     from atoll.runtime.embed.run import Run
     from atoll.runtime.local_swarm import local
-    from atoll.training.experiment.api import experiment
+    from atoll.training.experiment.api import ExperimentOptions, experiment
 
 __version__ = "0.1.0"
 __all__ = [
     "AtollError",
+    "ExperimentOptions",
     "NetworkError",
     "RefusedError",
     "Run",
@@ -43,6 +44,7 @@ _LAZY = {  # they import torch
     "join": "atoll.runtime.embed.api",
     "local": "atoll.runtime.local_swarm",
     "experiment": "atoll.training.experiment.api",
+    "ExperimentOptions": "atoll.training.experiment.api",
 }
 
 

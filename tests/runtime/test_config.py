@@ -225,7 +225,7 @@ def test_a_run_without_an_end_still_has_a_schedule():
 
 def test_a_codec_or_model_that_does_not_exist_is_named():
     for wrong in ("sync.up=int3", "model.name=gpt-9"):
-        with pytest.raises(UsageError, match="there are"):
+        with pytest.raises(UsageError, match="known are"):
             recipe_of(load_config(None, (wrong,), {}))
 
 

@@ -19,7 +19,7 @@ from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.data import load_data
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.methods import auto, data_parallel, decoupled, eager
 from atoll.training.recipe.recipes import Recipe, over_tokens
@@ -38,7 +38,9 @@ def beside(
     model = build_model("gpt-nano", 0)
     own, whole = fewer or {}, recipe.schedule.turn_steps
     slow = FaultSpec(speeds=tuple(own.get(k, whole) / whole for k in range(PEERS))) if own else FaultSpec()
-    run = ExperimentSimulator(recipe, model, load_data(book), PEERS, steps, slow, loss_of, None, effort)
+    run = ExperimentSimulator(
+        recipe, model, load_data(book), PEERS, steps, slow, loss_of, options=ExperimentOptions(effort=effort)
+    )
     while run.now < steps:
         run.step()
 

@@ -275,7 +275,7 @@ def test_eager_members_have_the_anchors_of_the_experiment_and_agree_on_one_more(
             await members.play()
             while run.now < turn * 6:
                 run.step()
-            for island, own in zip(members.islands, run.own, strict=True):
+            for island, own in zip(members.islands, run.anchor_set.local, strict=True):
                 assert torch.equal(island.head.anchor_F, run.agreed())
                 assert torch.equal(island.mine.own.anchor_F, own.anchor_F), turn
                 assert not torch.equal(own.anchor_F, run.agreed())
@@ -318,7 +318,7 @@ def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
     first_F = run.agreed().clone()
     while run.now < run.steps:
         run.step()
-    assert torch.equal(run.agreed(), first_F) and torch.equal(run.own[1].anchor_F, first_F)
+    assert torch.equal(run.agreed(), first_F) and torch.equal(run.anchor_set.local[1].anchor_F, first_F)
 
     async def tell(members: Members) -> None:
         for _ in range(2):

@@ -80,7 +80,7 @@ def golden() -> dict[str, str]:
 
 
 def gathered() -> dict[str, str]:
-    """Rows for everybody, in an answer that nobody sums for; the step whose momentum follows agreement."""
+    """Gathered rows, in a reply without a sum by the owner; the outer step with agreement momentum."""
     how = ReplyFormat(codec_named("sparseloco"), None, "mean", False, (N - 1000, 1000))
     answer = how.answer([(seed + 1, how.up.encode(numbers(seed))) for seed in range(3)]).wire
     assert answer is not None

@@ -158,7 +158,7 @@ def skips(at: int) -> Take:
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_every_cheat_is_found_where_it_touched_and_its_other_segments_are_accepted(name):
-    """With the library's own tolerance, by an auditor whose sums are in another order."""
+    """With the library's own tolerance, by an auditor that sums in another order."""
     cheat = CHEATS[name]
     made = Round(cheat.take)
     for segment, cut in enumerate(segments(made.assignment, 20)):
@@ -226,7 +226,7 @@ def test_a_count_that_lies_is_found_although_all_values_are_right():
 
 
 def test_states_that_are_not_in_the_chain_are_refused():
-    """Whoever did not train could show a begin and an end that follow from each other, or the auditor's own."""
+    """A peer that did not train could show a begin and an end that follow from each other, or the auditor's own."""
     lazy, good = Round(skips(7)), honest_round()
     assert isinstance(lazy.audited(1), ReplayMismatch)
     assert isinstance(lazy.audited(1, begin=good.record.kept[1], end=good.record.kept[2]), ChainMismatch)
@@ -253,7 +253,7 @@ def test_a_round_starts_from_the_agreed_anchor_and_the_moments_it_ended_with():
 
 
 def told_of(steps: int) -> Round:
-    """Twenty steps were assigned, so many taken, and the chain says so."""
+    """Twenty steps were assigned, `steps` taken, and the chain reports them."""
     other = Round(assignment=replace(assigned(), steps=steps))
     made = Round()
     made.record = StateChain(assigned(), other.begin, keep_every=1)
@@ -274,7 +274,7 @@ def test_more_steps_than_assigned_are_refused_and_fewer_are_a_slow_trainer():
 
 
 def nudged(take_at: int) -> Take:
-    """Honest but for the last bit of one value."""
+    """Honest except for the last bit of one value."""
 
     def take(replica: ReplayReplica, assignment: TrainingAssignment, step: int) -> None:
         honest(replica, assignment, step)

@@ -30,7 +30,7 @@ def noise(seed: int, size: float) -> torch.Tensor:
 
 
 class Said:
-    """A round whose steps nobody doubts, and the update that a peer made of it."""
+    """A round with undisputed steps, and the update that a peer made of it."""
 
     def __init__(self, codec=INT8, memory_F=None, owed=None) -> None:
         self.codec, self.memory_F = codec, memory_F
@@ -62,7 +62,7 @@ def root_of(wires):
 
 @pytest.mark.parametrize("memory_F", [None, noise(3, 1e-4)], ids=["first round", "with error feedback"])
 def test_a_payload_is_exactly_what_comes_of_the_committed_delta(memory_F):
-    """One bit of one part is enough; quantisation itself is further off than the tolerance of a replay."""
+    """One bit of one part is enough; quantization itself is further off than the tolerance of a replay."""
     said = Said(memory_F=memory_F)
     assert isinstance(said.judged(), ReplayAccepted)
     wires = [bytearray(wire) for wire in said.update.wires]

@@ -56,7 +56,7 @@ def gaussian(n: int, magnitude: float, seed: int) -> torch.Tensor:
 @given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
 @settings(max_examples=25)
 def test_a_wire_has_the_announced_length_and_decodes_twice_to_the_same_bits(name, n, magnitude, seed):
-    """Codecs whose length depends on the data announce the longest."""
+    """Codecs with wires of varying length announce the longest."""
     x, codec = gaussian(n, magnitude, seed), made(name, n)
     wire = codec.encode(x)
     assert len(wire) == codec.wire_bytes(n) if codec.fixed else len(wire) <= codec.wire_bytes(n)
@@ -146,7 +146,7 @@ def test_an_update_that_is_not_finite_is_refused_in_words(name, bad):
     """In the last, short block too, where padding could hide it."""
     x = gaussian(SPAN + 300, 1e-3, 0)
     x[-1] = bad
-    with pytest.raises(ValueError, match="diverged before it was encoded"):
+    with pytest.raises(ValueError, match="diverged before encoding"):
         made(name, len(x)).encode(x)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import digest
-from atoll.training.codec import CODECS, SharedKnowledge, check_name, codec_named
+from atoll.training.codec import CODECS, SharedKnowledge, check_codec_name, codec_named
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.layout import ModelLayout, TensorSlot, layout_of
 from atoll.training.models import build_model
@@ -105,7 +105,7 @@ def sum_of(member: Member) -> torch.Tensor:
 
 
 def test_random_places_change_with_round_part_and_state():
-    """The same member asked four times: nothing of a draw can be reused, and nobody knows it before the vertex."""
+    """Four draws of one member: no draw can be reused, and no peer knows it before the vertex."""
     member = Member("randk:0.1+fp32")
     common = member.common(0)
     moved = RoundInputs(0, common.state, Digest(digest(b"another state")), common.layout, 0.5)
@@ -218,7 +218,7 @@ def test_every_part_of_any_layout_is_covered_by_its_pieces(rows, columns, before
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_may_name_them_for_the_way_up(name):
-    check_name(name)
+    check_codec_name(name)
     assert diloco(up=name).coding.up == name
 
 
@@ -231,7 +231,7 @@ def test_a_recipe_may_not_name_them_for_the_way_down(name):
 
 def test_a_name_is_checked_before_anybody_knows_anything():
     with pytest.raises(ValueError, match="no codec is called"):
-        check_name("randq:0.1")
+        check_codec_name("randq:0.1")
     with pytest.raises(ValueError, match="needs a rank"):
-        check_name("lowrank:65")
+        check_codec_name("lowrank:65")
     assert codec_named("changed+int8").name == "changed+int8"

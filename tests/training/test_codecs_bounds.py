@@ -1,7 +1,7 @@
-"""What specs/codecs.md promises of every codec, for any finite update: name by name, its bytes and its bound.
+"""Bounds of every codec in specs/codecs.md, for any finite update: bytes and error bound, name by name.
 
-Both are written down here once more, from the page and in plain numbers, so that code and page cannot be wrong
-together without somebody changing this file as well.
+Both are repeated here in plain numbers from the page, so that code and page cannot be wrong together unless this
+file changes as well.
 """
 
 from collections.abc import Callable
@@ -264,7 +264,7 @@ def test_of_every_square_the_largest_waves_travel(x, per_square):
     for i, lo in enumerate(range(0, len(x), SQUARE)):
         all_of_it, lost = float(square_QSS[i].norm()), float(error[lo : lo + SQUARE].norm())
         assert lost <= float(smallest_Q[i]) + 5e-3 * all_of_it + 2.0**-52
-        if len(x) - lo >= SQUARE:  # of a shorter one the error lies in values that nobody has, too
+        if len(x) - lo >= SQUARE:  # in a shorter one the error also lies in padding values
             assert lost >= float(smallest_Q[i]) - 5e-3 * all_of_it - 2.0**-52
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from atoll.training.codec import CODECS
-from atoll.training.codec.blocks import SCALE_MAX, SPAN, lent_spans
+from atoll.training.codec.blocks import SCALE_MAX, SPAN, lend_spans
 from atoll.training.exchange.combine import WEIGHT_MAX, combine
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.robust import RULES
@@ -29,11 +29,11 @@ def test_the_answer_is_the_weighted_mean():
 def test_sums_are_made_in_the_same_memory_again_and_again():
     """An order of sums that is broken off lends its spans to the next; two at once never share one."""
     _, rows = rows_of(2, 2 * SPAN)
-    with lent_spans(2) as mine:
+    with lend_spans(2) as mine:
         places = {span_S.data_ptr() for span_S in mine}
     for faulty in (rows, [(1, b"short"), *rows], [(1, FP32.encode(torch.full((2 * SPAN,), 2.0**60)))]):
         assert combine(faulty, 2 * SPAN, FP32, FP32).wire is not None
-    with lent_spans(2) as later, lent_spans(2) as beside:
+    with lend_spans(2) as later, lend_spans(2) as beside:
         assert {span_S.data_ptr() for span_S in later} == places
         assert places.isdisjoint(span_S.data_ptr() for span_S in beside)
 

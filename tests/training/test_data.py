@@ -24,7 +24,7 @@ from atoll.training.data import (
     validation,
 )
 from atoll.training.data.images import ImageDataset
-from atoll.training.data.order import permuted, places
+from atoll.training.data.order import permute, places
 from atoll.training.data.text import TextDataset
 from atoll.training.exchange.tensorfile import dump
 
@@ -41,7 +41,7 @@ def numbered(windows: int) -> TextDataset:
 @settings(max_examples=60)
 def test_the_order_is_a_permutation_that_needs_no_table(n, seed):
     keys = np.full(n, seed, dtype=np.uint64)
-    assert sorted(permuted(np.arange(n), n, keys).tolist()) == list(range(n))
+    assert sorted(permute(np.arange(n), n, keys).tolist()) == list(range(n))
 
 
 def test_the_order_is_the_same_for_ever():
@@ -180,12 +180,12 @@ def pictures(folder: Path, *names: str, size: tuple[int, int] = (12, 10), mode: 
     for number, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        colour = shade + number if mode == "L" else (shade + number, 0, 200)
-        Image.new(mode, size, colour).save(path)
+        color = shade + number if mode == "L" else (shade + number, 0, 200)
+        Image.new(mode, size, color).save(path)
 
 
 def test_a_folder_per_class_is_images(tmp_path: Path):
-    """Forty cats darker than forty dogs, grey and of one size: kept as they are, split by name, labels by class."""
+    """Forty cats darker than forty dogs, gray and of one size: kept as they are, split by name, labels by class."""
     pictures(tmp_path, *(f"cat/{i}.png" for i in range(40)))
     pictures(tmp_path, *(f"dog/{i}.png" for i in range(40)), shade=140)
     (tmp_path / "cat" / "README.md").write_text("not a picture")

@@ -24,7 +24,7 @@ real_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU h
 
 @pytest.fixture(autouse=True)
 def pages_of_the_host(monkeypatch: pytest.MonkeyPatch):
-    """Where there is no GPU there is nobody to pin memory for, and wires are made by torch alone."""
+    """Without a GPU there is no device to pin memory for, and wires are made by torch alone."""
     monkeypatch.setattr(native, "kernels", None)
     if not torch.cuda.is_available():
         monkeypatch.setattr(device, "pinned", lambda size, dtype: torch.empty(size, dtype=dtype))
@@ -76,14 +76,14 @@ def test_the_sample_by_which_devices_are_judged_tells_roundings_apart(name: str,
     numbers. Two codecs take means before they round, so there it makes no difference; others do not divide."""
     x_N, codec = device.sample(), codec_named(name)
     assert len(x_N) % 256 and bool((x_N == 0).any())
-    assert device._agrees(codec, device.FORMS[name], x_N)
+    assert device._reproduces_cpu(codec, device.FORMS[name], x_N)
     divided = torch.div
 
     def by_inverse(x, y, out=None):  # with `out` it is the CPU's own
         return x * divided(torch.ones_like(y), y) if out is None else divided(x, y, out=out)
 
     monkeypatch.setattr(torch, "div", by_inverse)
-    assert device._agrees(codec, device.FORMS[name], x_N) == (name not in ("int8", "int4", "e3m0"))
+    assert device._reproduces_cpu(codec, device.FORMS[name], x_N) == (name not in ("int8", "int4", "e3m0"))
 
 
 def test_codecs_without_a_form_are_as_they_were():

@@ -121,17 +121,17 @@ def test_peers_vanish_and_come_back_and_the_others_go_on():
 
 
 def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
-    """A letter that only the second member's text holds: the agreed model learns it, nobody else trains on it."""
+    """A letter that only the second member's text holds: the agreed model learns it, no other trains on it."""
     half = len(DATA.train) // 2
     plain, strange = DATA.train[:half], np.where(DATA.train[half:] == 3, 200, DATA.train[half:])
     own = [TextDataset(part.astype(np.uint8), DATA.validation) for part in (plain, strange)]
     recipe = short(local_sgd(rounds=3, inner_steps=20))
     run = ExperimentSimulator(recipe, model(), own, 2, 60, FaultSpec(), loss_of)
     run.whole(0, 64, None)
-    learnt = [two_hundred(run.workers[peer].x_F) for peer in range(2)]
+    learned = [two_hundred(run.workers[peer].x_F) for peer in range(2)]
     alone = ExperimentSimulator(recipe, model(), own[:1], 1, 60, FaultSpec(), loss_of)
     alone.whole(0, 64, None)
-    assert min(learnt) > two_hundred(alone.workers[0].x_F) + 0.1
+    assert min(learned) > two_hundred(alone.workers[0].x_F) + 0.1
     shared = ExperimentSimulator(recipe, model(), [own[0], own[0]], 2, 60, FaultSpec(), loss_of).whole(0, 64, None)
     assert torch.equal(shared.model_F, alone.agreed())  # two of the same data are one of them
     listed, paired = (atoll.experiment(recipe, model(), data, peers=2, samples=64) for data in (own, tuple(own)))
@@ -144,7 +144,7 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
     ("recipe", "data", "says"),
     [
         (diloco, "stdlib", "what a method of atoll.training.recipe.methods returns"),
-        (diloco(), 3, "'stdlib', a path, a Text or Images"),
+        (diloco(), 3, "'stdlib', a path, a TextDataset or ImageDataset"),
         (diloco(), ["stdlib", "no-such-file"], "no data at no-such-file"),
     ],
 )
@@ -159,7 +159,7 @@ def two_hundred(x_F: torch.Tensor) -> float:
 
 
 def test_who_comes_back_while_a_fragment_is_under_way_takes_it_in():
-    """Peer 1 returns between sending and applying: it ends where the others are, but for its own steps."""
+    """Peer 1 returns between sending and applying: it ends where the others are, plus its own steps."""
     run = begun(
         streaming(rounds=2, inner_steps=20, overlap=4, fragments=1),
         trouble=FaultSpec(absent=(MemberAbsence(1, 5, 22),)),
@@ -207,7 +207,7 @@ def test_progress_is_told_round_by_round():
 def test_pieces_that_do_not_fit_are_refused_in_words():
     whole = diloco()
     for wrong, words in (
-        (replace(whole, reducer=replace(whole.reducer, group="pair")), "gossip"),
+        (replace(whole, reducer=replace(whole.reducer, group="pair")), "Gossip"),
         (replace(whole, schedule=replace(whole.schedule, fragments=4, overlap=50)), "more than 50 steps"),
         (replace(data_parallel(), merge="delta"), "merge='replace'"),
         (replace(whole, coding=replace(whole.coding, down="int8+zstd")), "cannot encode results"),
@@ -223,7 +223,7 @@ def test_pieces_that_do_not_fit_are_refused_in_words():
 
 
 def clients(counts: list[int]) -> list[TextDataset]:
-    """So many windows of 16 for each member, the same held-out text for all."""
+    """`counts` windows of 16 per member, the same held-out text for all."""
     return [TextDataset(DATA.train[: 16 * n + 1], DATA.validation) for n in counts]
 
 
@@ -273,10 +273,10 @@ def test_what_cannot_be_sampled_is_refused_in_words(recipe: Recipe, more: dict, 
 
 
 def test_outcomes_are_drawn_side_by_side_under_their_names(tmp_path):
-    """In an SVG, whose words can be read; a folder that is not there is said to be the trouble."""
+    """In an SVG with readable words; a missing folder is named in the error."""
     done = tried(diloco(rounds=2, inner_steps=2))
     done.plot(tmp_path / "two.svg", "plain averages", momentum=done)
     drawn = (tmp_path / "two.svg").read_text()
-    assert all(word in drawn for word in ("plain averages", "momentum", "MB that a peer sent"))
+    assert all(word in drawn for word in ("plain averages", "momentum", "MB sent per peer"))
     with pytest.raises(UsageError, match="cannot write"):
         done.plot(tmp_path / "nowhere" / "a.png")

@@ -49,7 +49,7 @@ def test_a_llama_has_the_names_and_the_config_of_transformers():
 
 
 def with_adapters_that_do_something(name: str) -> tuple[torch.nn.Module, dict[str, bytes]]:
-    """A model whose adapters are no longer zero, and what is exported of a run that exchanged them alone."""
+    """A model with adapters that are no longer zero, and the export of a run that exchanged only them."""
     model = build_model(name, 3)
     fresh = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_first_weights_have_no_contributors():
 
 
 def test_a_card_holds_a_digest_of_the_runs_id_and_not_the_id():
-    """Nor does the card of the first weights, whose vertex is genesis and names the run."""
+    """Nor does the card of the first weights: their vertex is genesis and names the run."""
     for vertex in (STORY.vertex, STORY.genesis):
         card = exported(LLAMA, STORY._replace(vertex=vertex))[1]["README.md"].decode()
         assert STORY.genesis not in card and digest(CARD_DOMAIN + STORY.genesis.encode()).hex() in card
@@ -134,7 +134,7 @@ def test_a_name_cannot_break_out_of_its_place():
 
 
 def test_adapters_are_no_model():
-    """All but one layer frozen: its tensor alone, under another name, and a card that says whose base it needs."""
+    """All but one layer frozen: its tensor alone, under another name, and a card that names the required base."""
     model = build_model("gpt-nano", 3).requires_grad_(False)
     model.blocks[0].up.requires_grad_(True)
     layout, story = layout_of(model), STORY._replace(model="attached")

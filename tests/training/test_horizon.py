@@ -1,4 +1,4 @@
-"""Rates that follow what the swarm learned from, and rounds whose work follows the run, in experiments."""
+"""Rates that follow the learned tokens, and rounds with work that follows the run, in experiments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from toy import DATA, begun, model, short, tried
 
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec, MemberAbsence
 from atoll.training.models import loss_of
 from atoll.training.recipe.inner import rate_at
 from atoll.training.recipe.lr_position import ScheduleHorizon, later, position_of, step_at, step_of_run
@@ -101,7 +101,7 @@ def test_an_update_that_is_lost_moves_no_rate():
     assert run.rhythm.tokens == 0 and run.rhythm.rate_step(STEPS) == 0
 
 
-# ---- rounds whose work follows the run ---------------------------------------------------------------------
+# ---- rounds with work that follows the run -----------------------------------------------------------------
 
 
 def test_an_effort_that_asks_for_what_the_recipe_has_changes_no_bit():
@@ -134,7 +134,9 @@ def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
     seen: list[set[int]] = [set() for _ in range(PEERS)]
     asks = WorkloadPolicy(BATCH, batches=BatchGrowth(target_loss=3.5, least=2, most=12))
     recipe = short(local_sgd(rounds=8, inner_steps=12, batch=BATCH, lr=0.02))
-    run = ExperimentSimulator(recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, None, asks)
+    run = ExperimentSimulator(
+        recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, options=ExperimentOptions(effort=asks)
+    )
     batches, cursors = [], []
     for _ in range(96):
         before = [worker.cursor for worker in run.workers]

@@ -57,7 +57,7 @@ def test_running_statistics_are_floats_after_the_parameters_and_counters_are_apa
 
 
 def test_a_local_buffer_stays_local():
-    """persistent=False says: rebuilt by everybody, sent to nobody."""
+    """persistent=False: every member rebuilds it, no member sends it."""
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.ones(7), persistent=False)
     assert layout_of(model).floats == 6
@@ -107,7 +107,7 @@ def test_tensors_by_name_keep_their_dtype():
 
 
 def test_torch_compile_leaves_no_trace_in_names():
-    """Around the whole model, around a block of it, or not at all: one layout, whose values go in and out alike."""
+    """Around the whole model, around a block of it, or not at all: one layout, and values go in and out alike."""
     plain, whole, block = (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)) for _ in range(3))
     block[0] = torch.compile(block[0], backend="eager")
     wrapped = [torch.compile(whole, backend="eager"), block]

@@ -8,13 +8,19 @@ import torch
 from msgspec.structs import replace
 from toy import DATA, PARAMETERS, begun, model, tried
 
-from atoll.training.codec.chain import check_name
+from atoll.training.codec.chain import check_codec_name
 from atoll.training.codec.fp32 import FP32
 from atoll.training.exchange.layout import layout_of
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, MemberAbsence, experiment
+from atoll.training.experiment.api import (
+    ExperimentOptions,
+    ExperimentSimulator,
+    FaultSpec,
+    MemberAbsence,
+    experiment,
+)
 from atoll.training.experiment.two_level import RegionServers
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalised
+from atoll.training.recipe.inner import AdamW, Muon, fresh_inner, inner_step, lasting, matrices_of, orthogonalize
 from atoll.training.recipe.methods import (
     auto,
     cooperative,
@@ -108,7 +114,7 @@ def test_fragments_are_whole_tensors_of_about_one_size():
 
 @pytest.mark.parametrize("method", [streaming, muloco], ids=["streaming", "muloco"])
 def test_overlap_keeps_the_steps_taken_while_a_fragment_is_under_way(method):
-    """One worker that averages with nobody, in fp32: with the delta merge it is as if it had trained alone."""
+    """One worker that averages alone, in fp32: with the delta merge it is as if it had trained alone."""
     alone = dict(outer_momentum=0.0, up="fp32", down="fp32")
     overlapped = method(rounds=4, inner_steps=20, fragments=4, overlap=4, **alone)
     plain = tried(method(rounds=1, inner_steps=80, fragments=1, overlap=0, **alone), peers=1)
@@ -252,29 +258,29 @@ def test_a_region_goes_up_after_so_many_updates_and_takes_over_a_share_of_what_i
     plain = DelayedNesterov(lr=1.0, momentum=0.0, every=1)
     regions = RegionServers(RegionalNesterov(plain, plain, regions=2, every=2, pull=0.25), torch.zeros(1), 1)
     here, there = torch.zeros(1), torch.zeros(1)
-    assert not regions.came(0, here.sub_(1), 0)
-    assert regions.came(0, here.sub_(1), 0)
+    assert not regions.add_update(0, here.sub_(1), 0)
+    assert regions.add_update(0, here.sub_(1), 0)
     assert (regions.anchor_F.item(), here.item()) == (-2, -2)
-    assert not regions.came(1, there.sub_(4), 0)
-    assert regions.came(1, there.sub_(4), 0)
+    assert not regions.add_update(1, there.sub_(4), 0)
+    assert regions.add_update(1, there.sub_(4), 0)
     assert (regions.anchor_F.item(), there.item()) == (-10, -8.5), "three quarters of -8, a quarter of -10"
-    assert not regions.came(0, here, 0, last=True), "it has nothing new"
-    assert not regions.came(0, here.sub_(1), 0)
-    assert regions.came(0, here, 0, last=True)
+    assert not regions.add_update(0, here, 0, last=True), "it has nothing new"
+    assert not regions.add_update(0, here.sub_(1), 0)
+    assert regions.add_update(0, here, 0, last=True)
     assert regions.anchor_F.item() == -11, "its own progress since it last went up, and nothing twice"
 
 
 def test_halos_workers_hear_of_another_region_only_through_the_server_above():
     run = begun(halos(rounds=4, inner_steps=2, every=3))
-    before = [run.anchors[1].clone(), run.regions.anchor_F.clone()]
-    while run.regions.since[0] < 2:
+    before = [run.anchors[1].clone(), run.anchor_set.regions.anchor_F.clone()]
+    while run.anchor_set.regions.since[0] < 2:
         run.step()
     assert not torch.equal(run.anchors[0], run.anchors[1])
-    assert torch.equal(run.regions.anchor_F, before[1]), "no region has made three updates"
+    assert torch.equal(run.anchor_set.regions.anchor_F, before[1]), "no region has made three updates"
     while run.now < run.steps:
         run.step()
-    assert not torch.equal(run.regions.anchor_F, before[1])
-    assert run.regions.since == [0, 0], "nothing that a region learned is left out"
+    assert not torch.equal(run.anchor_set.regions.anchor_F, before[1])
+    assert run.anchor_set.regions.since == [0, 0], "nothing that a region learned is left out"
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------
@@ -300,14 +306,14 @@ def test_pipelined_gradients_are_applied_three_steps_late_and_none_is_left_out()
         at.append(run.agreed().clone())
     moved = [not torch.equal(a, b) for a, b in pairwise(at)]
     assert moved == [False, False, False, True, True, True, True, True]
-    assert run.outers[0][0].inner.steps == 8
+    assert run.anchor_set.outers[0][0].inner.steps == 8
     same = begun(data_parallel(rounds=8))
     same.step()
-    first = same.outers[0][0].inner
+    first = same.anchor_set.outers[0][0].inner
     again = begun(pipelined(rounds=8))
     for _ in range(4):
         again.step()
-    assert torch.equal(again.outers[0][0].inner.first_P, first.first_P), "the first step's own gradient"
+    assert torch.equal(again.anchor_set.outers[0][0].inner.first_P, first.first_P), "the first step's own gradient"
 
 
 # ---- reducers --------------------------------------------------------------------------------------------------
@@ -392,9 +398,9 @@ def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_
         mean = sum(share * x_F for share, x_F in zip(shares, sent, strict=True))
         assert torch.allclose(run.agreed(), mean, atol=1e-5)
     with pytest.raises(ValueError, match="one number per peer"):
-        experiment(recipe, records=(1, 2), peers=4)
+        experiment(recipe, peers=4, options=ExperimentOptions(records=(1, 2)))
     with pytest.raises(ValueError, match="reduce all together"):
-        experiment(noloco(rounds=1), records=(1, 2, 3, 4), peers=4)
+        experiment(noloco(rounds=1), peers=4, options=ExperimentOptions(records=(1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -425,10 +431,10 @@ def test_a_phase_of_no_steps_is_refused_as_such(text):
     ],
 )
 def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str, down: str):
-    """The colon that ends a codec is told from the one that stands in its name."""
+    """A colon that ends a codec differs from a colon within a codec's name."""
     assert phases_named(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
     for name in filter(None, (up, down)):
-        check_name(name)
+        check_codec_name(name)
 
 
 @pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:8:topk:0.1:int8:fp16", "0.5:x"])
@@ -457,7 +463,7 @@ def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
     encoded, sent = run._encoded, dict[int, torch.Tensor]()
 
     def noted(peer, *rest):
-        sent[peer] = run.own[peer].anchor_F - run.workers[peer].x_F
+        sent[peer] = run.anchor_set.local[peer].anchor_F - run.workers[peer].x_F
         return encoded(peer, *rest)
 
     run._encoded = noted
@@ -465,7 +471,7 @@ def test_eager_rounds_leave_out_nothing_and_count_nothing_twice():
         if run.step():
             sums += torch.stack(list(sent.values())).mean(0)
     assert torch.allclose(run.agreed(), first - sums, atol=1e-6)
-    for peer, own in enumerate(run.own):
+    for peer, own in enumerate(run.anchor_set.local):
         others = sum(sent[other] for other in sent if other != peer) / 4
         assert torch.allclose(own.anchor_F - run.agreed(), others, atol=1e-6) and float(others.norm()) > 1e-3
 
@@ -482,7 +488,7 @@ def test_an_eager_worker_feels_its_own_newest_share_at_once():
     while not run.history:
         apart = [worker.x_F.clone() for worker in run.workers]
         run.step()
-    for worker, x, own in zip(run.workers, apart, run.own, strict=True):
+    for worker, x, own in zip(run.workers, apart, run.anchor_set.local, strict=True):
         assert torch.equal(worker.x_F, own.anchor_F)
         share = float((before - own.anchor_F).norm() / (before - x).norm())
         assert 0.2 < share < 0.35, "a quarter of its own, nothing of the others yet"
@@ -533,7 +539,7 @@ def test_des_loc_averages_moments_on_clocks_of_their_own():
 
 def test_muon_makes_every_direction_of_a_matrix_equally_large():
     matrix = torch.randn(24, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 16)
-    values = torch.linalg.svdvals(orthogonalised(matrix))
+    values = torch.linalg.svdvals(orthogonalize(matrix))
     assert float(values.max()) < 1.3 and float(values.median()) > 0.6
 
 

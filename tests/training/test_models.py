@@ -81,7 +81,7 @@ def test_a_tied_table_travels_once():
 
 
 def test_grouped_queries_are_attention_with_shared_keys():
-    """Four heads on two groups: the same as four groups whose weights repeat pairwise."""
+    """Four heads on two groups: the same as four groups with weights that repeat pairwise."""
     grouped, full = (build_model(f"llama:d=32,l=1,h=4,kv={kv},t=16", 0) for kv in (2, 4))
     weights = grouped.state_dict()
     for name in ("k_proj", "v_proj"):
@@ -194,7 +194,7 @@ def test_small_images_stand_in_the_middle_of_a_black_frame():
         ("gpt", "lacks d, width; write gpt:d=<width>"),
         ("gpt:d=64,l=3,h=4", "lacks t, tokens read at once"),
         ("gpt:d=64,l=3,h=4,t=64,x=1", "'x=1' is no option of gpt"),
-        ("gpt:d=64,d=64,l=3,h=4,t=64", "'d=64' says nothing"),
+        ("gpt:d=64,d=64,l=3,h=4,t=64", "'d=64' is no option of gpt, or repeated"),
         ("gpt:d=64,l=0,h=4,t=64", "l=0, layers, must be 1 to 256"),
         ("gpt:d=99999,l=3,h=4,t=64", "d=99999, width, must be 1 to 16384"),
         ("gpt:d=٦٤,l=3,h=4,t=64", "is no option of gpt"),
@@ -220,11 +220,11 @@ def test_numbers_that_do_not_divide_are_refused_before_anything_is_built():
 
 def test_a_model_and_data_that_do_not_fit_are_told_apart():
     text = TextDataset(np.array([3, 299], np.uint16), np.array([5], np.uint16))
-    grey = np.zeros((4, 28, 28), np.uint8)
-    colours, labels = np.zeros((4, 32, 32, 3), np.uint8), np.array([0, 1, 2, 11], np.uint8)
+    gray = np.zeros((4, 28, 28), np.uint8)
+    colors, labels = np.zeros((4, 32, 32, 3), np.uint8), np.array([0, 1, 2, 11], np.uint8)
     digits, photos = (
-        ImageDataset(grey, labels % 10, grey, labels % 10),
-        ImageDataset(colours, labels, colours, labels),
+        ImageDataset(gray, labels % 10, gray, labels % 10),
+        ImageDataset(colors, labels, colors, labels),
     )
     assert not misfit("cnn-mnist", digits) and not misfit("resnet18-mnist", digits)
     assert not misfit("vgg11:c=12", photos) and not misfit("gpt:d=32,l=1,h=2,t=8,v=300", text)

@@ -1,4 +1,4 @@
-"""Compiled kernels and torch are two ways to the same bits; nobody can tell from outside which one a peer has."""
+"""Compiled kernels and torch give the same bits; no other peer can detect which one a peer uses."""
 
 import subprocess
 import sys
@@ -132,7 +132,7 @@ def test_both_sum_rows_to_the_same_bits(members, n, seed, powers, apart):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregate_rows, "SUM_SPAN", 300)
         by_torch, by_kernels = both_ways(lambda: aggregate_rows.weighted_sum(rows, weights).numpy())
-    number = ~np.isnan(by_torch)  # which NaN it is nobody says
+    number = ~np.isnan(by_torch)  # the payload of a NaN is not specified
     assert np.array_equal(number, ~np.isnan(by_kernels))
     assert by_torch[number].tobytes() == by_kernels[number].tobytes()
 
@@ -241,7 +241,7 @@ def test_a_process_that_is_ending_codes_with_torch(monkeypatch):
 
 @pytest.mark.parametrize("last", [-7.0, float("nan"), float("-inf")])
 def test_the_largest_magnitude_is_found_in_any_shape(last: float):
-    """Vectors, matrices, turned matrices with gaps, a matrix that is somebody's gradient, nothing at all."""
+    """Vectors, matrices, transposed matrices with gaps, a matrix that has a gradient, empty tensors."""
     x_RC = torch.arange(12, dtype=torch.float32).view(3, 4) / 4
     x_RC[2, 3] = last
     shapes = [x_RC, x_RC.view(-1), x_RC.T, x_RC[:, 3], x_RC.clone().requires_grad_().detach(), torch.empty(0)]

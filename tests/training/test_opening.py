@@ -157,7 +157,7 @@ def test_what_does_not_lead_to_what_was_signed_proves_nothing():
 
 @pytest.mark.parametrize("up", sorted(CODECS))
 def test_what_is_shown_is_never_longer_than_a_checker_takes(up: str):
-    """Whoever shows more wastes nobody's link."""
+    """A peer that shows more wastes no other peer's link."""
     part = Part(up, "fp32", 5 * LEAF)
     answered = part.claimed(0, 2).answered
     bound = Drawn(7, PeerId("ada"), 0, answered, (0, 2), (), 2).bytes_most
@@ -212,7 +212,7 @@ def test_a_leaf_stands_at_one_place_of_a_tree(fan: int):
 
 
 def test_strangers_bytes_in_the_place_of_an_opening_never_make_a_lie():
-    """Flipped, cut, doubled and invented bytes: read as what was shown, or held against nobody."""
+    """Flipped, cut, doubled and invented bytes: read as the shown bytes, or held against no peer."""
     part = Part("2bit", "2bit", 700)
     true, claimed = opening_bytes(part.shown(0)), part.claimed(0)
     draw = random.Random(1)

@@ -176,7 +176,7 @@ def test_what_is_no_tokenizer_or_no_text_is_refused(tokenizer: Path, tmp_path: P
     panics = {"model": {"type": "BPE", "continuing_subword_prefix": "longer than b", **pairs}}
     for told in ({"model": 3}, panics):
         bad.write_text(json.dumps(told))
-        with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+        with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
             read_tokenizer(tmp_path)
     bad.write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}))
     with pytest.raises(ValueError, match="has no tokens"):

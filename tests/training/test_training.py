@@ -178,7 +178,7 @@ def test_answers_may_not_be_compressed_by_bytes_that_differ_between_machines():
 
 
 def test_a_recipe_asks_no_model_for_more_context_than_it_has():
-    """gpt-nano reads 32 tokens: by itself the recipe asks for so many, and says so when asked for more."""
+    """gpt-nano reads 32 tokens: the recipe's default is 32, and a request for more is refused."""
     assert diloco("gpt-nano").seq_len == 32
     assert diloco("gpt-small").seq_len == 64
     with pytest.raises(ValueError, match="reads at most 32 tokens"):

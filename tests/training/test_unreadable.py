@@ -76,7 +76,7 @@ def vectors(n: int) -> list[Tensor]:
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_no_honest_row_of_any_codec_can_be_shown_to_be_unreadable(name: str, n: int):
-    """Neither as a whole nor by any leaf, whoever picks it."""
+    """Neither as a whole nor by any leaf, however it is chosen."""
     for x_N in vectors(n):
         for cut in (True, False):
             row = Row(name, honest(CODECS[name], x_N), n, cut)
@@ -100,7 +100,7 @@ def test_nor_one_of_a_chain_that_has_no_leaves(name: str):
 @pytest.mark.parametrize("cut", [True, False])
 @pytest.mark.parametrize("name", sorted(CODECS))
 def test_what_does_not_decode_as_a_whole_is_shown_by_a_leaf_and_all_else_is_not(name: str, cut: bool):
-    """Bytes changed, added, taken away at random: a part's owner and whoever is shown one leaf say the same."""
+    """Bytes changed, added, removed at random: a part's owner and a peer that sees one leaf agree."""
     draw, n = random.Random(f"rows/{name}"), 2 * 4096 + 300
     wire, found = honest(CODECS[name], torch.randn(n, generator=torch.Generator().manual_seed(5))), 0
     for _ in range(max(40, FUZZ // 20)):
@@ -154,7 +154,7 @@ def test_what_is_too_large_to_be_shown_is_only_said():
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_who_holds_other_bytes_than_were_committed_to_accuses_nobody(cut: bool, monkeypatch: pytest.MonkeyPatch):
-    """A bit of my memory, after they came; too large to be shown nobody else would see it."""
+    """A bit of the owner's memory flips after receipt; in a wire too large to show, no peer would see it."""
     n = 5000
     row = Row("fp32", honest(CODECS["fp32"], torch.ones(n)), n, cut)
     row.wire = row.wire[:-4] + struct.pack("<f", nan)

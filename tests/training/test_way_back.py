@@ -69,7 +69,7 @@ def test_the_owners_memory_is_that_of_a_sender():
 
 
 def test_a_round_without_an_answer_leaves_the_memory_alone():
-    """Nobody had any weight: what was owed is still owed. The caller's memory is never written to."""
+    """No row had any weight: the error feedback stays. The caller's memory is never written to."""
     rows, before = rows_of(updates(100), INT8), torch.ones(100)
     done, memory = combine_remembering([(0, wire) for _, wire in rows], 100, INT8, INT8, before, 1.0)
     assert done.wire is None and memory is before and done.counted == (0, 1, 2)

@@ -14,7 +14,7 @@ from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.compiled import native
 from atoll.training.codec.deterministic_dot import CHUNK
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import SOLVES, compare, packed, unpacked, weigh
+from atoll.training.exchange.distance_weights import SOLVES, compare, packed, unpack_products, weigh
 from atoll.training.exchange.statistic import AFTER_MIXING, RowStatistic
 from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, default
@@ -66,7 +66,7 @@ def library(statistic: str, rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("poison", ["", "sign flip", "a little is enough"])
 @pytest.mark.parametrize("statistic", DISTANCES)
 def test_parts_that_are_weighed_together_make_what_the_rule_makes_of_whole_rows(statistic: str, poison: str):
-    """The same choice of rows, and the same values but for the order in which fp32 sums are taken."""
+    """The same choice of rows, and the same values except for the order of fp32 sums."""
     rows = updates(poison)
     _, whole = weighed(rows, statistic)
     torch.testing.assert_close(whole, library(statistic, rows), rtol=2e-6, atol=2e-6)
@@ -112,7 +112,7 @@ def test_mixtures_are_the_sums_that_the_page_has_to_the_bit(n: int, kernels: boo
 
 
 def test_rows_that_weigh_nothing_make_nothing_and_are_not_sorted_instead():
-    """So a witness makes an answer again that stands on less than half of what weighed: nobody honest gives it."""
+    """A witness then refutes a result that stands on less than half of the weighed rows, unlike honest ones."""
     wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(5)]
     made = combine(wires, 10, FP32, FP32, RowStatistic("nnm + median", 2, (0.0,) * 5))
     assert not FP32.decode(made.wire, 10).any()
@@ -167,7 +167,9 @@ def test_products_are_those_of_the_decoded_values_over_more_than_one_span():
     xs = [torch.randn(n, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     wires = [(1, INT8.encode(x)) for x in xs]
     decoded = torch.stack([INT8.decode(wire, n) for _, wire in wires]).to(torch.float64)
-    np.testing.assert_allclose(unpacked(compare(wires, n, INT8).products, 4), decoded @ decoded.T, rtol=1e-12)
+    np.testing.assert_allclose(
+        unpack_products(compare(wires, n, INT8).products, 4), decoded @ decoded.T, rtol=1e-12
+    )
 
 
 def test_a_newcomer_and_rubbish_are_told_apart_and_neither_has_products():
@@ -175,14 +177,14 @@ def test_a_newcomer_and_rubbish_are_told_apart_and_neither_has_products():
     good = [(1, FP32.encode(torch.full((10,), float(k)))) for k in (1, 2)]
     done = compare([good[0], (0, FP32.encode(torch.full((10,), 1e6))), (1, b"rubbish"), good[1]], 10, FP32)
     assert done.counted == (0, 1, 3) and [index for index, _ in done.faults] == [2]
-    assert unpacked(done.products, 2).tolist() == [[10.0, 20.0], [20.0, 40.0]]
+    assert unpack_products(done.products, 2).tolist() == [[10.0, 20.0], [20.0, 40.0]]
     assert compare([(1, b"rubbish")], 10, FP32).products == b""
 
 
 def test_packing_is_the_upper_triangle_row_by_row():
     upper = np.array([1.0, 2.0, 3.0])
     assert packed(upper) == upper.astype("<f8").tobytes()
-    assert (unpacked(packed(upper), 2) == np.array([[1.0, 2.0], [2.0, 3.0]])).all()
+    assert (unpack_products(packed(upper), 2) == np.array([[1.0, 2.0], [2.0, 3.0]])).all()
 
 
 @pytest.mark.parametrize("n", [1, CHUNK - 1, CHUNK, 5 * CHUNK + 1, SPAN + 3 * CHUNK + 7])
@@ -207,9 +209,9 @@ def test_sums_are_taken_in_the_order_that_the_page_has(n: int):
 
 def test_equal_shares_are_the_mean_and_a_row_that_spoils_after_it_was_compared_is_no_answer():
     wires = [(1, FP32.encode(torch.full((300,), float(k)))) for k in (1, 2, 4, 5)]
-    evenly = RowStatistic("robust", 1, (0.25,) * 4)
-    assert combine(wires, 300, FP32, FP32, evenly).wire == combine(wires, 300, FP32, FP32).wire
-    spoilt = combine([*wires[:3], (1, b"rubbish")], 300, FP32, FP32, evenly)
+    even_weights = RowStatistic("robust", 1, (0.25,) * 4)
+    assert combine(wires, 300, FP32, FP32, even_weights).wire == combine(wires, 300, FP32, FP32).wire
+    spoilt = combine([*wires[:3], (1, b"rubbish")], 300, FP32, FP32, even_weights)
     assert spoilt.wire is None and "do not decode" in spoilt.why
 
 

@@ -8,7 +8,13 @@ from msgspec.structs import replace
 from torch import nn
 
 from atoll.training.data import TextDataset
-from atoll.training.experiment.api import ExperimentResult, ExperimentSimulator, FaultSpec, experiment
+from atoll.training.experiment.api import (
+    ExperimentOptions,
+    ExperimentResult,
+    ExperimentSimulator,
+    FaultSpec,
+    experiment,
+)
 from atoll.training.models import loss_of
 from atoll.training.recipe.recipes import Recipe
 
@@ -39,8 +45,10 @@ def short(recipe: Recipe) -> Recipe:
     return replace(recipe, seq_len=16)
 
 
-def tried(recipe: Recipe, **options) -> ExperimentResult:
-    return experiment(short(recipe), model(), DATA, samples=64, **options)
+def tried(recipe: Recipe, **more) -> ExperimentResult:
+    """An experiment on the toy model; `more` are its arguments, or fields of its options."""
+    own = {name: more.pop(name) for name in [*more] if name in ExperimentOptions.__dataclass_fields__}
+    return experiment(short(recipe), model(), DATA, samples=64, options=ExperimentOptions(**own), **more)
 
 
 def begun(

@@ -193,7 +193,7 @@ def _card(spec: NamedModel | None, layout: ModelLayout, story: ModelCard, tokeni
     if story.validated:
         found = ", ".join(f"{name} {value:.4f}" for name, value in story.validated)
         lines.append(f"| held-out data, by drawn members | {found} |")
-    lines.append(f"| updates travelled as | {story.codecs[0]}, answers as {story.codecs[1]} |")
+    lines.append(f"| updates traveled as | {story.codecs[0]}, answers as {story.codecs[1]} |")
     if story.sent_bytes is not None and story.data_parallel_bytes is not None:
         lines.append(
             f"| bytes sent by one peer | {bytes_text(story.sent_bytes)}; data-parallel training would have sent "

@@ -20,8 +20,8 @@ from atoll.training.robust.attacks import (
     label_flip,
     mimic,
     min_max,
-    optimised_alie,
-    optimised_foe,
+    optimized_alie,
+    optimized_foe,
     replacement,
     scaling,
     sign_flip,
@@ -65,7 +65,7 @@ def cases(rule: str):
     honest = honest_rows()
     for name, attack in ATTACKS.items():
         yield name, honest, attack(honest, LIARS)
-    for attack in (optimised_alie, optimised_foe):
+    for attack in (optimized_alie, optimized_foe):
         yield attack.__name__, honest, attack(honest, LIARS, lambda rows: aggregate(rule, rows, **asked(rule)))
     yield "stale", honest, stale(honest, LIARS, torch.ones(VALUES))
 
@@ -121,7 +121,7 @@ def test_no_attack_moves_a_rule_by_many_honest_diameters(rule, diameters, first)
 
 @pytest.mark.parametrize("rule", ["meamed", "bulyan"])
 def test_no_attack_moves_a_coordinate_by_more_than_the_honest_range(rule):
-    """The median lies among honest values, and so many of those are near it that what is kept is as near."""
+    """The median lies among honest values, and enough of them are near it that the kept values are as near."""
     for name, honest, liars in cases(rule):
         answer = aggregate(rule, torch.cat([honest, liars]), f=LIARS)
         spread = honest.max(dim=0).values - honest.min(dim=0).values
@@ -230,8 +230,8 @@ def test_an_optimised_attack_does_at_least_the_damage_of_a_fixed_one(rule):
     def damage(liars):
         return float((answer(torch.cat([honest, liars])) - honest.mean(dim=0)).norm())
 
-    assert damage(optimised_alie(honest, LIARS, answer)) >= damage(alie(honest, LIARS, 10.0)) * (1 - 1e-6)
-    assert damage(optimised_foe(honest, LIARS, answer)) >= damage(foe(honest, LIARS, 10.0)) * (1 - 1e-6)
+    assert damage(optimized_alie(honest, LIARS, answer)) >= damage(alie(honest, LIARS, 10.0)) * (1 - 1e-6)
+    assert damage(optimized_foe(honest, LIARS, answer)) >= damage(foe(honest, LIARS, 10.0)) * (1 - 1e-6)
 
 
 # a backdoor
@@ -253,7 +253,7 @@ def clouds(count: int, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tenso
     return inputs, labels
 
 
-def learnt(rule, liars: int, scaled: bool = False) -> tuple[float, float]:
+def learned(rule, liars: int, scaled: bool = False) -> tuple[float, float]:
     """Accuracy, and the share of stamped samples of other classes taken for the target, after forty steps."""
     draw, weights = torch.Generator().manual_seed(0), torch.zeros(INPUTS, CLOUDS)
     for _ in range(40):
@@ -281,8 +281,8 @@ def learnt(rule, liars: int, scaled: bool = False) -> tuple[float, float]:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_under_a_mean_a_backdoor_opens_and_accuracy_does_not_tell(scaled):
     """Two liars of eleven: the model is as good as without them, and theirs."""
-    accuracy, success = learnt(mean, liars=LIARS, scaled=scaled)
-    calm, never = learnt(mean, liars=0)
+    accuracy, success = learned(mean, liars=LIARS, scaled=scaled)
+    calm, never = learned(mean, liars=0)
     assert accuracy > calm - 0.01 and success > 0.9 and never < 0.05
 
 
@@ -292,8 +292,8 @@ def test_under_a_mean_a_backdoor_opens_and_accuracy_does_not_tell(scaled):
 )
 def test_a_backdoor_that_only_liars_push_open_stays_shut_under_robust_rules(rule, scaled):
     """Here no honest row moves what the trigger touches, so liars stand out there; bench/RESULTS.md has harder."""
-    accuracy, success = learnt(rule, liars=LIARS, scaled=scaled)
-    calm, _ = learnt(mean, liars=0)
+    accuracy, success = learned(rule, liars=LIARS, scaled=scaled)
+    calm, _ = learned(mean, liars=0)
     assert accuracy > calm - 0.01 and success < 0.05
 
 
@@ -312,7 +312,9 @@ def test_replacement_moves_a_mean_as_if_liars_were_alone():
 
 
 def rows_that_know_one_thing_each() -> torch.Tensor:
-    """(16, VALUES): one unit for everybody, 0.4 to 4 of what each alone knows: some have little left to learn."""
+    """(16, VALUES): one unit common to all rows, 0.4 to 4 units of private knowledge each: some have little left to
+    learn.
+    """
     rows = torch.diag(torch.linspace(0.4, 4.0, 16, dtype=torch.float64)) @ torch.eye(16, VALUES).double()
     rows[:, 20] = 1.0
     return rows

@@ -1,22 +1,22 @@
-"""The rule where nobody names one: how many liars it reckons with, and that it is built for what rows look like."""
+"""Default aggregation rule: number of liars that it tolerates, and typical rows that it is built for."""
 
 import pytest
 import torch
 
 from atoll.training.robust import caf, default, geometric_median, liars_of, mean, trimmed_mean
-from atoll.training.robust.attacks import ATTACKS, OPTIMISED, foe, lies, optimised_foe, sign_flip
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, foe, lies, optimized_foe, sign_flip
 
 HONEST, VALUES = 13, 300
 
 
 def uneven_rows(seed: int) -> torch.Tensor:
-    """Honest rows whose data differ: each is farther from their mean than that mean is long."""
+    """Honest rows with different data: each is farther from their mean than that mean's norm."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(HONEST, VALUES, generator=generator) * 2.5 + torch.randn(VALUES, generator=generator)
 
 
 def test_liars_follow_from_the_number_of_rows():
-    """Fewer than a third, and 2f + 3 rows at least; below five rows nobody is withstood."""
+    """Fewer than a third, and 2f + 3 rows at least; below five rows no liar is tolerated."""
     assert [liars_of(n) for n in (0, 1, 4, 5, 6, 7, 8, 10, 13, 17, 25)] == [0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 8]
     assert all(n >= 2 * liars_of(n) + 3 and n > 3 * liars_of(n) for n in range(5, 300))
 
@@ -61,6 +61,6 @@ def test_every_attack_has_a_name(name):
 
     assert lies(name, honest, 3, rule).shape == (3, VALUES)
     assert bool(asked) == (name in OPTIMISED) and set(asked) <= {HONEST + 3}
-    assert torch.equal(lies("foe, optimised", honest, 3, mean), optimised_foe(honest, 3, mean))
+    assert torch.equal(lies("foe, optimised", honest, 3, mean), optimized_foe(honest, 3, mean))
     with pytest.raises(ValueError, match="unknown attack 'lie'"):
         lies("lie", honest, 3, mean)

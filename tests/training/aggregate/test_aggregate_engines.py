@@ -184,7 +184,7 @@ def test_the_norm_of_a_huge_but_finite_row_is_finite(value):
 def test_neighbours_of_a_million_values_are_those_of_plain_differences_in_fp64(n, f, common):
     """Sets, not distances, against ‖a − b‖² of widened rows; a mean of 30 spreads would drown an fp32 Gram.
 
-    Liars sit a little off the honest ones' middle, so that neighbours are decided by little.
+    Liars sit a little off the honest ones' middle, so that neighbors are decided by little.
     """
     x = drawn(n + f, n, 1_000_000) + common
     x[-f:] *= 0.5

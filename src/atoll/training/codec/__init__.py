@@ -16,10 +16,10 @@ from torch import Tensor
 
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import SPAN, spans_of
-from atoll.training.codec.chain import CODECS, check_name, codec_named
+from atoll.training.codec.chain import CODECS, check_codec_name, codec_named
 from atoll.training.codec.core import Codec, SharedKnowledge
 
-__all__ = ["CODECS", "Codec", "SharedKnowledge", "check_name", "codec_named", "pack", "pack_spans"]
+__all__ = ["CODECS", "Codec", "SharedKnowledge", "check_codec_name", "codec_named", "pack", "pack_spans"]
 
 
 def pack(codec: Codec, delta_N: Tensor, memory_N: Tensor | None, beta: float) -> tuple[Buffer, Tensor]:

@@ -111,13 +111,13 @@ def scratch(n: int) -> Tensor:
 
 
 @contextmanager
-def lent_spans(count: int) -> Iterator[list[Tensor]]:
+def lend_spans(count: int) -> Iterator[list[Tensor]]:
     """Lend `count` reusable spans of working memory.
 
     Allocating a mebibyte per call leaves holes among smaller objects, and the next one does not fit into them: a
     group that averaged 100 MB grew by a megabyte with every call.
     """
-    lent = [_spare_span() for _ in range(count)]
+    lent = [_take_spare_span() for _ in range(count)]
     try:
         yield lent
     finally:
@@ -127,7 +127,7 @@ def lent_spans(count: int) -> Iterator[list[Tensor]]:
 _spare_spans: list[Tensor] = []  # as many as were lent at once
 
 
-def _spare_span() -> Tensor:
+def _take_spare_span() -> Tensor:
     try:
         return _spare_spans.pop()
     except IndexError:  # another thread may have taken the last one

@@ -66,12 +66,12 @@ def seconds_per_gb(ratio: float, encode_gb_s: float, decode_gb_s: float, link_by
     return 1 / encode_gb_s + ratio * 1e9 / link_bytes_s + 1 / decode_gb_s
 
 
-def pays(ratio: float, encode_gb_s: float, decode_gb_s: float, link_bytes_s: float) -> bool:
+def saves_time(ratio: float, encode_gb_s: float, decode_gb_s: float, link_bytes_s: float) -> bool:
     """Whether compressing to `ratio` of the bytes, sending and decompressing is faster than sending all bytes."""
     return seconds_per_gb(ratio, encode_gb_s, decode_gb_s, link_bytes_s) < 1e9 / link_bytes_s
 
 
-def squeezed(name: str, inner: Codec, link_bytes_s: float | None) -> Codec:
+def compressed_codec(name: str, inner: Codec, link_bytes_s: float | None) -> Codec:
     """The codec `inner` followed by compressor `name`: one of METHODS, or AUTO for the fastest choice."""
     methods = tuple(METHODS.values()) if name == AUTO else (METHODS[name],)
     link_bytes_s = HOME_LINK_BYTES_S if link_bytes_s is None else link_bytes_s
@@ -100,10 +100,10 @@ def _encode(methods: tuple[ByteCompressor, ...], inner: Codec, link_bytes_s: flo
     best, ratio = min(
         tried, key=lambda one: seconds_per_gb(one[1], one[0].encode_gb_s, one[0].decode_gb_s, link_bytes_s)
     )
-    if pays(ratio, best.encode_gb_s, best.decode_gb_s, link_bytes_s):
+    if saves_time(ratio, best.encode_gb_s, best.decode_gb_s, link_bytes_s):
         packed = bytes(best.compress(plain))
         ratio = (LENGTH_BYTES + len(packed)) / len(plain)
-        if pays(ratio, best.encode_gb_s, best.decode_gb_s, link_bytes_s):
+        if saves_time(ratio, best.encode_gb_s, best.decode_gb_s, link_bytes_s):
             return bytes([best.code]) + len(plain).to_bytes(LENGTH_BYTES, "little") + packed
     return bytes([PLAIN]) + plain
 
@@ -119,10 +119,10 @@ def _open_wire(codes: frozenset[int], inner: Codec, wire: Buffer, n: int) -> Any
     declared = int.from_bytes(view[1 : 1 + LENGTH_BYTES], "little")
     if declared > most or (inner.fixed and declared != most) or declared + 1 <= len(view):
         raise PeerFault("", f"compressed bytes declare {declared} bytes, more than the agreed {most}")
-    return inner.open_wire(_room_filled(view[0], view[1 + LENGTH_BYTES :], declared), n)
+    return inner.open_wire(_decompressed(view[0], view[1 + LENGTH_BYTES :], declared), n)
 
 
-def _room_filled(code: int, data: memoryview, declared: int) -> bytearray:
+def _decompressed(code: int, data: memoryview, declared: int) -> bytearray:
     room = bytearray(declared)
     try:
         written = INTO[code](data, room)

@@ -17,7 +17,7 @@ from torch import empty
 
 from atoll.base.arguments import did_you_mean
 from atoll.training.codec.bf16 import BF16
-from atoll.training.codec.byte_compression import AUTO, METHODS, squeezed
+from atoll.training.codec.byte_compression import AUTO, METHODS, compressed_codec
 from atoll.training.codec.changed_tensors import THRESHOLD, changed
 from atoll.training.codec.compiled.device import on_devices
 from atoll.training.codec.core import NOTHING, Codec, SharedKnowledge
@@ -75,10 +75,10 @@ def codec_named(name: str, known: SharedKnowledge = NOTHING) -> Codec:
     codec = CODECS[stages.pop()] if stages and stages[-1] in CODECS else BF16
     for stage in reversed(stages):
         codec = _wrap(stage)(codec, known)
-    return squeezed(method, codec, known.link_bytes_s) if method else codec
+    return compressed_codec(method, codec, known.link_bytes_s) if method else codec
 
 
-def check_name(name: str) -> None:
+def check_codec_name(name: str) -> None:
     """ValueError if there is no codec of that name, with any shared knowledge."""
     codec_named(name, SharedKnowledge(seed=b"any", reference_N=empty(0), shapes=()))
 

@@ -154,7 +154,7 @@ class SharedKnowledge:
     shapes: tuple[tuple[int, int], ...] | None = None  # `lowrank`: (rows, columns) of every piece of this vector
     link_bytes_s: float | None = None
     """Compressors at the sender: rate of its link, bytes per second. None: unknown, assumed to be a home's. See
-    `byte_compression.pays`.
+    `byte_compression.saves_time`.
     """
 
 

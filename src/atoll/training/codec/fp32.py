@@ -81,11 +81,11 @@ def _open_wire(wire: Buffer, n: int) -> OpenedBlocks:
     check_length(wire, _wire_bytes(n))
     values = tensor_over(wire, torch.float32)
     for lo, hi in spans_of(n):
-        _judge(values[lo:hi], lo)
+        _check_span(values[lo:hi], lo)
     return OpenedBlocks(torch.empty(0, dtype=torch.float32), values)
 
 
-def _judge(value_S: Tensor, lo: int) -> None:
+def _check_span(value_S: Tensor, lo: int) -> None:
     if not largest_of(value_S) <= VALUE_MAX:
         raise PeerFault("", f"a value in {lo}…{lo + len(value_S)} is not finite or too large")
 
@@ -94,7 +94,7 @@ def _decode_into(wire: Buffer, out_N: Tensor) -> None:
     check_length(wire, _wire_bytes(len(out_N)))
     values = tensor_over(wire, torch.float32)
     for lo, hi in spans_of(len(out_N)):
-        _judge(values[lo:hi], lo)
+        _check_span(values[lo:hi], lo)
         out_N[lo:hi] = values[lo:hi]
 
 

@@ -72,7 +72,7 @@ def encode_places(place_M: np.ndarray, n: int) -> bytes:
         return both.tobytes()
     unary = np.zeros(unary_bits, np.uint8)
     unary[(place_M >> low_bits) + np.arange(m)] = 1
-    return _lows_packed(place_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
+    return _pack_low_bits(place_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
 
 
 def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
@@ -86,7 +86,7 @@ def decode_places(data: Buffer, n: int, m: int) -> np.ndarray:
         if ones != m or _padded(whole[:low_bytes], m * low_bits) or _padded(whole[low_bytes:], unary_bits):
             raise PeerFault("", FORM_FAULT)
     else:
-        low_M = _lows(whole[:low_bytes], low_bits, m)
+        low_M = _unpack_low_bits(whole[:low_bytes], low_bits, m)
         one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
         if len(one_M) != m or one_M[-1] >= unary_bits:
             raise PeerFault("", FORM_FAULT)
@@ -121,7 +121,7 @@ def encode_gaps(place_M: np.ndarray, n: int) -> bytes:
     end_M = np.cumsum((gap_M >> low_bits) + 1)
     unary = np.zeros(end_M[-1], np.uint8)
     unary[end_M - 1] = 1
-    return _lows_packed(gap_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
+    return _pack_low_bits(gap_M, low_bits) + np.packbits(unary, bitorder="little").tobytes()
 
 
 def decode_gaps(data: Buffer, n: int, m: int) -> np.ndarray:
@@ -134,7 +134,7 @@ def decode_gaps(data: Buffer, n: int, m: int) -> np.ndarray:
     whole = np.frombuffer(data, np.uint8)
     if len(whole) <= low_bytes:
         raise PeerFault("", FORM_FAULT)
-    low_M = _lows(whole[:low_bytes], low_bits, m)
+    low_M = _unpack_low_bits(whole[:low_bytes], low_bits, m)
     one_M = np.flatnonzero(np.unpackbits(whole[low_bytes:], bitorder="little"))
     if len(one_M) != m or one_M[-1] // 8 + 1 != len(whole) - low_bytes:
         raise PeerFault("", FORM_FAULT)
@@ -152,7 +152,7 @@ def decode_gaps(data: Buffer, n: int, m: int) -> np.ndarray:
 # ---- both ----------------------------------------------------------------------------------------------------
 
 
-def _lows_packed(number_M: np.ndarray, low_bits: int) -> bytes:
+def _pack_low_bits(number_M: np.ndarray, low_bits: int) -> bytes:
     """The low bits of every number, packed, padded to a byte."""
     m = len(number_M)
     low_M8 = np.zeros(-(-m // 8) * 8, np.uint64)
@@ -161,8 +161,8 @@ def _lows_packed(number_M: np.ndarray, low_bits: int) -> bytes:
     return word_W.view(np.uint8).reshape(-1, 8)[:, :low_bits].tobytes()[: -(-m * low_bits // 8)]
 
 
-def _lows(data: np.ndarray, low_bits: int, m: int) -> np.ndarray:
-    """Inverse of `_lows_packed`, (m,) int64. PeerFault if padding bits of the last byte are not zero."""
+def _unpack_low_bits(data: np.ndarray, low_bits: int, m: int) -> np.ndarray:
+    """Inverse of `_pack_low_bits`, (m,) int64. PeerFault if padding bits of the last byte are not zero."""
     low_WB = np.zeros((-(-m // 8), 8), np.uint8)
     padded = np.zeros(len(low_WB) * low_bits, np.uint8)
     padded[: len(data)] = data

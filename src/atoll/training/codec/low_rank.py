@@ -108,11 +108,11 @@ def _encode(pieces: tuple[MatrixPiece, ...], factors: Codec, reference_N: Tensor
             into.copy_(own)
         elif largest_of(own) >= MATRIX_MIN:
             start = None if reference_N is None else reference_N[piece.at : piece.end]
-            _factorise(own.view(piece.rows, piece.columns), piece.rank, start, into)
+            _factorize(own.view(piece.rows, piece.columns), piece.rank, start, into)
     return factors.encode(sent_M)
 
 
-def _factorise(matrix_RC: Tensor, rank: int, start: Tensor | None, into: Tensor) -> None:
+def _factorize(matrix_RC: Tensor, rank: int, start: Tensor | None, into: Tensor) -> None:
     """r rows of P^T, then r rows of Q^T. In units of the largest value, so that no square leaves fp32."""
     rows, columns = matrix_RC.shape
     largest = largest_of(matrix_RC)

@@ -118,10 +118,10 @@ def _encode_span(rule: PackingRule, x_S: Tensor, scales_B: Tensor, packed_Q: Ten
     bits_B = rule.scale(magnitude_BK, largest_B, size)
     code_S = rule.codes(x_BK, magnitude_BK, scale_values(bits_B)).to(torch.uint8).view(-1)[:size]
     scales_B.copy_(bits_B)
-    packed_Q.copy_(side_by_side(code_S, rule.bits))
+    packed_Q.copy_(pack_codes(code_S, rule.bits))
 
 
-def side_by_side(code_S: Tensor, bits: int) -> Tensor:
+def pack_codes(code_S: Tensor, bits: int) -> Tensor:
     short = -code_S.numel() % (8 // bits)
     if short:
         code_S = torch.cat([code_S, code_S.new_zeros(short)])
@@ -134,12 +134,12 @@ def _open_wire(rule: PackingRule, has_hole: bool, wire: Buffer, n: int) -> Opene
     scales, packed = _halves(wire, n)
     if n % rule.per_byte and int(packed[-1]) >> rule.bits * (n % rule.per_byte):
         raise PeerFault("", "unused bits of the last byte are not zero")
-    if has_hole and _any_eight(packed.numpy()):
+    if has_hole and _has_code_eight(packed.numpy()):
         raise PeerFault("", "a code is invalid")
     return OpenedBlocks(checked_scales(scales), packed)
 
 
-def _any_eight(packed: np.ndarray) -> bool:
+def _has_code_eight(packed: np.ndarray) -> bool:
     """Whether a four-bit code is 8, eight bytes at a time: zero after the flip, it borrows when 1 is subtracted."""
     words = len(packed) // 8 * 8
     for part, dtype in ((packed[:words], np.uint64), (packed[words:], np.uint8)):
@@ -181,7 +181,7 @@ def _halves(wire: Buffer, n: int) -> tuple[Tensor, Tensor]:
     return tensor_over(view[:cut], torch.int16), tensor_over(view[cut:], torch.uint8)
 
 
-def on_grid(magnitude_BK: Tensor, largest_B: Tensor, grid: int) -> Tensor:
+def to_grid(magnitude_BK: Tensor, largest_B: Tensor, grid: int) -> Tensor:
     """Values as integers 0 … grid of their block's largest, so that their sums are exact in any order."""
     tiny_B = largest_B < SCALE_MIN
     per_grid_B = torch.full_like(largest_B, grid) / torch.where(tiny_B, 1.0, largest_B)

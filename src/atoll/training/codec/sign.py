@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.training.codec.blocks import scale_bits
-from atoll.training.codec.packed import PackingRule, mean_of, on_grid, packed_codec
+from atoll.training.codec.packed import PackingRule, mean_of, packed_codec, to_grid
 
 GRID = 65535  # 256 integers up to 65535 add up to less than 2^24: exact in fp32, in any order
 LEVELS = (1.0, -1.0)
@@ -20,7 +20,7 @@ ONE_65535TH = float(torch.tensor(1 / 65535, dtype=torch.float32))
 
 
 def _mean_magnitude(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Tensor:
-    mean_B = mean_of(on_grid(magnitude_BK, largest_B, GRID).sum(1), size)
+    mean_B = mean_of(to_grid(magnitude_BK, largest_B, GRID).sum(1), size)
     return scale_bits(mean_B * ONE_65535TH * largest_B, up=False)
 
 

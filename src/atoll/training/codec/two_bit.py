@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.training.codec.blocks import scale_bits
-from atoll.training.codec.packed import PackingRule, mean_of, on_grid, packed_codec
+from atoll.training.codec.packed import PackingRule, mean_of, packed_codec, to_grid
 
 INNER, OUTER = 464 / 1024, 1546 / 1024
 LEVELS = (INNER, OUTER, -INNER, -OUTER)
@@ -25,7 +25,7 @@ def _root_mean_square(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Ten
     """Root mean square. The largest value alone makes it at least 1/16 of that, so the grid's rounding does not
     matter.
     """
-    grid_BK = on_grid(magnitude_BK, largest_B, GRID)
+    grid_BK = to_grid(magnitude_BK, largest_B, GRID)
     mean_B = mean_of(grid_BK.mul_(grid_BK).sum(1), size)
     # numpy uses the processor's own square root, which is correctly rounded; torch may use a library's
     rms_B = torch.from_numpy(np.sqrt(mean_B.numpy())) * ONE_255TH * largest_B

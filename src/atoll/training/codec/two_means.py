@@ -28,7 +28,7 @@ from atoll.training.codec.blocks import (
     tensor_over,
 )
 from atoll.training.codec.core import Codec, whole
-from atoll.training.codec.packed import on_grid, side_by_side
+from atoll.training.codec.packed import pack_codes, to_grid
 
 GROUP = 64  # values under one pair of magnitudes: SparseLoCo's k of a chunk of 4096
 PAIR_BYTES = 4
@@ -58,7 +58,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
         magnitude_GK = x_GK.abs()
         largest_G = magnitude_GK.amax(1)
         refuse(float(largest_G.max()))
-        grid_GK, count_G = on_grid(magnitude_GK, largest_G, GRID), torch.full_like(largest_G, GROUP)
+        grid_GK, count_G = to_grid(magnitude_GK, largest_G, GRID), torch.full_like(largest_G, GROUP)
         count_G[-1] = size - (len(x_GK) - 1) * GROUP
         upper_GK = grid_GK * count_G[:, None] > grid_GK.sum(1)[:, None]  # integers: above the mean, exactly
         sum_G, upper_sum_G = grid_GK.sum(1), (grid_GK * upper_GK).sum(1)
@@ -69,7 +69,7 @@ def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire) -> Buf
             bits_G = scale_bits(mean_G * ONE_65535TH * largest_G, up=False)
             pairs_G2[lo // GROUP : _groups_of(hi), column] = bits_G
         code_S = (upper_GK + 2 * torch.signbit(x_GK)).to(torch.uint8).view(-1)[:size]
-        packed[lo // PER_BYTE : -(-hi // PER_BYTE)] = side_by_side(code_S, 2)
+        packed[lo // PER_BYTE : -(-hi // PER_BYTE)] = pack_codes(code_S, 2)
     return wire
 
 

@@ -27,8 +27,8 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import blob_id, manifest_of
 from atoll.training.data.images import ImageDataset, image_samples, images_problem, load_images
 from atoll.training.data.order import places
-from atoll.training.data.pictures import holds_pictures, load_pictures
-from atoll.training.data.records import COLUMN, holds_records, load_records
+from atoll.training.data.pictures import has_images, load_pictures
+from atoll.training.data.records import COLUMN, has_records, load_records
 from atoll.training.data.text import (
     NUMBERED,
     TextDataset,
@@ -44,7 +44,7 @@ from atoll.training.data.text import (
     text_windows,
     windows_at,
 )
-from atoll.training.data.tokens import tokenised
+from atoll.training.data.tokens import tokenize
 from atoll.training.exchange.tensorfile import dump, load
 
 Data = TextDataset | ImageDataset
@@ -73,14 +73,14 @@ def _loaded(source: str, tokenizer: bytes, column: str) -> Data:
     if source != STDLIB and not path.exists():
         raise ValueError(f"no data at {path}; name a file or folder, or {STDLIB!r} for the built-in text")
     if tokenizer:
-        return tokenised(*_documents(source, path, column), tokenizer)
+        return tokenize(*_documents(source, path, column), tokenizer)
     if path.suffix == ".safetensors":
         return data_from_blob(path.read_bytes())
     if path.suffix == ".npz" or "idx3" in path.name or any(path.glob("*idx3*")):
         return load_images(path)
-    if path.is_dir() and holds_pictures(path):
+    if path.is_dir() and has_images(path):
         return load_pictures(path)
-    if holds_records(path):
+    if has_records(path):
         return TextDataset(*map(joined, load_records(path, column)))
     return load_text(path)
 
@@ -89,9 +89,9 @@ def _documents(source: str, path: Path, column: str) -> tuple[Iterable[str], Ite
     """The texts of both sides; None if the validation side must be split off the training side."""
     if source != STDLIB:
         arrays = path.suffix in (*NUMBERED, ".safetensors", ".npz") or "idx3" in path.name
-        if arrays or (path.is_dir() and (any(path.glob("*idx3*")) or holds_pictures(path))):
+        if arrays or (path.is_dir() and (any(path.glob("*idx3*")) or has_images(path))):
             raise ValueError(f"{path} is not text, so a tokenizer cannot read it; leave out data.tokenizer")
-        if holds_records(path):
+        if has_records(path):
             return load_records(path, column)
         if not path.is_dir():
             return [path.read_text("utf-8", "replace")], None

@@ -17,10 +17,10 @@ def places(positions: np.ndarray, n: int, seed: int) -> tuple[np.ndarray, np.nda
     """(epoch, index in 0 … n−1) of every position of the endless stream of shuffled epochs."""
     assert n > 0
     epochs = positions // n
-    return epochs, permuted(positions % n, n, mixed(epochs.astype(np.uint64) + np.uint64(mix(seed))))
+    return epochs, permute(positions % n, n, mixed(epochs.astype(np.uint64) + np.uint64(mix(seed))))
 
 
-def permuted(values: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
+def permute(values: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     """Image of each value under the permutation of 0 … n−1 with `keys` (one per value)."""
     half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
     out = _feistel(values.astype(np.uint64), half, keys)

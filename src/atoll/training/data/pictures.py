@@ -23,13 +23,13 @@ from atoll.training.data.text import TEXT_SUFFIXES, VALIDATION_SHARE
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 SCALED = 32  # pixels a side
-GREY = {"1", "L", "LA"}  # Pillow's modes
+GRAY = {"1", "L", "LA"}  # Pillow's modes
 HELD_OUT = ("val", "validation", "test")
 
 Files = Mapping[str, Sequence[Path]]  # class -> its images
 
 
-def holds_pictures(folder: Path) -> bool:
+def has_images(folder: Path) -> bool:
     """Whether the subfolders hold more images than texts."""
     suffixes = [path.suffix.lower() for pattern in ("*/*", "*/*/*") for path in folder.glob(pattern)]
     return sum(s in SUFFIXES for s in suffixes) > sum(s in TEXT_SUFFIXES for s in suffixes)
@@ -52,14 +52,14 @@ def load_pictures(folder: Path) -> ImageDataset:
         [],
         [_look(opened, path) for files in (train, validation) for p in files.values() for path in p],
     )
-    grey = all(mode in GREY for mode, _ in looked)
+    gray = all(mode in GRAY for mode, _ in looked)
     scaled = len({size for _, size in looked}) > 1
     for files, purpose in ((train, "training"), (validation, "validation")):
-        labelled = [(path, number) for number, name in enumerate(classes) for path in files.get(name, ())]
-        if not labelled:
+        labeled = [(path, number) for number, name in enumerate(classes) for path in files.get(name, ())]
+        if not labeled:
             raise ValueError(f"{folder}: no image is left for {purpose}; add images")
-        arrays.append(np.stack([_array(opened, path, grey, scaled) for path, _ in labelled]))
-        arrays.append(np.array([number for _, number in labelled], np.uint8))
+        arrays.append(np.stack([_array(opened, path, gray, scaled) for path, _ in labeled]))
+        arrays.append(np.array([number for _, number in labeled], np.uint8))
     data = ImageDataset(*arrays)
     if problem := images_problem(data):
         raise ValueError(f"{folder}: {problem}")
@@ -110,9 +110,9 @@ def _look(opened: Any, path: Path) -> tuple[str, tuple[int, int]]:
         return picture.mode, picture.size
 
 
-def _array(opened: Any, path: Path, grey: bool, scaled: bool) -> np.ndarray:
+def _array(opened: Any, path: Path, gray: bool, scaled: bool) -> np.ndarray:
     with _open(opened, path) as picture:
-        pixels = picture.convert("L" if grey else "RGB")
+        pixels = picture.convert("L" if gray else "RGB")
         if scaled:
             width, height = pixels.size
             side = min(width, height)

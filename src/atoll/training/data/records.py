@@ -37,7 +37,7 @@ class DocumentDataset(NamedTuple):
     validation: list[str]
 
 
-def holds_records(path: Path) -> bool:
+def has_records(path: Path) -> bool:
     """Whether `path` is a file of records, or a folder with no other training data."""
     if not path.is_dir():
         return path.suffix in (".jsonl", *BINARY)

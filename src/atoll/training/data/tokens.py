@@ -68,7 +68,7 @@ def end_of(tokenizer: bytes) -> EndToken | None:
     return next((EndToken(text, found[text]) for text in ENDS if text in found), None)
 
 
-def tokenised(train: Iterable[str], validation: Iterable[str] | None, tokenizer: bytes) -> TextDataset:
+def tokenize(train: Iterable[str], validation: Iterable[str] | None, tokenizer: bytes) -> TextDataset:
     """Both sides as one row of numbers each; without a validation side it is split off the training side, by
     blocks.
     """

@@ -23,7 +23,7 @@ from torch import Tensor
 from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, pack_spans
-from atoll.training.codec.blocks import Room, lent_spans, new_wire, spans_of
+from atoll.training.codec.blocks import Room, lend_spans, new_wire, spans_of
 from atoll.training.exchange.statistic import MEAN, RowStatistic, order_statistics
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; a higher weight is a lie
@@ -147,7 +147,7 @@ def _means(rows: OpenRows, n: int) -> Iterator[Tensor]:
 def _sums(rows: OpenRows, shares: Sequence[float], n: int) -> Iterator[Tensor]:
     """Sum over rows, in order, of value * share, span by span. Each span is valid until the next one."""
     shared = [(s, o, c) for s, (_, o), c in zip(shares, rows.opened, rows.codecs, strict=True) if s]
-    with lent_spans(2) as (sum_S, value_S):
+    with lend_spans(2) as (sum_S, value_S):
         for lo, hi in spans_of(n):
             mean_S, into_S = sum_S[: hi - lo].zero_(), value_S[: hi - lo]
             for share, opened, codec in shared:

@@ -34,7 +34,7 @@ from atoll.training.robust.weights import Solve
 from atoll.wire.weights import RowWeights, packed_mixtures
 
 
-def after_mixing(solve: Solve) -> Solve:
+def with_nearest_mixing(solve: Solve) -> Solve:
     """The rule applied to the mean of each row's nearest rows (nearest-neighbor mixing), as weights of the rows."""
 
     def solved(gram: GramMatrix, f: int) -> weights.Weights:
@@ -54,7 +54,7 @@ SOLVES: dict[str, Solve] = {  # keys as in policy/fault_tolerance; robust/rules 
     "clipped_caf": weights.clipped_caf,
 }
 MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centred_clipping")
-SOLVES |= {f"nnm + {rule}": after_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
+SOLVES |= {f"nnm + {rule}": with_nearest_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
 
 
 class RowProducts(NamedTuple):
@@ -91,7 +91,7 @@ def packed(products_P: Products) -> bytes:
     return products_P.astype("<f8").tobytes()
 
 
-def unpacked(products: bytes, count: int) -> Square:
+def unpack_products(products: bytes, count: int) -> Square:
     """Both triangles, (count, count)."""
     square = np.zeros((count, count))
     square[np.triu_indices(count)] = np.frombuffer(products, dtype="<f8")
@@ -111,7 +111,7 @@ def weigh(
     total = np.zeros((count, count))
     for names, products in parts:
         places = [names.index(row) for row in rows]
-        total += unpacked(products, len(names))[np.ix_(places, places)]
+        total += unpack_products(products, len(names))[np.ix_(places, places)]
     order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # shortest first, as in the rules
     about_origin = np.zeros((count + 1, count + 1))  # all products of the origin are 0
     about_origin[:count, :count] = total[np.ix_(order, order)]

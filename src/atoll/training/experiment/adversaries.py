@@ -22,7 +22,7 @@ from atoll.training.robust import aggregate
 from atoll.training.robust.attacks import Rule, lies
 
 
-def lying(
+def forge_updates(
     updates: Mapping[int, EncodedUpdate],
     villains: Mapping[int, str],
     bounds: Bounds,
@@ -36,15 +36,15 @@ def lying(
     honest = [decoded(update, bounds, ups) for peer, update in updates.items() if peer not in villains]
     if not honest:
         return {}
-    honest_HN, told = torch.stack(honest), {}
+    honest_HN, forged = torch.stack(honest), {}
     for name in sorted({villains[peer] for peer in updates if peer in villains}):
         liars = [peer for peer in updates if villains.get(peer) == name]
         for peer, row_N in zip(liars, lies(name, honest_HN, len(liars), rule), strict=True):
-            told[peer] = encoded_anyway(row_N, bounds, ups)
-    return told
+            forged[peer] = encoded_anyway(row_N, bounds, ups)
+    return forged
 
 
-def readable(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> bool:
+def is_readable(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> bool:
     """Whether the owners of all parts accept these wires."""
     try:
         for up, wire, (lo, hi) in zip(ups, update.wires, bounds, strict=True):

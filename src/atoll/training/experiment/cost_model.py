@@ -62,19 +62,17 @@ def forecast(recipe: Recipe, layout: ModelLayout, peers: int) -> TrafficForecast
         _exchange(recipe, layout, lo, hi, peers) for lo, hi in fragments_of(layout, recipe.schedule.fragments)
     ]
     exchanges += [replace(_exchange(recipe, layout, 0, layout.parameters, peers), every=often) for often in every]
-    if isinstance(
-        recipe.outer, RegionalNesterov
-    ):  # so many updates of a region take so many rounds of all, on average
+    if isinstance(recipe.outer, RegionalNesterov):  # `every` updates of a region take `every` rounds on average
         traffic, size = TrafficCounter(peers), 4 * layout.floats
         for peer in range(peers):
-            traffic.above([peer], range(peers), size)
+            traffic.count_region([peer], range(peers), size)
         exchanges.append(
             SliceExchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, recipe.outer.every)
         )
     for one in exchanges:
         for peer in range(peers):
             whole.sent[peer] += round(one.sent_bytes * (rounds // one.every))
-            whole.heard[peer] += round(one.heard_bytes * (rounds // one.every))
+            whole.received[peer] += round(one.heard_bytes * (rounds // one.every))
     up, down = whole.ratios(layout.parameters, recipe.schedule.inner_steps * rounds)
     return TrafficForecast(tuple(exchanges), whole.upload_bytes / rounds, whole.download_bytes / rounds, up, down)
 
@@ -103,17 +101,17 @@ def _exchange(recipe: Recipe, layout: ModelLayout, lo: int, hi: int, peers: int)
     match group:
         case "pair":
             for peer in range(peers - peers % 2):
-                traffic.pair(peer, (peer, peer ^ 1), rows[0] + 4 * (hi - lo), True)
+                traffic.count_pair(peer, (peer, peer ^ 1), rows[0] + 4 * (hi - lo), True)
         case "one":
             answers = [4 * (hi - lo) // len(rows)] * len(rows)
             for peer in range(peers):
-                traffic.alone(peer, range(peer % regions, peers, regions), rows, 4 * (hi - lo))
+                traffic.count_single(peer, range(peer % regions, peers, regions), rows, 4 * (hi - lo))
         case "all" | "server":
             if coding.answer != "gathered":
                 extra = 4 if isinstance(recipe.outer, AgreementNesterov) else 0
                 answers = [size + extra for size in _sizes(recipe, layout, coding.down, bounds, lo)]
             for owner, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-                traffic.part(owner, dict.fromkeys(range(peers), row), range(peers), answer or None)
+                traffic.count_part(owner, dict.fromkeys(range(peers), row), range(peers), answer or None)
     sent, heard = traffic.upload_bytes, traffic.download_bytes
     return SliceExchange(4 * (hi - lo), sum(rows), sum(answers), sent, heard)
 

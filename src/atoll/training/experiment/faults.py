@@ -42,11 +42,11 @@ class FaultSpec(msgspec.Struct, frozen=True):
         return draw_below(seed, f"lost {peer}", CHANCE) < self.lost * CHANCE
 
 
-def check_trouble(trouble: FaultSpec, peers: int) -> None:
+def check_faults(trouble: FaultSpec, peers: int) -> None:
     """ValueError unless every list is empty or has one entry per peer, and all shares are in range."""
     for name in ("late", "speeds"):
         if len(getattr(trouble, name)) not in (0, peers):
-            raise ValueError(f"{name} needs one entry for each of the {peers} peers, or none")
+            raise ValueError(f"{name} needs one entry for each of {peers} peers, or none")
     if (
         not 0 <= trouble.lost <= 1
         or any(not 0 < speed <= 1 for speed in trouble.speeds)

@@ -75,7 +75,7 @@ class SimulatedMember:
             self.samples[fragment] += recipe.batch
 
     def progress(self, inner: Inner, anchor_F: Tensor, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """(from, to), whose difference is this member's update of lo … hi. Beyond the model lie its moments."""
+        """(from, to): their difference is this member's update of lo … hi. Beyond the model lie its moments."""
         if problem := self.still.problem():
             raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F
@@ -90,7 +90,7 @@ class SimulatedMember:
             return padded(base_F, hi), behind(self.x_F, self.inner, hi)
         return base_F[lo:hi], self.x_F[lo:hi]
 
-    def begin_again(self, anchor_F: Tensor, inner: InnerState | None = None) -> None:
+    def restart(self, anchor_F: Tensor, inner: InnerState | None = None) -> None:
         """Restart after an absence: of the earlier state only the error feedback remains."""
         self.x_F.copy_(anchor_F)
         self.inner = fresh_inner(self.layout.parameters) if inner is None else inner

@@ -15,7 +15,7 @@ from atoll.base.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.training.experiment.simulator import ExperimentResult
+    from atoll.training.experiment.results import ExperimentResult
 
 MEGA = 1e6
 

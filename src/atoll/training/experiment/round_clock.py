@@ -38,7 +38,7 @@ class RoundClock:
         self.horizon = horizon_of(recipe)
         self.began = 0  # steps of the run before the round in progress
         self.dealt = 0  # samples handed out to all members before it
-        self.tokens = 0  # tokens learned by members whose updates counted
+        self.tokens = 0  # tokens learned by counted members
         self.members = peers  # members at the start of the round in progress
         self.whole = True  # the last round took all its steps
         self._taken = [0] * peers  # samples of each member since its last round
@@ -46,7 +46,7 @@ class RoundClock:
         self._own: dict[int, int] = {}  # steps of each member in this round, if they follow its speed
         self._reached: WorkloadProgress | UnsetType = UNSET
 
-    def go_on(self, members: Sequence[int]) -> None:
+    def begin_round(self, members: Sequence[int]) -> None:
         """Called before every step. If a round begins with it, `members` take part."""
         if self._quota is not None:
             return
@@ -57,13 +57,13 @@ class RoundClock:
         if self._quota.batch not in (0, self.recipe.batch):
             self.recipe = replace(self.recipe, batch=self._quota.batch)
 
-    def takes(self, peer: int, step: int) -> bool:
+    def takes_step(self, peer: int, step: int) -> bool:
         """Whether `peer` trains in this step of the run: by its speed, or up to its own number of steps."""
         if peer not in self._own:
             return self.trouble.takes_step(peer, step)
         return step - self.began <= self._own[peer]  # all end together, so the order of its steps does not matter
 
-    def place(self, peer: int, cursor: int) -> int:
+    def cursor_of(self, peer: int, cursor: int) -> int:
         """Position of the member's next sample in its share.
 
         If steps go by speed, a round begins after all samples of the round before, as in real rounds. Otherwise it
@@ -71,11 +71,11 @@ class RoundClock:
         """
         return self.dealt // self.peers + self._taken[peer] if peer in self._own else cursor
 
-    def came(self, peer: int) -> None:
+    def drop_samples(self, peer: int) -> None:
         """Restart after an absence: earlier samples are dropped."""
         self._taken[peer] = 0
 
-    def took(self, peer: int) -> None:
+    def count_step(self, peer: int) -> None:
         """Count one step of `peer`."""
         self._taken[peer] += self.recipe.batch
 
@@ -86,7 +86,7 @@ class RoundClock:
         return (0,) if step == self.steps or step >= self.began + self._steps else ()
 
     def rate_step(self, step: int) -> int:
-        """Step of the schedule whose inner rate holds after `step` steps of the run."""
+        """Schedule step that sets the inner rate after `step` steps of the run."""
         if self.horizon is None:
             return step
         together = self.recipe.batch * self.recipe.seq_len * self.members
@@ -101,8 +101,8 @@ class RoundClock:
         regular = self.effort is None and not self.recipe.schedule.phases
         return begun if regular else self.began
 
-    def closed(self, step: int, members: Sequence[int], losses: Mapping[int, Sequence[float]]) -> None:
-        """End a round after `step` steps of the run; `losses`, step by step, of the members whose updates count."""
+    def end_round(self, step: int, members: Sequence[int], losses: Mapping[int, Sequence[float]]) -> None:
+        """End a round after `step` steps of the run; `losses`, step by step, of the counted members."""
         taken = {peer: self._taken[peer] for peer in losses}
         if self.effort is not None:
             most = self._steps * self.recipe.batch  # as agreed states count when rates go by tokens

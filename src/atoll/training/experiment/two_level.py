@@ -18,18 +18,18 @@ from atoll.training.recipe.outer import RegionalNesterov, UpdateConditions, fres
 class RegionServers:
     def __init__(self, outer: RegionalNesterov, first_F: Tensor, parameters: int) -> None:
         self.outer, self.parameters = outer, parameters
-        self.anchor_F = first_F.clone()  # of all regions
+        self.anchor_F = first_F.clone()  # anchor of all regions
         self.state = fresh_outer(outer.above, parameters)
-        self.since = [0] * outer.regions  # updates that each region's server took since it last went up
-        self.base_F = [first_F.clone() for _ in range(outer.regions)]  # where it stood then
+        self.since = [0] * outer.regions  # updates of each region since its last synchronization
+        self.base_F = [first_F.clone() for _ in range(outer.regions)]  # its anchor at that time
 
     def region_of(self, worker: int) -> int:
         return worker % self.outer.regions
 
-    def came(self, region: int, anchor_F: Tensor, step: int, last: bool = False) -> bool:
-        """One update more is in `anchor_F`, the region's. True if it went up with it; `anchor_F` has moved then.
+    def add_update(self, region: int, anchor_F: Tensor, step: int, last: bool = False) -> bool:
+        """Count one update in the region's `anchor_F`. True if the region synchronized, which moves `anchor_F`.
 
-        `last`: of the run, so that nothing that a region learned is left out.
+        `last`: end of the run; the region then sends any remaining progress.
         """
         self.since[region] += not last
         if not (self.since[region] >= self.outer.every or (last and self.since[region])):

@@ -32,7 +32,7 @@ def base_bytes(model: nn.Module, layout: ModelLayout) -> bytes:
     return dump({one.name: parameters[one.name] for one in layout.held}, {"format": FORMAT}) if layout.held else b""
 
 
-def base_tensors(data: Buffer) -> dict[str, Tensor]:
+def read_base_tensors(data: Buffer) -> dict[str, Tensor]:
     """Base tensors by name, read-only. PeerFault if `data` is no base."""
     tensors, told = load(data)
     if told != {"format": FORMAT}:
@@ -49,7 +49,7 @@ def built(name: str, seed: int, base: Buffer = b"") -> tuple[nn.Module, ModelLay
     """
     model = build_model(name, seed)
     parameters = dict(model.named_parameters())
-    for frozen, value in base_tensors(base).items() if base else ():
+    for frozen, value in read_base_tensors(base).items() if base else ():
         here = parameters.get(frozen)
         if here is None or here.shape != value.shape or here.dtype != value.dtype:
             raise PeerFault("", f"the base holds {frozen[:80]!r}, which {name} does not have")

@@ -95,7 +95,7 @@ WINDOW, TOKENS = (
     ModelOption("different tokens; 256 for bytes", 2**20, BYTES),
 )
 ADAPTERS = ModelOption("rank of adapters beside every linear layer; none unless said", 1024, 0)
-CLASSES, CHANNELS = ModelOption("classes", 2**16, 10), ModelOption("channels, 1 grey or 3", 3, 3)
+CLASSES, CHANNELS = ModelOption("classes", 2**16, 10), ModelOption("channels, 1 gray or 3", 3, 3)
 IMAGES = {"c": CLASSES, "i": CHANNELS, "w": ModelOption("width of the first layer", 512, 64)}
 FAMILIES: dict[str, ModelFamily] = {
     "gpt": ModelFamily(
@@ -149,7 +149,9 @@ def spec_of(name: str) -> NamedModel:
     for word in rest.split(",") if colon else []:
         match = NUMBER.fullmatch(word)
         if match is None or match[1] not in keys or match[1] in given:
-            raise ValueError(f"{name[:80]!r}: {word[:20]!r} is no option of {family}; write {_form(family)}")
+            raise ValueError(
+                f"{name[:80]!r}: {word[:20]!r} is no option of {family}, or repeated; write {_form(family)}"
+            )
         given[match[1]] = int(match[2])
     for key, about in keys.items():
         value = given.setdefault(key, -1 if about.default is None else about.default)

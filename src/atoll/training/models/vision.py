@@ -36,10 +36,10 @@ class ResidualBlock(nn.Module):
             self.downsample.extend([nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)])
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        h = functional.relu(normed(self.bn1, self.conv1(x_BCHW)))
-        h = normed(self.bn2, self.conv2(h))
+        h = functional.relu(batch_normed(self.bn1, self.conv1(x_BCHW)))
+        h = batch_normed(self.bn2, self.conv2(h))
         if len(self.downsample):
-            x_BCHW = normed(self.downsample[1], self.downsample[0](x_BCHW))
+            x_BCHW = batch_normed(self.downsample[1], self.downsample[0](x_BCHW))
         return functional.relu(h + x_BCHW)
 
 
@@ -58,11 +58,11 @@ class ResNet18(nn.Module):
             for stage, width in enumerate(widths)
         )
         self.fc = nn.Linear(widths[-1], size.classes)
-        start_convolutions(self)
+        initialize_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores per class, (B, classes)."""
-        h = functional.relu(normed(self.bn1, self.conv1(planes(images, self.size.channels))))
+        h = functional.relu(batch_normed(self.bn1, self.conv1(as_planes(images, self.size.channels))))
         for stage in self.stages:
             h = stage(h)
         return self.fc(h.mean((2, 3)))
@@ -82,11 +82,11 @@ class VGG11(nn.Module):
                 before = width
             self.stages.append(stage)
         self.fc = nn.Linear(before, size.classes)
-        start_convolutions(self)
+        initialize_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores per class, (B, classes)."""
-        h = planes(images, self.size.channels)
+        h = as_planes(images, self.size.channels)
         short, narrow = (max(0, VGG_SIDE - side) for side in h.shape[2:])
         h = functional.pad(h, (narrow // 2, narrow - narrow // 2, short // 2, short - short // 2))
         for stage in self.stages:
@@ -94,12 +94,12 @@ class VGG11(nn.Module):
             for block in stage:
                 assert isinstance(block, nn.Sequential)
                 convolution, norm = block
-                h = functional.relu(normed(norm, convolution(h)))
+                h = functional.relu(batch_normed(norm, convolution(h)))
             h = functional.max_pool2d(h, 2)
         return self.fc(h.mean((2, 3)))
 
 
-def planes(images: Tensor, channels: int) -> Tensor:
+def as_planes(images: Tensor, channels: int) -> Tensor:
     """(B, C, H, W) of images (B, H, W) or (B, H, W, C). ValueError for another number of channels."""
     x = images.unsqueeze(1) if images.dim() == 3 else images.movedim(3, 1)
     if x.shape[1] != channels:
@@ -107,7 +107,7 @@ def planes(images: Tensor, channels: int) -> Tensor:
     return x
 
 
-def normed(norm: nn.Module, x_BCHW: Tensor) -> Tensor:
+def batch_normed(norm: nn.Module, x_BCHW: Tensor) -> Tensor:
     """Batch norm that tolerates a negative variance in the running statistics."""
     assert isinstance(norm, nn.BatchNorm2d)
     if norm.training:
@@ -117,7 +117,7 @@ def normed(norm: nn.Module, x_BCHW: Tensor) -> Tensor:
     return functional.batch_norm(x_BCHW, norm.running_mean, variance_C, norm.weight, norm.bias, eps=norm.eps)
 
 
-def start_convolutions(model: nn.Module) -> None:
+def initialize_convolutions(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

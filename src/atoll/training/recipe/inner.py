@@ -201,12 +201,12 @@ def _muon(
         momentum_N.mul_(spec.momentum).add_(gradient_P[here])
         ahead_RC = gradient_P[here].add(momentum_N, alpha=spec.momentum).view(slot.shape)
         rows, columns = slot.shape
-        turned_RC = orthogonalised(ahead_RC).mul_(max(1.0, rows / columns) ** 0.5)
+        turned_RC = orthogonalize(ahead_RC).mul_(max(1.0, rows / columns) ** 0.5)
         x_N.mul_(1 - rate * spec.weight_decay).add_(turned_RC.reshape(-1), alpha=-rate)
         x_P[here], state.first_P[here] = x_N, momentum_N
 
 
-def orthogonalised(matrix_RC: Tensor) -> Tensor:
+def orthogonalize(matrix_RC: Tensor) -> Tensor:
     """Singular values moved towards 1 by five Newton-Schulz steps (Jordan et al. 2024, with their coefficients)."""
     tall = matrix_RC.shape[0] > matrix_RC.shape[1]
     x = matrix_RC.T if tall else matrix_RC

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from msgspec import UNSET
 
@@ -23,6 +23,7 @@ from atoll.training.recipe.outer import (
     GossipNesterov,
     MomentAverage,
     Nesterov,
+    Outer,
     RegionalNesterov,
     SignOuter,
 )
@@ -51,18 +52,17 @@ class CommonOptions(TypedDict, total=False):
 EXACT = UpdateCoding("fp32", "fp32", beta=0.0)  # lossless, so there is nothing to remember
 
 
+def _every_step(model: str, rounds: int, outer: Outer, **pieces: Any) -> Recipe:
+    """A recipe that agrees on the gradient of every step, in fp32 by default, and applies it with `outer`."""
+    defaults = {"inner": GradientAccumulation(), "coding": EXACT, "schedule": SyncSchedule(1, rounds)}
+    return recipe_for(model, outer=outer, **(defaults | pieces))
+
+
 def data_parallel(
     model: str = "gpt-tiny", *, rounds: int = 1500, lr: float = 4e-3, **setting: Unpack[CommonOptions]
 ) -> Recipe:
     """Synchronous data parallelism: the mean gradient of every step in fp32, AdamW on the agreed parameters."""
-    return recipe_for(
-        model,
-        inner=GradientAccumulation(),
-        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
-        coding=EXACT,
-        outer=AdamW(lr=lr),
-        **setting,
-    )
+    return _every_step(model, rounds, AdamW(lr=lr), **setting)
 
 
 def parameter_server(
@@ -72,15 +72,7 @@ def parameter_server(
 
     Its links carry the bytes of all members. The baseline for all other methods.
     """
-    return recipe_for(
-        model,
-        inner=GradientAccumulation(),
-        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
-        coding=EXACT,
-        outer=AdamW(lr=lr),
-        reducer=RecipeReducer(group="server"),
-        **setting,
-    )
+    return _every_step(model, rounds, AdamW(lr=lr), reducer=RecipeReducer(group="server"), **setting)
 
 
 def pipelined(
@@ -96,14 +88,7 @@ def pipelined(
     No step waits for the network. Each gradient is of parameters three steps old, which needs a smaller rate
     (bench/RESULTS.md).
     """
-    return recipe_for(
-        model,
-        inner=PipelinedGradients(depth),
-        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
-        coding=EXACT,
-        outer=AdamW(lr=lr),
-        **setting,
-    )
+    return _every_step(model, rounds, AdamW(lr=lr), inner=PipelinedGradients(depth), **setting)
 
 
 def local_sgd(
@@ -312,14 +297,8 @@ def demo_(
 
     32 of 4096 coefficients, beta 0.999. The agreed parameters move by the sign of their mean.
     """
-    return recipe_for(
-        model,
-        inner=GradientAccumulation(),
-        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
-        coding=UpdateCoding(codec, "fp32", beta, "gathered"),
-        outer=SignOuter(lr=lr, warmup_steps=100, floor=0.1),
-        **setting,
-    )
+    coding, outer = UpdateCoding(codec, "fp32", beta, "gathered"), SignOuter(lr=lr, warmup_steps=100, floor=0.1)
+    return _every_step(model, rounds, outer, coding=coding, **setting)
 
 
 def noloco(
@@ -410,14 +389,8 @@ def des_loc(
 
     The agreed state holds the last of these means, so joiners train with moments that fit.
     """
-    return recipe_for(
-        model,
-        inner=AdamW(lr=lr),
-        schedule=SyncSchedule(inner_steps, rounds, moments=(3, 6)),
-        coding=EXACT,
-        outer=MomentAverage(),
-        **setting,
-    )
+    schedule = SyncSchedule(inner_steps, rounds, moments=(3, 6))
+    return recipe_for(model, inner=AdamW(lr=lr), schedule=schedule, coding=EXACT, outer=MomentAverage(), **setting)
 
 
 def powersgd(
@@ -432,14 +405,8 @@ def powersgd(
 
     The paper sums factors in transit, which needs a shared basis and two rounds; here rows are gathered.
     """
-    return recipe_for(
-        model,
-        inner=GradientAccumulation(),
-        schedule=SyncSchedule(inner_steps=1, rounds=rounds),
-        coding=UpdateCoding(f"lowrank:{rank}+fp16", "fp32", 1.0, "gathered"),
-        outer=AdamW(lr=lr),
-        **setting,
-    )
+    coding = UpdateCoding(f"lowrank:{rank}+fp16", "fp32", 1.0, "gathered")
+    return _every_step(model, rounds, AdamW(lr=lr), coding=coding, **setting)
 
 
 def decoupled(

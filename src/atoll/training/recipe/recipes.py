@@ -15,7 +15,7 @@ from torch import empty
 
 from atoll.base.arguments import Count, Share, Whole
 from atoll.base.workload import Batch
-from atoll.training.codec import SharedKnowledge, check_name, codec_named
+from atoll.training.codec import SharedKnowledge, check_codec_name, codec_named
 from atoll.training.models import spec_of
 from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import QUEUE_MAX, AdamW, GradientAccumulation, Inner, PipelinedGradients
@@ -216,7 +216,7 @@ def sample_problem(recipe: Recipe) -> str:
     they can.
     """
     if recipe.schedule.fragments > 1:
-        return "rounds carry one fragment each, but a drawn member has steps in all of them"
+        return "rounds carry fragments in turn, but a drawn member has steps in all of them"
     if recipe.hidden_steps:
         return "trainers run ahead into a round that they may not be drawn for"
     if recipe.reducer.quorum:
@@ -282,14 +282,14 @@ def _steps(outer: AdamW) -> bool:
 
 def _stands_alone(codec: str) -> bool:
     """Whether the codec needs no shared knowledge."""
-    return _is_made_of(codec, SharedKnowledge())
+    return _can_build(codec, SharedKnowledge())
 
 
 def _needs_a_seed_at_most(codec: str) -> bool:
-    return _is_made_of(codec, SharedKnowledge(seed=b"any"))
+    return _can_build(codec, SharedKnowledge(seed=b"any"))
 
 
-def _is_made_of(codec: str, known: SharedKnowledge) -> bool:
+def _can_build(codec: str, known: SharedKnowledge) -> bool:
     try:
         codec_named(codec, known)
     except ValueError:
@@ -475,8 +475,8 @@ def drawn_share(share: float) -> UpdateCoding:
 
 
 def _check_codecs(up: str, down: str) -> None:
-    check_name(up)
-    check_name(down)
+    check_codec_name(up)
+    check_codec_name(down)
     if not codec_named(down, SharedKnowledge(seed=b"any", reference_N=empty(0), shapes=())).same_everywhere:
         raise ValueError(
             f"{down!r} cannot encode results: its bytes may differ between owners' machines; "

@@ -84,6 +84,7 @@ def reduced(
     down: Codec | None,
     memory_N: Tensor | None = None,
     remember: bool = False,
+    *,
     sizes: Sequence[int] = (),
     members: int = 0,
 ) -> ReducedAnswer:

@@ -175,7 +175,7 @@ def encode_update(
 
 
 def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
-    """(from, to), whose difference is the update of a trainer that only sums gradients.
+    """(from, to): their difference is the update of a trainer that only sums gradients.
 
     `gathered_F` is the gradient sums, then the buffers. Buffers have no gradient: their update is their own
     movement. The sums are kept apart from x, since the difference of two anchors would round small gradients away.

@@ -24,7 +24,7 @@ EVALUATIONS, STRIDE, RATIO = 20, 10.0, 0.8  # line search, as in byzfl
 BISECTIONS = 40
 
 
-def _all_say(row_D: Tensor, f: int) -> Tensor:
+def _repeated_row(row_D: Tensor, f: int) -> Tensor:
     return row_D.expand(f, -1).clone()
 
 
@@ -42,12 +42,12 @@ def sign_flip(honest_HD: Tensor, f: int) -> Tensor:
 
 def scaling(honest_HD: Tensor, f: int, factor: float = 100.0) -> Tensor:
     """factor · μ: the right direction, scaled up."""
-    return _all_say(honest_HD.mean(dim=0) * factor, f)
+    return _repeated_row(honest_HD.mean(dim=0) * factor, f)
 
 
 def foe(honest_HD: Tensor, f: int, strength: float = 2.0) -> Tensor:
     """−strength · μ: fall of empires, or inner-product manipulation (Xie et al. 2019). 0.1 hides, 2 reverses."""
-    return _all_say(honest_HD.mean(dim=0) * -strength, f)
+    return _repeated_row(honest_HD.mean(dim=0) * -strength, f)
 
 
 # inside the spread
@@ -63,7 +63,7 @@ def alie(honest_HD: Tensor, f: int, z: float | None = None) -> Tensor:
         supporters = math.floor(n / 2 + 1) - f
         share = (n - f - supporters) / (n - f)
         z = max(0.0, NormalDist().inv_cdf(min(max(share, 1e-6), 1 - 1e-6)))
-    return _all_say(honest_HD.mean(dim=0) - z * _deviation(honest_HD), f)
+    return _repeated_row(honest_HD.mean(dim=0) - z * _deviation(honest_HD), f)
 
 
 def min_max(honest_HD: Tensor, f: int) -> Tensor:
@@ -74,7 +74,7 @@ def min_max(honest_HD: Tensor, f: int) -> Tensor:
     mean_D, out_D = honest_HD.mean(dim=0), -_deviation(honest_HD)
     length = float(out_D.norm())
     if length == 0.0:
-        return _all_say(mean_D, f)
+        return _repeated_row(mean_D, f)
     wide_HD = honest_HD.to(torch.float64)
     most = max(float((wide_HD - row_D).norm(dim=1).max()) for row_D in wide_HD)
     near, far = 0.0, 2 * most / length
@@ -82,24 +82,24 @@ def min_max(honest_HD: Tensor, f: int) -> Tensor:
         gamma = (near + far) / 2
         reached = float((wide_HD - (mean_D + gamma * out_D)).norm(dim=1).max())
         near, far = (gamma, far) if reached <= most else (near, gamma)
-    return _all_say(mean_D + near * out_D, f)
+    return _repeated_row(mean_D + near * out_D, f)
 
 
 def mimic(honest_HD: Tensor, f: int, whom: int = 0) -> Tensor:
     """Copies of one honest row, which then counts f + 1 times (Karimireddy et al. 2022, section 3.2)."""
-    return _all_say(honest_HD[whom], f)
+    return _repeated_row(honest_HD[whom], f)
 
 
 # against one rule
 
 
-def optimised_alie(honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
+def optimized_alie(honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
     """μ − z · σ with the z that moves this rule farthest from μ."""
     mean_D, out_D = honest_HD.mean(dim=0), _deviation(honest_HD)
-    return _worst(honest_HD, lambda z: _all_say(mean_D - z * out_D, f), rule)
+    return _worst(honest_HD, lambda z: _repeated_row(mean_D - z * out_D, f), rule)
 
 
-def optimised_foe(honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
+def optimized_foe(honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
     """−τ · μ with the τ that moves this rule farthest from μ."""
     return _worst(honest_HD, lambda strength: foe(honest_HD, f, strength), rule)
 
@@ -183,7 +183,7 @@ def zeros(honest_HD: Tensor, f: int) -> Tensor:
 
 def stale(honest_HD: Tensor, f: int, before_D: Tensor) -> Tensor:
     """The previous agreed update `before_D` (d,), sent as a new one."""
-    return _all_say(before_D.to(honest_HD), f)
+    return _repeated_row(before_D.to(honest_HD), f)
 
 
 def lies(name: str, honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
@@ -196,8 +196,8 @@ def lies(name: str, honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
 
 
 OPTIMISED: dict[str, Callable[[Tensor, int, Rule], Tensor]] = {
-    "alie, optimised": optimised_alie,
-    "foe, optimised": optimised_foe,
+    "alie, optimised": optimized_alie,
+    "foe, optimised": optimized_foe,
 }
 ATTACKS: dict[str, Attack] = {
     "sign flip": sign_flip,

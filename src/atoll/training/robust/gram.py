@@ -40,7 +40,7 @@ class GramMatrix(NamedTuple):
     """
 
     products: Square
-    centre: int | None  # index of the row that is c; None: c is the origin
+    center: int | None  # index of the row that is c; None: c is the origin
 
     @property
     def origin(self) -> int:
@@ -48,12 +48,12 @@ class GramMatrix(NamedTuple):
 
     def plus(self, other: GramMatrix) -> GramMatrix:
         """The Gram matrix of two parts together: disjoint coordinates of the same rows about the same center."""
-        if self.centre != other.centre or self.products.shape != other.products.shape:
+        if self.center != other.center or self.products.shape != other.products.shape:
             raise ValueError(
                 "parts add up for the same rows about the same center, not "
-                f"{self.origin} rows about {self.centre} and {other.origin} about {other.centre}"
+                f"{self.origin} rows about {self.center} and {other.origin} about {other.center}"
             )
-        return GramMatrix(self.products + other.products, self.centre)
+        return GramMatrix(self.products + other.products, self.center)
 
     def squared(self) -> Square:
         """‖p_i − p_j‖², shape (n + 1, n + 1): never negative, exactly 0 on the diagonal."""
@@ -78,7 +78,7 @@ class GramMatrix(NamedTuple):
         Mixtures are never built, so NNM costs only n×n arithmetic.
         """
         whole = with_origin(mix)
-        return GramMatrix(times(times(whole, self.products), whole.T), self.centre)
+        return GramMatrix(times(times(whole, self.products), whole.T), self.center)
 
 
 def with_origin(mix: Square) -> Square:
@@ -94,8 +94,8 @@ def times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return total
 
 
-def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None, chunk: int = 0) -> GramMatrix:
-    """The Gram matrix of finite rows, each (d,), about row `centre`; the origin is `origin_D` or zero.
+def gram_of(rows: Sequence[Tensor], center: int, origin_D: Tensor | None = None, chunk: int = 0) -> GramMatrix:
+    """The Gram matrix of finite rows, each (d,), about row `center`; the origin is `origin_D` or zero.
 
     Relative error of distances up to 2e-13 for rows that differ by a thousandth of their norm. `chunk` columns at a
     time (0: as many as fit a cache) change only the last bits.
@@ -106,34 +106,34 @@ def gram_of(rows: Sequence[Tensor], centre: int, origin_D: Tensor | None = None,
         chunk = DEVICE_CHUNK if device.type != "cpu" else min(max(1024, chunk), SPAN)
     chunk = max(1, min(chunk, size))
     # the center's own row would be zero: the origin takes its place
-    points = [origin_D if index == centre else row for index, row in enumerate(rows)]
+    points = [origin_D if index == center else row for index, row in enumerate(rows)]
     kernels = native.at_once(n * size) if device.type == "cpu" else None
     given = rows if origin_D is None else [*rows, origin_D]
     if kernels is not None and all(row.dtype == torch.float32 and row.is_contiguous() for row in given):
-        return _placed(_compiled_sums(kernels, points, rows[centre], chunk), centre)
+        return _placed(_compiled_sums(kernels, points, rows[center], chunk), center)
     filled_NC = torch.empty((n, chunk), dtype=torch.float64, device=device)
-    centre_C = torch.empty(chunk, dtype=torch.float64, device=device)
+    center_C = torch.empty(chunk, dtype=torch.float64, device=device)
     sums_NN = torch.zeros((n, n), dtype=torch.float64, device=device)
     for span in spans(size, chunk):
         width = span.stop - span.start
-        about_C, block_NC = centre_C[:width].copy_(rows[centre][span]), filled_NC[:, :width]
+        about_C, block_NC = center_C[:width].copy_(rows[center][span]), filled_NC[:, :width]
         for place_C, point in zip(block_NC, points, strict=True):  # row by row: a block is large enough for threads
             place_C.zero_() if point is None else place_C.copy_(point[span])
             place_C -= about_C
         add_products(sums_NN, block_NC)
-    return _placed(sums_NN.cpu().numpy(), centre)
+    return _placed(sums_NN.cpu().numpy(), center)
 
 
-def _compiled_sums(kernels: ModuleType, points: Sequence[Tensor | None], centre_D: Tensor, chunk: int) -> Square:
+def _compiled_sums(kernels: ModuleType, points: Sequence[Tensor | None], center_D: Tensor, chunk: int) -> Square:
     """Upper triangle of the products of `points` about the center; fp32 on the CPU, None is zero."""
     filled_NC, sums = np.empty((len(points), chunk)), np.zeros((len(points), len(points)))
-    centre, values = centre_D.numpy(), [None if point is None else point.numpy() for point in points]
-    for span in spans(len(centre), chunk):
+    center, values = center_D.numpy(), [None if point is None else point.numpy() for point in points]
+    for span in spans(len(center), chunk):
         for place_C, value in zip(filled_NC, values, strict=True):
             if value is None:
-                np.negative(centre[span], out=place_C[: span.stop - span.start])
+                np.negative(center[span], out=place_C[: span.stop - span.start])
             else:
-                kernels.about(value[span], centre[span], place_C)
+                kernels.about(value[span], center[span], place_C)
         kernels.add_gram(filled_NC, span.stop - span.start, sums)
     return sums
 
@@ -153,15 +153,15 @@ def add_products(sums_NN: Tensor, block_NC: Tensor) -> None:
             sums[lo : lo + BLOCK, first:] += block[lo : lo + BLOCK, at] @ block[first:, at].T
 
 
-def _placed(sums: Square, centre: int) -> GramMatrix:
+def _placed(sums: Square, center: int) -> GramMatrix:
     """Both triangles, with the origin moved from the center's place to the end."""
     n = len(sums)
     upper = np.triu(sums)
     both = upper + np.triu(sums, 1).T
     products = np.zeros((n + 1, n + 1))
-    places = [n if index == centre else index for index in range(n)]
+    places = [n if index == center else index for index in range(n)]
     products[np.ix_(places, places)] = both
-    return GramMatrix(products, centre)
+    return GramMatrix(products, center)
 
 
 class StreamedRows(Sequence[Tensor]):

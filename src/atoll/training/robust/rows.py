@@ -128,7 +128,7 @@ def weighted_sum(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         with np.errstate(over="ignore", invalid="ignore"):
             for span in spans(len(result), SUM_SPAN if native.kernels is not None else SPAN):
                 sum_C = np.multiply(values[0][span], shares[0], out=result[span])
-                add_up([value[span] for value in values[1:]], shares[1:], sum_C)
+                add_weighted_rows([value[span] for value in values[1:]], shares[1:], sum_C)
         return result_D
     narrow = working != first.dtype  # bf16 is converted first: a bf16 product would keep 8 bits
     wide_C, term_C = torch.empty((2, min(SPAN, len(first))), dtype=working, device=first.device)
@@ -149,7 +149,7 @@ def plain(row: Tensor) -> bool:
     return row.device.type == "cpu" and arithmetic(row.dtype) == row.dtype
 
 
-def add_up(rows: Sequence[np.ndarray], shares: Sequence[float], sum_C: np.ndarray) -> None:
+def add_weighted_rows(rows: Sequence[np.ndarray], shares: Sequence[float], sum_C: np.ndarray) -> None:
     """sum += share · row for ranges of rows, in order; kernels take four at once, to the same bits."""
     kernels, at = native.kernels if sum_C.dtype == np.float32 else None, 0
     if kernels is not None and all(row.flags.c_contiguous for row in rows):

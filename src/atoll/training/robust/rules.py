@@ -112,7 +112,7 @@ def mean(rows: Rows, f: int = 0, pre: Before = ()) -> Vector:
     """Mean of the finite rows, (d,). Tolerates no liar, with any pre-aggregation."""
     if pre:
         return _by_distances(
-            "mean", rows, f, pre, majority, lambda gram, _: weights.evenly(gram, range(gram.origin))
+            "mean", rows, f, pre, majority, lambda gram, _: weights.even_weights(gram, range(gram.origin))
         )
     return weighted_mean(rows, [1.0] * len(rows))
 
@@ -302,7 +302,7 @@ def bulyan(rows: Rows, f: int, pre: Before = ()) -> Vector:
     """n − 2f rows by Krum, then per coordinate the mean of the n − 4f nearest their median, (d,); n ≥ 4f + 3."""
     check("bulyan", len(rows), f, bulyan_least(f))
     given = ready(rows, f)
-    gram, mix = _seen("bulyan", given, pre, bulyan_least)
+    gram, mix = _prepared_gram("bulyan", given, pre, bulyan_least)
     chosen = weights.bulyan_choice(gram, given.f)
     views = given.rows if mix is not None else [given.rows[index] for index in chosen]
     keep = len(chosen) - 2 * given.f
@@ -328,14 +328,14 @@ def _by_distances(
 def _solved(
     rule: str, given: PreparedRows, pre: Before, least: Callable[[int], int], solve: Solve, origin_D: Tensor | None
 ) -> Tensor:
-    gram, mix = _seen(rule, given, pre, least, origin_D)
+    gram, mix = _prepared_gram(rule, given, pre, least, origin_D)
     found = solve(gram, given.f)
     if mix is not None:
         found = times(found[None, :], with_origin(mix))[0]
     return _combined(given, found, origin_D)
 
 
-def _seen(
+def _prepared_gram(
     rule: str, given: PreparedRows, pre: Before, least: Callable[[int], int], origin_D: Tensor | None = None
 ) -> tuple[GramMatrix, Square | None]:
     """Input of the rule: the Gram matrix after all pre-aggregations, and its mixture of rows."""
@@ -358,7 +358,7 @@ def _by_columns(
 ) -> Vector:
     check(rule, len(rows), f, majority(f))
     given = ready(rows, f)
-    mix = _seen(rule, given, pre, majority)[1] if pre else None
+    mix = _prepared_gram(rule, given, pre, majority)[1] if pre else None
     return _like(rows, work(given.rows, given.f, None if mix is None else mix[:, :-1]))
 
 

@@ -32,7 +32,7 @@ ALIGNED = 0.3
 SNAP = 1e-12  # a weight that CAF has reduced to rounding noise becomes zero: times 1e30 it would matter again
 
 
-def evenly(gram: GramMatrix, chosen: Sequence[int]) -> Weights:
+def even_weights(gram: GramMatrix, chosen: Sequence[int]) -> Weights:
     weights = np.zeros(gram.origin + 1)
     weights[list(chosen)] = 1 / len(chosen)
     return weights
@@ -67,7 +67,7 @@ def krum_order(squared: Square, f: int, neighbours: int | None) -> list[int]:
 
 def krum(gram: GramMatrix, f: int, keep: int = 1, neighbours: int | None = None) -> Weights:
     """The row of least score, or the mean of the `keep` best (Blanchard et al. 2017, section 4 and Multi-Krum)."""
-    return evenly(gram, krum_order(distances(gram), f, neighbours)[:keep])
+    return even_weights(gram, krum_order(distances(gram), f, neighbours)[:keep])
 
 
 def bulyan_choice(gram: GramMatrix, f: int) -> list[int]:
@@ -82,7 +82,7 @@ def bulyan_choice(gram: GramMatrix, f: int) -> list[int]:
 
 def monna(gram: GramMatrix, f: int, own: int) -> Weights:
     """Mean of the n − f rows nearest to row `own` (Farhadkhani et al. 2023, MoNNA)."""
-    return evenly(gram, nearest(distances(gram), own, gram.origin - f))
+    return even_weights(gram, nearest(distances(gram), own, gram.origin - f))
 
 
 def nearest(squared: Square, to: int, count: int) -> list[int]:
@@ -113,7 +113,7 @@ def mda(gram: GramMatrix, f: int) -> Weights:
     kept = [i for i in range(n) if i not in gone]
     while len(kept) > n - f:  # fewer than f rows had to go
         kept.remove(max(kept, key=lambda i: (remote[i], i)))
-    return evenly(gram, kept)
+    return even_weights(gram, kept)
 
 
 def _apart(squared: Square, most: float) -> dict[int, frozenset[int]]:
@@ -153,16 +153,16 @@ def geometric_median(gram: GramMatrix, f: int, steps: int, floor: float | None, 
     """
     n = gram.origin
     if from_origin:
-        weights = evenly(gram, [n])
+        weights = even_weights(gram, [n])
     else:
         squared = distances(gram)
         remote = remoteness(squared)
-        weights = evenly(gram, nearest(squared, min(range(n), key=remote.__getitem__), n - f))
+        weights = even_weights(gram, nearest(squared, min(range(n), key=remote.__getitem__), n - f))
     for _ in range(steps):
         away = np.sqrt(gram.squared_to(weights))[:n]
         least = FLOOR * median(map(float, away)) if floor is None else floor
         if least == 0.0:  # more than half of the rows are one point, and the iterate is on it
-            return evenly(gram, [i for i in range(n) if away[i] == 0.0])
+            return even_weights(gram, [i for i in range(n) if away[i] == 0.0])
         pull = 1 / np.maximum(away, least)
         before, weights = weights, np.append(pull / math.fsum(map(float, pull)), 0.0)
         if np.abs(weights - before).max() <= SETTLED:
@@ -176,7 +176,7 @@ def centred_clipping(gram: GramMatrix, f: int, steps: int, radius: float | None)
     Karimireddy et al. 2021, algorithm 2. `radius` None: the median of the n distances, anew in every step; a fixed
     radius above all distances has no effect.
     """
-    weights = evenly(gram, [gram.origin])
+    weights = even_weights(gram, [gram.origin])
     for _ in range(steps):
         weights = clipping_step(weights, gram.squared_to(weights)[:-1], radius)
     return weights
@@ -209,9 +209,9 @@ def clipped_caf(gram: GramMatrix, f: int) -> Weights:
     in CAF). A clipped row with unique information adds no more variance than others, so the filter keeps it.
     Colluding liars together add theirs in one direction. Both numbers are from trials (LOG.md).
     """
-    centre = centred_clipping(gram, f, CLIPPED_STEPS, None)
-    away = [math.sqrt(value) for value in map(float, gram.squared_to(centre)[:-1])]
-    mix = _shortened(away, median(away), centre)
+    center = centred_clipping(gram, f, CLIPPED_STEPS, None)
+    away = [math.sqrt(value) for value in map(float, gram.squared_to(center)[:-1])]
+    mix = _shorten_rows(away, median(away), center)
     found = list(_filtered(gram.mixed(mix), f))
     calm = (weights for weights, variance, whole in found if variance <= ALIGNED * whole)
     least, _, _ = min(found, key=lambda one: one[1])
@@ -248,11 +248,11 @@ def _filtered(gram: GramMatrix, f: int) -> Iterator[tuple[np.ndarray, float, flo
         first = False
         weights = belief / total
         towards = times(products, weights[:, None])
-        centred = products - towards - towards.T + times(weights[None, :], towards)[0, 0]
+        centered = products - towards - towards.T + times(weights[None, :], towards)[0, 0]
         roots = np.sqrt(weights)
-        variance, share = _top(roots[:, None] * centred * roots[None, :])
-        yield weights, variance, math.fsum(map(float, weights * np.diag(centred)))
-        reach = times(centred, (roots * share)[:, None])[:, 0] ** 2
+        variance, share = _top(roots[:, None] * centered * roots[None, :])
+        yield weights, variance, math.fsum(map(float, weights * np.diag(centered)))
+        reach = times(centered, (roots * share)[:, None])[:, 0] ** 2
         farthest = reach[belief > 0].max()  # over all rows, as in byzfl, a removed row would shield the others
         if variance <= 0.0 or farthest <= 0.0:
             return
@@ -286,7 +286,7 @@ def _top(symmetric: Square) -> tuple[float, np.ndarray]:
 def nnm(gram: GramMatrix, f: int) -> Square:
     """y_i = mean of the n − f rows nearest x_i, itself included (Allouah et al. 2023, algorithm 2)."""
     squared = distances(gram)
-    return np.stack([evenly(gram, nearest(squared, i, gram.origin - f)) for i in range(gram.origin)])
+    return np.stack([even_weights(gram, nearest(squared, i, gram.origin - f)) for i in range(gram.origin)])
 
 
 def bucketing(size: int = 2, seed: bytes = b"") -> Pre:
@@ -300,7 +300,7 @@ def bucketing(size: int = 2, seed: bytes = b"") -> Pre:
 
     def buckets(gram: GramMatrix, f: int) -> Square:
         order = shuffled(seed, "bucketing", range(gram.origin))
-        return np.stack([evenly(gram, order[at : at + size]) for at in range(0, len(order), size)])
+        return np.stack([even_weights(gram, order[at : at + size]) for at in range(0, len(order), size)])
 
     return buckets
 
@@ -310,26 +310,26 @@ def arc(gram: GramMatrix, f: int) -> Square:
     n = gram.origin
     lengths = _lengths(gram)
     spared = n - 2 * f * (n - f) // n
-    return _shortened(lengths, sorted(lengths)[spared - 1])
+    return _shorten_rows(lengths, sorted(lengths)[spared - 1])
 
 
 def clip(norm: float) -> Pre:
     """Rows longer than `norm` are shortened to it: x_i · min(1, norm / ‖x_i‖)."""
     if not norm > 0:
         raise ValueError(f"clip needs a norm above 0, not {norm}")
-    return lambda gram, f: _shortened(_lengths(gram), norm)
+    return lambda gram, f: _shorten_rows(_lengths(gram), norm)
 
 
 def _lengths(gram: GramMatrix) -> list[float]:
     return [math.sqrt(value) for value in map(float, gram.squared()[-1, :-1])]
 
 
-def _shortened(lengths: list[float], norm: float, centre: Weights | None = None) -> Square:
+def _shorten_rows(lengths: list[float], norm: float, center: Weights | None = None) -> Square:
     """Mixing matrix of shortened rows: a row shortened towards the center (default: the origin) is a mixture of
     both.
     """
     scales = np.array([1.0 if length <= norm else norm / length for length in lengths])
-    whither = np.append(np.zeros(len(scales)), 1.0) if centre is None else centre
+    whither = np.append(np.zeros(len(scales)), 1.0) if center is None else center
     return np.hstack([np.diag(scales), np.zeros((len(scales), 1))]) + (1 - scales)[:, None] * whither
 
 

@@ -41,7 +41,7 @@ from atoll.training.codec.blocks import (
 )
 from atoll.training.codec.core import Codec
 from atoll.training.codec.fp16 import LARGEST
-from atoll.training.codec.packed import level_table, mean_of, on_grid, side_by_side
+from atoll.training.codec.packed import level_table, mean_of, pack_codes, to_grid
 
 log = logging.getLogger(__name__)
 SAMPLE_BLOCKS = 143  # from 2^-90, which becomes zero, to 2^60
@@ -76,7 +76,7 @@ def works_on(codec: Codec, like: Tensor) -> bool:
         return False
     key = codec.name, like.device
     if key not in _agreed:
-        _agreed[key] = _agrees(codec, form, like)
+        _agreed[key] = _reproduces_cpu(codec, form, like)
         if not _agreed[key]:
             log.warning("%s works on the CPU: %s computes different bits", codec.name, like.device)
     return _agreed[key]
@@ -142,7 +142,7 @@ def _sent(half: Tensor, like: Tensor) -> Tensor:
     return like.new_empty(half.numel(), dtype=half.dtype).copy_(lent, non_blocking=True)
 
 
-def _agrees(codec: Codec, form: DeviceCodec, like: Tensor) -> bool:
+def _reproduces_cpu(codec: Codec, form: DeviceCodec, like: Tensor) -> bool:
     x_N = sample()
     x_there_N, out_N = (like.new_empty(len(x_N), dtype=torch.float32) for _ in range(2))
     x_there_N.copy_(x_N)
@@ -249,7 +249,7 @@ def _few(few: LevelCodec) -> DeviceCodec:
         largest_B = magnitude_BK.amax(1)
         bits_B = _scale_bits(few.scale(magnitude_BK, largest_B, len(x_N)), up=few.up)
         code_BK = few.codes(x_BK, magnitude_BK, _scales(bits_B)).to(torch.uint8)
-        return DeviceCodes(largest_B.amax(), bits_B, side_by_side(code_BK.view(-1)[: len(x_N)], bits))
+        return DeviceCodes(largest_B.amax(), bits_B, pack_codes(code_BK.view(-1)[: len(x_N)], bits))
 
     def decode(opened: OpenedBlocks, out_N: Tensor) -> None:
         level_QR = out_N.new_empty(table.shape).copy_(torch.from_numpy(table))
@@ -273,7 +273,7 @@ def _e3m0_codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tensor:
 
 def _root_mean_square(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Tensor:
     """The fp64 root of a 24-bit number, however rounded, gives the correctly rounded fp32 root."""
-    grid_BK = on_grid(magnitude_BK, largest_B, two_bit.GRID)
+    grid_BK = to_grid(magnitude_BK, largest_B, two_bit.GRID)
     mean_B = mean_of(grid_BK.mul_(grid_BK).sum(1), size)
     return mean_B.to(torch.float64).sqrt_().to(torch.float32) * two_bit.ONE_255TH * largest_B
 
@@ -283,7 +283,7 @@ def _two_bit_codes(x_BK: Tensor, magnitude_BK: Tensor, scale_B: Tensor) -> Tenso
 
 
 def _mean_magnitude(magnitude_BK: Tensor, largest_B: Tensor, size: int) -> Tensor:
-    sum_B = on_grid(magnitude_BK, largest_B, sign.GRID).sum(1)
+    sum_B = to_grid(magnitude_BK, largest_B, sign.GRID).sum(1)
     return mean_of(sum_B, size) * sign.ONE_65535TH * largest_B
 
 

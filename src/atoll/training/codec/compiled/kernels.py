@@ -428,9 +428,9 @@ def squared_length(x):
 
 
 @compiled(types.void(VALUES, VALUES, types.float64[::1]))
-def about(x, centre, out):
+def about(x, center, out):
     for k in range(len(x)):
-        out[k] = np.float64(x[k]) - np.float64(centre[k])
+        out[k] = np.float64(x[k]) - np.float64(center[k])
 
 
 @reordered
