@@ -58,7 +58,7 @@ class PartialBlobStore:
     def make_room(self, name: Digest, manifest: BlobManifest, drop_spare: Callable[[], int]) -> set[int]:
         """Reserve the whole file; returns the verified chunks that an earlier attempt left.
 
-        On a full disk, quiet downloads are dropped and `drop_spare` is called; it returns the number of freed files.
+        On a full disk, quiet downloads are dropped and `drop_spare` is called; it returns the count of freed files.
         """
         path, before = self._part(name), self._openings.get(name)
         if before is not None and before.syncing is not None:
