@@ -128,7 +128,7 @@ def test_a_founder_alone_turns_away_who_is_wrong_and_ends_with_who_started_it(tm
         ada.until_fact("RoundClosed", trained=1)
         assert ada.process.stdin is not None
         ada.process.stdin.close()
-        assert ada.until_fact("Ended")["why"] == "whoever started it is gone"
+        assert ada.until_fact("Ended")["why"] == "its parent process is gone"
         assert ada.ends() == 0
 
         joiner = Peer("join", ticket, "--dir", tmp_path / "c")

@@ -362,7 +362,7 @@ def test_a_file_system_that_sets_nothing_aside_is_no_obstacle_and_the_log_says_s
     assert store.open_blob(BLOB, MANIFEST) == frozenset() and on_disk(store) == bytes(SIZE)
     assert store.open_blob(blob_id(BlobManifest(0, ())), BlobManifest(0, ())) == frozenset()
     (told,) = [record.getMessage() for record in caplog.records]
-    assert "sets no room aside (Operation not supported)" in told and BLOB.hex() in told
+    assert "cannot reserve space (Operation not supported)" in told and BLOB.hex() in told
     store.close()
 
 

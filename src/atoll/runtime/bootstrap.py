@@ -1,7 +1,8 @@
-"""Founding a run, joining one, coming back to one: from a folder and a few wishes to a running peer.
+"""Bootstrap of a peer: founds, joins or resumes a run, from a folder and options to a listening peer.
 
-The folder holds everything: whoever starts again in the same folder is the same peer of the same run.
-Never asks the network for anything that a ticket or the folder already says.
+Invariants:
+- The folder holds everything: a process started in it again is the same peer of the same run.
+- Facts in a ticket or in the folder are never requested from the network.
 """
 
 from __future__ import annotations
@@ -45,34 +46,34 @@ from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
-LOG_LINE_MAX = 2000  # characters of one message
-CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # in the environment: go on though the last round is dated later
-LAST_S = 253402300799.0  # the end of the year 9999, the last time that can be printed
-PRIVATE_USES = 64  # of a founder's ticket, where members trust each other
-LOG_MAX_BYTES = 2**20  # of atoll.log at start; older lines are dropped
+LOG_LINE_MAX = 2000  # characters of one log message
+CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # environment variable: resume although the last round is dated later
+LAST_S = 253402300799.0  # end of the year 9999, the last printable time
+PRIVATE_USES = 64  # uses of a founder's ticket, if members trust each other
+LOG_MAX_BYTES = 2**20  # size of atoll.log at start; older lines are dropped
 
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """How a peer is on the network. `announce` replaces what was bound, for whoever sits behind a router.
+    """Network options of a peer. `announce` replaces the bound addresses, for peers behind a router.
 
-    `as_before`: nobody said anything this time, so a folder that was used before keeps its addresses.
+    `as_before`: no address was given, so a resumed folder keeps its previous ones.
     """
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[str, ...] = ()
-    upload_bytes_s: int = 0  # what it sends at most; 0: no cap
+    upload_bytes_s: int = 0  # upload cap; 0: none
     as_before: bool = False
 
 
 @dataclass(frozen=True)
 class TicketTerms:
-    uses: int = 0  # 0: as the run's trust has it
+    uses: int = 0  # 0: the default of the run's trust
     lasts_s: Seconds = 7 * 86400.0
 
 
 Host = TypeVar("Host", bound=Driver)
-Make = Callable[[PeerConfig], Host]  # what kind of peer it is: one that trains, or one that only reduces
+Make = Callable[[PeerConfig], Host]  # makes a training peer, or one that only reduces
 
 
 def training(
@@ -82,7 +83,7 @@ def training(
     keep: KeepSection = KeepSection(),  # a frozen value
     device: str = "cpu",
 ) -> Callable[[PeerConfig], TrainingPeer]:
-    """The usual kind."""
+    """Factory of training peers."""
 
     def make(me: PeerConfig) -> TrainingPeer:
         trains = me.wish.role != "observer"
@@ -95,25 +96,25 @@ def training(
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, and keep what happens underneath in a file there: a terminal is for people."""
+    """Make the folder and send log messages to a file in it. Raises UsageError."""
     path = folder / "atoll.log"
     try:
         private_folder(folder)
         make_private(path)
         if path.stat().st_size > LOG_MAX_BYTES:
             path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
-        logging.raiseExceptions = False  # a full disk costs lines of the log, not a story on the terminal
+        logging.raiseExceptions = False  # on a full disk, log lines are lost silently
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         if not logging.getLogger().handlers:
             file = logging.FileHandler(path)
             file.addFilter(_safe_to_print)
             logging.basicConfig(handlers=[file], level=logging.INFO, format=layout)
-    except (OSError, ValueError) as why:  # ValueError: a name with a zero byte in it
+    except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
         raise unusable(folder, why) from None
 
 
 def _safe_to_print(record: logging.LogRecord) -> bool:
-    """Messages of the log are one line each, and stories of exceptions no more than text: both quote strangers."""
+    """Make log messages one line and tracebacks printable, since both quote strangers."""
     record.msg, record.args = one_line(record.getMessage(), LOG_LINE_MAX), None
     if record.exc_info:
         record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
@@ -129,7 +130,7 @@ async def found_run(
     make: Make[Host],
     durable: bool = True,
 ) -> tuple[Host, Ticket]:
-    """A new run with this peer as its only member, listening, not yet started; and a ticket for the others."""
+    """Found a run. Returns its first peer, listening but not started, and a ticket. Raises AtollError."""
     store = PeerStore(folder, durable)
     if "genesis" in store.kept():
         store.close()
@@ -144,7 +145,7 @@ async def found_run(
     now = SystemClock().now()
     key = ticket_key.public_key().public_bytes_raw()
     expires_s = int(now + invitation.lasts_s)
-    # who was invited could come as often as a ticket has uses: where members may lie each takes its own
+    # an invited person could join once per use, so if members may lie, each needs a ticket
     uses = invitation.uses or (1 if founded.settings.round.quorum == "two-thirds" else PRIVATE_USES)
     use = TicketUse(ticket_id(key), key, "trainer", uses, float(expires_s))
     vote_key = session_key.public_key().public_bytes_raw()
@@ -173,7 +174,7 @@ async def found_run(
         uses=uses,
         generate=lambda: ticket_key,
     )
-    # not before: a founder that could not listen is asked again, and then with other words
+    # last, so that a founder that could not listen may retry with other options
     store.keep([("run", run), ("genesis", encode(genesis)), ("ticket", ticket.text.encode())])
     return host, ticket
 
@@ -187,12 +188,12 @@ async def join_run(
     make: Make[Host],
     durable: bool = True,
 ) -> Host:
-    """A peer that will join the ticket's run. Raises with the ticket's own error if it is no good."""
+    """A listening peer for the ticket's run. Raises AtollError, also for an invalid ticket."""
     ticket = parse(ticket_text)
     store = PeerStore(folder, durable)
     kept = store.kept()
     try:
-        if "genesis" not in kept:  # somebody who has never heard of its run may try another ticket
+        if "genesis" not in kept:  # before genesis is known, another ticket may be tried
             ticket.verify(SystemClock().now())
         elif kept["run"] != ticket.genesis:
             raise UsageError(
@@ -207,7 +208,7 @@ async def join_run(
         store.close()
         raise
     identity = identity_of(store)
-    kept_session(store, ticket.genesis)  # a damaged one is told before anything begins
+    kept_session(store, ticket.genesis)  # reports a damaged session before the start
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     wish = DesiredRole(role, name, (), ticket.redeem(identity.peer))
@@ -215,8 +216,7 @@ async def join_run(
 
 
 async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Make[Host]) -> Host:
-    """The peer that this folder holds, as it was; under another name, if one is given, in the same group of data
-    unless that says another."""
+    """The peer in this folder, listening. `name` renames it; without a group in it, the old group stays."""
     store = PeerStore(folder)
     kept = store.kept()
     if "run" not in kept:
@@ -235,7 +235,7 @@ async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Ma
         store.close()
         raise
     identity = identity_of(store)
-    kept_session(store, run)  # a damaged one is told before anything begins
+    kept_session(store, run)  # reports a damaged session before the start
     remember_session(store)
     genesis = decode_vertex(kept["genesis"]) if "genesis" in kept else None
     if genesis is not None and (why := other_rules(decode_body(genesis.body).settings)):
@@ -255,10 +255,10 @@ async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Ma
 
 
 def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:
-    """UsageError if this disk changed what a peer goes by, and no member can be asked for the very same."""
+    """Raise UsageError if this disk damaged the history and no member can replace it."""
     if "genesis" not in kept or (hole := newest_hole(kept, run)) is None:
         return
-    if hole.id is not None:  # then the newest vertex is whole
+    if hole.id is not None:  # the newest vertex is whole
         newest = max(int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/"))
         if len(decode_body(decode_vertex(kept[f"vertex/{newest}"]).body).members) > 1:
             return
@@ -266,15 +266,15 @@ def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None
 
 
 def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
-    """RefusedError if this computer's clock is before the newest vertex: one of both times is wrong.
+    """Raise RefusedError if this computer's clock is before the newest vertex: one of the two is wrong.
 
-    A clock that is far ahead looks like a long rest, and does no lasting harm: later vertices set the time right.
+    A clock far ahead looks like a long pause and does no lasting harm: later vertices correct the time.
     """
     rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
     row = kept.get(f"vertex/{max(rounds)}" if rounds else "genesis")
     vertex = next(iter(whole([row])), None) if row is not None else None
     if vertex is None or os.environ.get(CLOCK_IS_RIGHT) == "1":
-        return  # members are asked for what the disk lost
+        return  # members replace what the disk lost
     agreed_s = decode_body(vertex.body).time_s
     behind_s = agreed_s - SystemClock().now()
     if behind_s > CLOCK_ZONE_S:
@@ -289,7 +289,7 @@ def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """True if a run was founded or joined in this folder. UsageError if it was, and its memory is gone."""
+    """True if a run was founded or joined in this folder. Raises UsageError if its database is gone."""
     if not (folder / "kept.sqlite").exists():
         if (folder / "session.key").exists():
             raise UsageError(
@@ -309,7 +309,7 @@ def holds_run(folder: Path) -> bool:
 async def _open(me: PeerConfig, listening: ListenOptions, make: Make[Host]) -> Host:
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
-        listening = replace(listening, listen=(), announce=(), as_before=False)  # it only dials out
+        listening = replace(listening, listen=(), announce=(), as_before=False)  # a client only dials
     kept = store.kept()
     before = kept.get("listening", b"").decode().split()
     announced = listening.announce or tuple(kept.get("announced", b"").decode().split())
@@ -323,7 +323,7 @@ async def _open(me: PeerConfig, listening: ListenOptions, make: Make[Host]) -> H
         except NetworkError:
             if last == asked:
                 raise
-            await host.links.close()  # somebody else has the port now
+            await host.links.close()  # another process has the port now
             await host.listen(asked, listening.announce, listening.upload_bytes_s)
     except AtollError:
         await host.stop(farewell=False)
@@ -335,7 +335,7 @@ async def _open(me: PeerConfig, listening: ListenOptions, make: Make[Host]) -> H
 
 
 def identity_of(store: PeerStore) -> Identity:
-    """This folder's identity; made on first use."""
+    """This folder's identity, made at first use."""
     secret = store.secret("peer.key")
     if secret is not None:
         return Identity.from_bytes(secret)

@@ -1,7 +1,7 @@
-"""The driver's clock: wall time when the process started, monotonic from then on, forward over a suspend.
+"""System clock of the driver: wall time at process start, monotonic from then on, also through a suspend.
 
-Deadlines and run time are compared between computers, so the clock starts at wall time; it never jumps backwards
-when somebody sets the wall clock. Only tickets and joins read wall time itself.
+Deadlines and run time are compared between computers, so the clock starts at wall time. It never jumps back when
+the wall clock is set. Only tickets and joins read wall time itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from atoll.base.ids import Seconds
 
 wall = time.time
-_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the computer sleeps
+_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # advances while the computer sleeps
 
 
 class SystemClock:
@@ -23,5 +23,5 @@ class SystemClock:
         return self._wall_at_start + time.clock_gettime(_BOOT) - self._boot_at_start
 
     def monotonic_at(self, when: Seconds) -> Seconds:
-        """The event loop's clock at this time, as far as one can know before the next suspend."""
+        """Time of the event loop at `when`; a suspend in between makes it stale."""
         return time.monotonic() + (when - self.now())

@@ -1,8 +1,8 @@
-"""run.toml from this computer: file, environment and `--set`, in this order, and the run it describes.
+"""Config loader: run.toml, environment and `--set`, in this order, and the run they describe.
 
     defaults < file < ATOLL_TRAIN__LR=0.002 < --set train.lr=0.003
 
-Never imports torch before the recipe is asked for, so that mistakes in a file are answered at once.
+Invariants: torch is imported only once the recipe is needed, so that mistakes in a file are reported at once.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a ru
 # recipes that agree on the gradient of every step
 EVERY_STEP = ("data_parallel", "parameter_server", "demo_", "powersgd", "pipelined")
 DILOCO = ("diloco", "streaming", "auto", "eager", "muloco", "decoupled", "des_loc", "delayed_nesterov")
-BUILT = (*DILOCO, *EVERY_STEP)  # made as the config says; others are only adjusted
+BUILT = (*DILOCO, *EVERY_STEP)  # built from the config; other recipes are only adjusted
 
 
 def load_config(
     path: Path | None, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> RunConfig:
-    """Defaults, then the file, then ATOLL_SECTION__KEY, then `--set section.key=value`. UsageError with the key."""
+    """Merge defaults, file, ATOLL_SECTION__KEY and `--set section.key=value`. Raises UsageError with the key."""
     tree: dict[str, Any] = _read(path) if path is not None else {}
     found = environment if environment is not None else os.environ
     for name in sorted(found):
@@ -64,7 +64,7 @@ def load_config(
 
 
 def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
-    """What is written as section.key=value, each judged as in a file. UsageError with the key."""
+    """Parse section.key=value pairs, each checked as in a file. Raises UsageError with the key."""
     tree: dict[str, Any] = {}
     _put_all(tree, sets)
     config = decode_values(tree)
@@ -74,7 +74,7 @@ def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
 
 
 def recipe_of(config: RunConfig) -> Recipe:
-    """The six pieces that this config asks for: the recipe's, but for what the config says."""
+    """The recipe of this config: the named one with the changes that the config has. Raises UsageError."""
     from atoll.training.recipe.gradient import PLAIN, ComputeOptions
     from atoll.training.recipe.inner import tuned
     from atoll.training.recipe.methods import METHODS
@@ -134,7 +134,7 @@ def recipe_of(config: RunConfig) -> Recipe:
             "E-CFG-08",
             f"no recipe follows from {_wishes(config)}",
             cause=str(why),
-            fix="leave out or change what the cause speaks of; docs/config.md has every key",
+            fix="remove or change the keys in the cause; docs/config.md has every key",
         ) from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
@@ -144,7 +144,7 @@ def recipe_of(config: RunConfig) -> Recipe:
 
 
 def _model(config: RunConfig, default: str = "gpt-tiny") -> str:
-    """Its name, with the adapters that the config asks for. ValueError if it has no place for them."""
+    """Model name with the adapters of the config. Raises ValueError if the model cannot have them."""
     from atoll.training.models import with_adapters
 
     name = config.model.name or default
@@ -152,7 +152,7 @@ def _model(config: RunConfig, default: str = "gpt-tiny") -> str:
 
 
 def _wishes(config: RunConfig) -> str:
-    """What the config says of recipes in its own words, but for what nobody wrote."""
+    """Recipe options that the config sets."""
     wishes = [f"train.recipe = {toml_text(config.train.recipe)}"]
     for section, said, usual in (("train", config.train, TrainSection()), ("sync", config.sync, SyncSection())):
         for key in said.__struct_fields__:
@@ -162,7 +162,7 @@ def _wishes(config: RunConfig) -> str:
 
 
 def _owners_believed(config: RunConfig) -> bool:
-    """Nobody could make answers again that owners make of what they remember, nor hand rows on to them."""
+    """Results with owner-side error feedback cannot be recomputed, and rows cannot move to another owner."""
     told, direct = config.sync.statistic or "mean", ("auto", "butterfly", "star")
     return config.run.trust == "private" and told == "mean" and config.sync.topology in direct
 
@@ -170,14 +170,14 @@ def _owners_believed(config: RunConfig) -> bool:
 def _check_given(
     name: str, given: Mapping[str, Any], known: Collection[str] = ("rounds", "batch", "seq_len", "lr", "seed")
 ) -> None:
-    """ValueError for what a recipe does not have: one that agrees on every step has no steps between."""
+    """Raise ValueError for keys that a recipe without inner steps does not have."""
     if unknown := sorted(given.keys() - set(known)):
         keys = (f"sync.{key}" if key in ("up", "down") else f"train.{key}" for key in unknown)
         raise ValueError(f"{name} has no {', '.join(keys)}")
 
 
 def _accepting(recipe: Recipe, sync: SyncSection) -> Recipe:
-    """The same with as many updates to a round, and as much grace, as the config says."""
+    """Set quorum and grace as in the config. Raises UsageError."""
     told = {k: v for k, v in (("quorum", sync.quorum), ("grace", sync.grace)) if v is not None}
     reducer = replace(recipe.reducer, **told)
     if reducer.grace and not reducer.quorum:
@@ -192,14 +192,14 @@ def _accepting(recipe: Recipe, sync: SyncSection) -> Recipe:
 
 
 def _with_numbers(codec: str, sync: SyncSection) -> str:
-    """A codec's name with the ratio and the level that it leaves open."""
+    """Codec name with its ratio and level filled in."""
     ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
     numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
     return "+".join(numbers.get(stage, stage) for stage in codec.split("+"))
 
 
 def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettings:
-    """What genesis fixes beside the recipe, for a model of so many values."""
+    """Run settings in genesis, for a model of `floats` values."""
     run, consensus, preset = config.run, config.consensus, PRESETS[config.run.trust]
     owner_s = consensus.timeout / 5
     if coded := coded_of(config.keep):
@@ -253,7 +253,7 @@ def _given(said: int | None, usual: int) -> int:
 
 
 def _effort(config: RunConfig, recipe: Recipe) -> WorkloadPolicy | UnsetType:
-    """What of a round's work follows the run, if anything does."""
+    """Policy of adaptive workloads; unset if there is none."""
     train = config.train
     batches = BatchGrowth(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
     effort = WorkloadPolicy(
@@ -270,15 +270,15 @@ def _effort(config: RunConfig, recipe: Recipe) -> WorkloadPolicy | UnsetType:
 
 
 def _audit_rate(config: RunConfig, recipe: Recipe, floats: int) -> float:
-    """As the config says, whether or not it can be; else as its trust has it, where there is nothing against it.
+    """Audit rate of the config; else the default of its trust, if audits are possible.
 
-    UsageError where nobody could be audited among strangers, and nobody said that this is meant."""
+    Raises UsageError if strangers could not be audited and the config does not accept that."""
     if config.run.audit_rate is not None:
         if config.run.audit_rate and config.node.device != "cpu":
             raise UsageError(
                 "E-RUN-16",
                 f'node.device = "{config.node.device}" cannot be audited, and run.audit_rate asks for audits',
-                cause="a founder votes from the beginning, and nobody could replay its work",
+                cause="a founder votes from the beginning, and its work could not be replayed",
                 fix='write node.device = "cpu", or run.audit_rate = 0',
             )
         return config.run.audit_rate
@@ -297,7 +297,7 @@ def _audit_rate(config: RunConfig, recipe: Recipe, floats: int) -> float:
 
 
 def _scores_instead(config: RunConfig, recipe: Recipe) -> str:
-    """What can look at such work all the same, for people; empty if nothing can, or it does."""
+    """Advice to score updates instead; empty if that is impossible or already set."""
     from atoll.verification.loss_scoring.tensors import scoring_problem
 
     can = keeps_records(config) and not config.run.score_rate and not scoring_problem(recipe)
@@ -319,8 +319,7 @@ def _unauditable(config: RunConfig, recipe: Recipe, floats: int) -> str:
 
 
 def _openings(config: RunConfig, recipe: Recipe) -> SumCheckTerms | UnsetType:
-    """As the config says, or else as its trust has it where codecs have blocks. UsageError if what was asked for
-    cannot be."""
+    """Sum check rate of the config; else the default of its trust, if codecs have blocks. Raises UsageError."""
     from atoll.runtime.training_spec import terms_of
 
     if config.run.openings is not None:
@@ -328,13 +327,15 @@ def _openings(config: RunConfig, recipe: Recipe) -> SumCheckTerms | UnsetType:
     preset = PRESETS[config.run.trust]
     share = preset.openings
     if preset.witnessed and config.run.captured_parts == 0:
-        share = 0.0  # one more owner watches than may lie: nothing is left to find
+        share = 0.0  # one more owner combines than may lie: sum checks would find nothing
     return UNSET if not share or _unopened(recipe) else terms_of(recipe, share)
 
 
 def _captured(config: RunConfig, recipe: Recipe) -> float:
-    """As the config says, or else as its trust has it where openings would find what liars say there. UsageError if
-    they were asked for and would not."""
+    """Captured parts of the config; else the default of its trust, if sum checks would detect lies there.
+
+    Raises UsageError.
+    """
     from atoll.runtime.training_spec import terms_of
 
     if (asked := config.run.captured_parts) is not None:
@@ -351,7 +352,7 @@ def _unopened(recipe: Recipe) -> str:
 
 
 def forgone(config: RunConfig, recipe: Recipe, floats: int) -> list[str]:
-    """What this run lacks of what its config stands for, though nobody said that it should; for people."""
+    """Notices about protections that the trust level implies and this run lacks."""
     preset, said = PRESETS[config.run.trust], list[str]()
     members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
@@ -392,7 +393,7 @@ def _rule(config: RunConfig, recipe: Recipe) -> ValidationRule | UnsetType:
 
 
 def data_of(config: RunConfig, beside: Path | None) -> str:
-    """`stdlib`, or a path; a relative one counts from the config file."""
+    """`stdlib` or a path, relative to the config file."""
     source = config.data.source
     return source if source == "stdlib" else _path("data.source", source, beside, 'or write "stdlib"')
 
@@ -425,7 +426,7 @@ def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
 
 
 def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
-    """A tuned recipe with some of its numbers replaced; its schedule follows its length."""
+    """Replace numbers of a tuned recipe; its schedule follows its length."""
     from atoll.training.recipe.inner import tuned
     from atoll.training.recipe.recipes import check_recipe, fitting_seq_len, lasting
 
@@ -451,11 +452,11 @@ def _read(path: Path) -> dict[str, Any]:
             "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init writes a commented one"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
-        raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="mend that line") from None
+        raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="correct that line") from None
 
 
 def _put_all(tree: dict[str, Any], sets: Sequence[str], option: str = "") -> None:
-    """Each of key=value; `option` is what people write before it. UsageError for one without a value."""
+    """Split key=value texts; `option` is their prefix on the command line. Raises UsageError."""
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals:
@@ -464,7 +465,7 @@ def _put_all(tree: dict[str, Any], sets: Sequence[str], option: str = "") -> Non
 
 
 def _put(tree: dict[str, Any], key: str, text: str) -> None:
-    """Set one dotted key; the text is a TOML value, or else just text."""
+    """Set one dotted key to a TOML value, or to plain text if it is none."""
     try:
         value: Any = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:

@@ -1,8 +1,11 @@
-"""Drives one peer in the real world: carries out the effects that its machine asks for, in order.
+"""Driver: runs one peer in the real world by carrying out the effects of its machine, in order.
 
-Promises: a Keep is on disk before any later Send leaves; an Ask is answered exactly once; what the network brings
-is decoded here and nowhere else, and hashed here or, if it is a chunk of a blob, in `chunks.py`; nothing runs on
-after `stop`. Decides nothing: whatever depends on the protocol is asked of the machine.
+Invariants:
+- A `Persist` is on disk before any later `Send` leaves.
+- Every `RunTask` gets exactly one reply.
+- Arriving bytes are decoded only here. They are hashed here or, for chunks of blobs, in storage/chunk_pipeline.py.
+- Nothing runs on after `stop`.
+Not responsible for: decisions of the protocol, which the machine makes.
 """
 
 from __future__ import annotations
@@ -82,13 +85,13 @@ CAPABILITIES = (*VERIFIERS, ARCHIVE)
 
 log = logging.getLogger(__name__)
 
-PULSE_S = 0.5  # how often the driver looks whether it was asleep
-SLEPT_S = 3.0  # a pulse this late means the computer was suspended or the process stopped
+PULSE_S = 0.5  # interval of the check for a suspend
+SLEPT_S = 3.0  # delay of a pulse that means a suspended computer or a stopped process
 DIAL_AGAIN_S = 2.0
 
 
 class PersistError(Exception):
-    """The disk refuses what has to be durable before the next word."""
+    """The disk refused a write that must precede the next message."""
 
     def __init__(self, why: RunFailedError) -> None:
         self.why = why
@@ -96,14 +99,14 @@ class PersistError(Exception):
 
 
 class TaskWorker(Protocol):
-    """What does a peer's slow work, off its loop."""
+    """Does the slow work of a peer, off its event loop."""
 
     async def do(self, work: Any) -> Any:
-        """The answer to a piece of work. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
+        """The result of a task. AtollError, PeerFault and OSError become `TaskFailed`."""
         ...
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
-        """What arriving bytes are called, computed from the bytes."""
+        """Digest by which arriving bytes are named."""
         ...
 
     async def close(self) -> None: ...
@@ -111,7 +114,7 @@ class TaskWorker(Protocol):
 
 @dataclass(frozen=True)
 class PeerConfig:
-    """Everything that makes a process this member of this run."""
+    """Identity, run and store of one member."""
 
     store: PeerStore
     identity: Identity
@@ -122,9 +125,9 @@ class PeerConfig:
 
 
 class Driver:
-    """One peer of one run, on this computer; `island` does its slow work."""
+    """One peer of one run on this computer; `island` does its slow work."""
 
-    hash_on_loop_bytes = 4 * 2**20  # larger payloads are named on a thread: 4 MiB take one millisecond
+    hash_on_loop_bytes = 4 * 2**20  # larger payloads are hashed on a thread: 4 MiB take 1 ms
 
     def __init__(
         self, me: PeerConfig, island: TaskWorker, *, on_fact: Callable[[Fact], None] = lambda fact: None
@@ -142,36 +145,42 @@ class Driver:
         self.clock = SystemClock()
         self.record = EventLog(self.folder / "facts.jsonl")
         self.progress = RunStatus.of(self.record.tail())
-        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None  # every line of the record
-        # where names are quick: what hashes a payload on its way in, and the name that its hash makes, or None
+        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: (
+            None
+        )  # called with every line of the event log
+        # where names are quick: hasher of arriving payloads, and the name made from its digest, or None
         self.follow: Callable[[], PayloadHasher | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
-        self.on_broken: Callable[[BaseException], None] = lambda broken: None  # a promise to ourselves was broken
-        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None  # this disk takes no more
+        self.on_broken: Callable[[BaseException], None] = lambda broken: None  # called on a defect of Atoll itself
+        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: (
+            None
+        )  # called once the disk refuses writes
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols
         self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         self.discovery: Discovery = TicketAddresses(lambda: self.bootstrap)
         self._carriage = BandwidthEstimator()
-        self._upload_bytes_s = 0  # the most that is sent; 0: no cap
+        self._upload_bytes_s = 0  # upload cap; 0: none
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
-        self._happened = asyncio.Event()  # anything at all
+        self._happened = asyncio.Event()  # set after every event
         self.bound: list[str] = []
         self.addresses: tuple[str, ...] = ()
-        self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # of its life before
+        self._bytes_before = (self.progress.bytes_out, self.progress.bytes_in)  # traffic before a restart
         self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
-        self._last: tuple[Message, bytes] | None = None  # a broadcast is encoded once
-        self._refused: set[tuple[int, str]] = set()  # of which round, and why: work that people were told of
+        self._last: tuple[Message, bytes] | None = (
+            None  # last message and its encoding: a broadcast is encoded once
+        )
+        self._refused: set[tuple[int, str]] = set()  # (round, reason) of refused work that was reported
         self._closing = False
-        self._silent = False  # what must be durable is not: nothing is said any more
+        self._silent = False  # a durable write failed: nothing is sent any more
 
     # ---- life ----------------------------------------------------------------------------------------------
 
     async def listen(self, addresses: list[str], announce: tuple[str, ...] = (), upload_bytes_s: int = 0) -> None:
-        """Open the door; must come before `start`. Others are told `announce`, or what was bound."""
+        """Listen; must precede `start`. The peer advertises `announce`, or else the bound addresses."""
         settings, self._upload_bytes_s = LinkSettings(upload_bytes_s=upload_bytes_s), upload_bytes_s
         self.links = ConnectionManager(
             self.me,
@@ -186,19 +195,19 @@ class Driver:
         self.machine.wish = replace(self.wish, addresses=self.addresses)
 
     def start(self) -> None:
-        """Wake the machine with what it kept; from now on events drive it."""
+        """Start the machine with its persisted values; from now on events drive it."""
         self._pulse_at = self.clock.now()
         self.handle(Start(self.store.kept()))
         self._spawn(self._find_peers())
         self._spawn(self._pulse())
 
     async def stop(self, why: str = "stopped by its owner", farewell: bool = True) -> None:
-        """Leave in good order: say farewell, let the last words out, end every task and the trainer."""
+        """Send a farewell and the last messages, then end every task and the trainer."""
         if self._closing:
             return
         if farewell:
             self._do(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
-            await asyncio.sleep(0)  # the words are queued; Links.close lets them leave
+            await asyncio.sleep(0)  # the messages are queued; `links.close` sends them
         self._closing = True
         for _, handle in self._timers.values():
             handle.cancel()
@@ -214,7 +223,7 @@ class Driver:
         self.stopped.set()
 
     async def leave(self, why: str, patience_s: Seconds) -> bool:
-        """Say farewell, and stay while the others cannot agree on it without me. False if time ran out."""
+        """Send a farewell and stay while the others need this vote to agree on it. False after `patience_s`."""
         self._do(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
         self._hurry()
         with suppress(TimeoutError):
@@ -225,8 +234,10 @@ class Driver:
         return not self._needed()
 
     def _needed(self) -> bool:
-        """True while the other voters that I can hear lack exactly my vote for a certificate, or none of them has
-        said yet that it holds the vertex by which I am gone: what I sent last may never have arrived."""
+        """True while reachable voters lack exactly this peer's vote, or none has confirmed the vertex without it.
+
+        Until then, the last messages of this peer may not have arrived.
+        """
         history = self.machine.history
         if history is None or self.machine.over:
             return False
@@ -236,18 +247,18 @@ class Driver:
         stay, ends = {*there.voters} - {*there.absent, self.me}, self.machine.news.ends
         return bool(stay) and all(ends.get(peer, -2) < history.head for peer in stay)
 
-    # ---- what its owner asks for ---------------------------------------------------------------------------
+    # ---- commands of the owner ------------------------------------------------------------------------------
 
     def invite(self, statement: TicketInvite) -> None:
-        """Put an invitation, or its end, before the members; the next vertex holds it."""
+        """Send an invitation or its revocation to the members; the next vertex holds it."""
         self._do(lambda: self.machine.say(statement, self.clock.now()))
 
     def rest(self, rounds: int, at_once: bool = False) -> None:
-        """Train in none of the next so many rounds; `at_once`: nor in the one under way, which the trainer ends."""
+        """Skip the next `rounds` rounds; `at_once` also skips the one under way."""
         self._do(lambda: operator_commands.rest(self.machine, rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
-        """Start a new epoch with the members that can be heard. RefusedError where that would be wrong."""
+        """Start a new epoch with the reachable members. Raises RefusedError."""
         if not self.may_recover:
             raise RefusedError(
                 "E-RUN-07",
@@ -261,7 +272,7 @@ class Driver:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
     def paused(self) -> str | None:
-        """Why nothing can be agreed on now, for people; None if enough voters are here."""
+        """Reason why no agreement is possible now, for people; None if enough voters are here."""
         if self.machine.over:
             return None
         settings, there = self.machine.settings, operator_commands.turnout(self.machine, self.clock.now())
@@ -271,31 +282,30 @@ class Driver:
 
     @property
     def may_recover(self) -> bool:
-        """True if genesis names this peer's identity for what no quorum decides alone."""
+        """True if this peer has the run's recovery identity."""
         return self.machine.settings.recovery == public_bytes(self.identity.public)
 
     def go_back(self, goal: RollbackGoal, without: tuple[PeerId, ...] = ()) -> None:
-        """Put before the members that the run goes on from this earlier vertex, and without these of them. Raises
-        ValueError where that is no use."""
+        """Order a rollback to an earlier vertex, without the members in `without`. Raises ValueError."""
         self._do(
             lambda: operator_commands.go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without)
         )
 
     def pause(self, paused: bool) -> None:
-        """Put before the members that nobody trains, or all again. Raises ValueError where that is no use."""
+        """Order a pause or its end. Raises ValueError."""
         self._do(lambda: operator_commands.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
 
     def tune(self, to: RunNumbers) -> None:
-        """Put before the members that these numbers hold. Raises ValueError where they cannot."""
+        """Order a change of numbers. Raises ValueError."""
         self._do(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
-        """The ticket that founded or admitted this peer, while it can still be used."""
+        """The ticket that founded or admitted this peer; None once it has expired."""
         text = self.store.kept().get("ticket", b"").decode()
         return text if text and parse(text).expires_wall_s > self.clock.now() else None
 
     async def next_round(self, timeout_s: Seconds) -> None:
-        """Until a round was closed, or the time."""
+        """Wait until a round closes or the time is over."""
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._round_closed.wait()
@@ -303,7 +313,7 @@ class Driver:
             return
 
     def _session(self) -> SessionSigner:
-        assert self.machine.genesis is not None  # a word of a run that nobody knows
+        assert self.machine.genesis is not None  # statements need genesis
         kind = self.machine.settings.round.signing.kind
         try:
             return session_of(self.store, self.identity, self.run_id, kind, self.clock.now())
@@ -318,13 +328,13 @@ class Driver:
             self._happened.set()
 
     def _do(self, step: Callable[[], list[Effect]]) -> None:
-        """One step of the machine and its effects: all of them, or none more from the first that cannot be kept."""
+        """Run one step of the machine and its effects. The first failed durable write ends all output."""
         if self._silent:
             return
         try:
             self._carry_out(step())
         except PersistError as unkept:
-            log.warning("nothing can be kept any more, so nothing is said any more: %s", unkept.why.what)
+            log.warning("the disk refuses writes, so this peer sends nothing any more: %s", unkept.why.what)
             self._silent = True
             self.on_unkept(unkept.why)
 
@@ -354,7 +364,7 @@ class Driver:
         self._flush()
 
     def _flush(self) -> None:
-        """Everything kept so far becomes durable, in one commit, before the next word leaves."""
+        """Make all persisted values durable in one commit, before the next message leaves."""
         if self._unkept:
             try:
                 self.store.keep(self._unkept)
@@ -389,7 +399,7 @@ class Driver:
     async def _answer(self, job: str, work: object) -> None:
         try:
             result = await self.island.do(work)
-        except Exception as why:  # an unanswered ask would stop the machine for ever
+        except Exception as why:  # without a reply, the machine would wait forever
             result = why
         self._answered(job, result)
 
@@ -397,14 +407,14 @@ class Driver:
         try:
             self._answered(job, result)
         except Exception as broken:
-            log.exception("the answer to %s led to a mistake of this peer", job)
+            log.exception("the result of %s led to an error of this peer", job)
             self.on_broken(broken)
 
     def _answered(self, job: str, result: object) -> None:
         match result:
             case AtollError(what=what, cause=cause):
                 self.handle(TaskFailed(job, f"{what}: {cause}" if cause else what))
-                if isinstance(result.__cause__, OSError):  # what `durable.refused` says in words
+                if isinstance(result.__cause__, OSError):  # reported in words by `atomic_files.refused`
                     self._tell_refused(result.__cause__)
             case PeerFault(what=what):
                 self.handle(TaskFailed(job, what))
@@ -418,7 +428,7 @@ class Driver:
                 self.handle(TaskDone(job, result))
 
     def _tell_refused(self, why: OSError) -> None:
-        """Once per round and reason: the machine goes on without that work, and people would see attempts fail."""
+        """Report refused work once per round and reason; otherwise people would only see attempts fail."""
         told = (self.progress.round, why.strerror or str(why))
         if told not in self._refused:
             self._refused = {told, *(one for one in self._refused if one[0] == told[0])}
@@ -430,7 +440,7 @@ class Driver:
 
     @property
     def bytes_out(self) -> int:
-        """Bytes on sockets since this peer exists, handshakes and encryption included."""
+        """Bytes sent since this peer exists, handshakes and encryption included."""
         return self._bytes_before[0] + self.links.traffic()[0]
 
     @property
@@ -438,11 +448,11 @@ class Driver:
         return self._bytes_before[1] + self.links.traffic()[1]
 
     def _sign_for_long(self, data: bytes) -> bytes:
-        """By this peer's identity, with both keys."""
+        """Sign by this peer's identity, with both keys."""
         return signature_bytes(self.identity.sign(data))
 
     def _identity_of(self, peer: PeerId) -> PublicIdentity | None:
-        """The long-lived keys that a member joined with: nobody takes its place with other ones."""
+        """Long-lived keys with which a member joined; no other peer can take its place."""
         public = self.machine.identities.get(peer)
         return public_from_bytes(public) if public is not None else None
 
@@ -475,8 +485,7 @@ class Driver:
         self._named(sender, message, Payload(name, len(payload), payload))
 
     def _named(self, sender: PeerId, message: Message, payload: Payload) -> None:
-        """What was hashed off the loop. If its sender is gone by now it came too late: it would be a sign of life
-        after the last one, and the dead would be waited for again."""
+        """Handle a payload hashed off the loop. It is dropped if its sender is gone, or that would seem alive."""
         if sender in self.machine.linked:
             self.handle(Received(sender, message, payload))
 
@@ -520,7 +529,7 @@ class Driver:
                 await asyncio.sleep(DIAL_AGAIN_S)
 
     async def _pulse(self) -> None:
-        """Notice that this computer slept, or that this process was stopped: what is pending is stale."""
+        """Detect a suspend or a stop of this process, after which timers are stale."""
         while True:
             await asyncio.sleep(PULSE_S)
             now = self.clock.now()
@@ -529,7 +538,7 @@ class Driver:
             self._measure(now)
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
-                    self._set_timer(name, at)  # the loop's clock may have stood still
+                    self._set_timer(name, at)  # the loop's clock may have stopped
                 self.handle(Resumed())
 
     def _measure(self, now: Seconds) -> None:
@@ -539,19 +548,19 @@ class Driver:
             self.handle(carried)
 
     def uplink_bytes_s(self) -> float | None:
-        """What this computer's uplink carries, by its cap and by what was seen; None where there is neither."""
+        """Uplink rate by cap and measurement; None if neither is known."""
         return min(filter(None, (self._upload_bytes_s, self.machine.rates.uplink_bytes_s)), default=None)
 
     def _react_to_fact(self, fact: Fact) -> None:
-        """What this kind of peer does when its machine tells something."""
+        """Hook of subclasses for facts of the machine."""
 
     def _hurry(self) -> None:
-        """This peer is leaving: whatever it still works on for this round is not needed."""
+        """Hook of subclasses: this peer leaves, so the rest of its work for the round is useless."""
 
     # ---- facts ---------------------------------------------------------------------------------------------
 
     def _wake(self, fact: Fact) -> None:
-        """Whoever waits for the end of a round. Who has not closed it still gets what it is told in it."""
+        """Wake callers that wait for the end of a round, and drop queued messages of earlier rounds."""
         if isinstance(fact, RoundClosed):
             self._round_closed.set()
             self._round_closed = asyncio.Event()
@@ -568,7 +577,7 @@ class Driver:
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:
-                return  # only speeds were reported: every round does that
+                return  # only speeds changed, as in every round
         self._tell(entry)
 
     def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:

@@ -1,10 +1,10 @@
-"""Facts as lines of JSON: what `facts.jsonl`, `--facts` and screens are made of, and the fold that reads them.
+"""Event log: facts as lines of JSON in `facts.jsonl`, and `RunStatus`, the fold that reads them.
 
-A line is one object {"at", "fact", "phase", "round", …}. Bodies and signatures stay out: the history holds them.
-`RunStatus` folds lines into what a person wants to know, so that a live view, a plot of an old run and the control
-door all say the same. A record is two files at most, the older one `facts.old.jsonl`: once the newer one is long it
-takes the place of the older one, and lines from before that are gone. Never imports torch: light verbs read records
-too.
+A line is one object {"at", "fact", "phase", "round", …}. Bodies and signatures are left out: the history has them.
+The fold serves live views, plots of old runs and the control socket alike. A log has at most two files: once the
+newer one is long it replaces the older one, `facts.old.jsonl`.
+
+Invariants: torch is never imported, since light commands read logs.
 """
 
 from __future__ import annotations
@@ -39,22 +39,26 @@ from atoll.wire.messages.vertex import Member
 
 Entry = Mapping[str, Any]
 
-SECRET_FACTS = (ProposalReceived, BodyDecided)  # carry whole bodies; their news is in RoundClosed
+SECRET_FACTS = (ProposalReceived, BodyDecided)  # contain whole bodies; RoundClosed has their content
 LEFT_OUT = ("vertex", "body", "settings")
-RETURNS_MAX = 64  # behind bad states, the newest
-LATE_MAX = 16  # members that came back from being apart with what they did there, the newest
-NAMED_MAX = 6  # of those who are missed, in one line
-NAMED_CHARACTERS_MAX = 24  # of each of their names there
-FILE_BYTES_MAX = 64 * 2**20  # about sixteen thousand rounds
-CARRIED = ("GenesisKnown", "LearningKnown", "MembershipChanged")  # what the lines of a new file are read by
-TURNED = "RecordTurned"  # the first line of every file but a record's first one
-TAIL_BYTES = 4 * 2**20  # of the file read at start: about a thousand rounds
-CURVE_MAX = 4096  # rounds of loss remembered for a screen; the file has them all
+RETURNS_MAX = 64  # newest rollbacks behind bad states
+LATE_MAX = 16  # newest entries of late work of rejoined members
+NAMED_MAX = 6  # names of missing members in one line
+NAMED_CHARACTERS_MAX = 24  # characters per name there
+FILE_BYTES_MAX = 64 * 2**20  # about 16,000 rounds
+CARRIED = (
+    "GenesisKnown",
+    "LearningKnown",
+    "MembershipChanged",
+)  # repeated in a new file, since later lines need them
+TURNED = "RecordTurned"  # first line of every file but the first
+TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
+CURVE_MAX = 4096  # losses kept for a screen; the file has all
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
 
 def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
-    """The line for this fact; None for facts that stay inside."""
+    """The line for this fact; None for facts that are not logged."""
     if isinstance(fact, SECRET_FACTS):
         return None
     entry: dict[str, Any] = {"at": round(at, 3), "fact": tag_of(fact), "phase": fact.phase}
@@ -90,7 +94,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
             entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
             entry |= {"accuracy": [one / ALL for one in accuracy or ()]}
         case RowsWeighed():
-            return None  # the same stands in RoundClosed, once it is agreed
+            return None  # RoundClosed has it once it is agreed
         case MembershipChanged(members=members):
             entry |= {"members": [line_of(m) for m in members]}
         case GenesisKnown(settings=settings, vertex=vertex):
@@ -112,7 +116,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
 
 
 def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
-    """One member as screens show it; with what its record is worth, where records are kept."""
+    """One member as screens show it, with its reputation if `scores` are given."""
     line = {
         "peer": member.peer,
         "name": one_line(member.name, NAME_SHOWN_MAX),
@@ -132,7 +136,7 @@ def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[
 def paused_text(
     turnout: VoterTurnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
 ) -> str | None:
-    """Why nothing can be agreed on, and what helps, in words for one member; None if a quorum is here."""
+    """Why no agreement is possible and what helps, for one member; None if a quorum is here."""
     if turnout.here >= turnout.needed:
         return None
     names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
@@ -150,7 +154,7 @@ def paused_text(
 
 
 def _listed(names: Sequence[str], most: int) -> str:
-    """The first of them, cut so that the text around them is shown whole."""
+    """The first `most` names, shortened so that the text around them fits."""
     more = len(names) - most
     return ", ".join(one_line(name, NAMED_CHARACTERS_MAX) for name in names[:most]) + (
         f" and {more} others" if more > 0 else ""
@@ -158,19 +162,19 @@ def _listed(names: Sequence[str], most: int) -> str:
 
 
 def waiting_text(working: int, wanted: int) -> str | None:
-    """Why members do not train though they could agree, and what helps; None if enough vote, or will."""
+    """Why members do not train though they can agree, and what helps; None if enough members train."""
     if 0 < working < wanted:
         return f"waiting: {working} of {wanted} members needed to train; invite more with `atoll invite`"
     return None
 
 
 def nats(loss: int) -> float | None:
-    """Of millionths; None for a loss that is none."""
+    """Convert from millionths; None for a loss that is not finite."""
     return loss / NAT if loss < LOSS_MOST else None
 
 
 def plain(value: Any) -> Any:
-    """JSON for people: digests in hex, structs as objects, every text one short line that is safe to print."""
+    """Convert to JSON for people: digests in hex, structs as objects, texts as one short printable line."""
     match value:
         case bytes():
             return value.hex()
@@ -188,58 +192,60 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class RunStatus:
-    """What one peer's record says so far."""
+    """State of a run as folded from one peer's event log."""
 
     max_retries: int = 3  # failed attempts that make a round troubled
     run: str = ""
     model: str = ""
-    parameters: int = 0  # that are exchanged
-    base_values: int = 0  # that are not, and that every member has by itself
-    rounds: int = 0  # 0: until it is stopped
-    founded_rounds: int = 0  # the same, as genesis has it
+    parameters: int = 0  # exchanged values
+    base_values: int = 0  # frozen values, which are not exchanged
+    rounds: int = 0  # 0: no end
+    founded_rounds: int = 0  # value in genesis
     inner_steps: int = 0
-    topology: str = ""  # that the round in progress reduces by
+    topology: str = ""  # of the round in progress
     topology_why: str = ""
     min_peers: int = 1
-    founded_min_peers: int = 1  # the same, as genesis has it
-    unit: str = "tokens"  # of what is learned from: tokens of text, samples of anything else
+    founded_min_peers: int = 1  # value in genesis
+    unit: str = "tokens"  # tokens for text, samples otherwise
     batch: int = 0
     seq_len: int = 0
     round: int = -2
     trained: int = 0
     phase: str = "starting"
-    step: int = 0  # of this round's inner steps
+    step: int = 0  # inner steps done in this round
     loss: float | None = None  # mean training loss of the last round
     step_loss: float | None = None
     state: str = ""  # hash of the agreed state
     members: list[dict[str, Any]] = field(default_factory=list)
-    passed: str = ""  # why this peer had nothing to give to the last round, if it had not
-    alike: list[list[str]] = field(default_factory=list[list[str]])  # whose last updates were the very same
+    passed: str = ""  # why this peer sent no update in the last round; empty if it did
+    alike: list[list[str]] = field(
+        default_factory=list[list[str]]
+    )  # groups of members with identical updates in the last round
     missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
-    tokens: int = 0  # that the swarm learned from
+    tokens: int = 0  # trained on by the swarm
     tokens_per_s: float = 0.0
     bytes_out: int = 0
     bytes_in: int = 0
-    bytes_data_parallel: int = 0  # what one peer would have sent for the same steps, data-parallel
-    bytes_data_parallel_all: int = 0  # what all of them would have
-    holds_model: bool = False  # the agreed state is here
+    bytes_data_parallel: int = 0  # estimate for one peer in data-parallel training
+    bytes_data_parallel_all: int = 0  # estimate for all peers
+    holds_model: bool = False  # True if the agreed state is here
     over: bool = False
     trouble: str = ""
-    audits_drawn: int = 0  # segments of rounds that somebody is to take again
-    verdicts: dict[str, int] = field(default_factory=dict)  # what auditors found, as vertices hold it
-    opinions: dict[str, int] = field(default_factory=dict)  # of updates, by what scorers said in vertices
-    twins: dict[str, int] = field(default_factory=dict)  # pairs that were compared, by what was found
-    validation: dict[str, Any] = field(default_factory=dict[str, Any])  # of the newest state that was judged
-    returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # that validators demanded
-    late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # work of members that were apart
-    branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # of the run, beside ours
-    apart_steps: int = 0  # that this peer took since it hears no quorum
+    audits_drawn: int = 0  # segments of rounds drawn for replay
+    verdicts: dict[str, int] = field(default_factory=dict)  # findings of auditors in vertices, by kind
+    opinions: dict[str, int] = field(default_factory=dict)  # updates by the verdict of scorers in vertices
+    twins: dict[str, int] = field(default_factory=dict)  # compared pairs by finding
+    validation: dict[str, Any] = field(default_factory=dict[str, Any])  # newest judged state
+    returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # rollbacks that validators ordered
+    late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # late work of partitioned members
+    branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # other branches of the run
+    apart_steps: int = 0  # steps taken since this peer lost its quorum
     _closed_at: float = 0.0
 
     @staticmethod
     def of(entries: Iterable[Entry]) -> RunStatus:
-        """What a record of a life before says; whatever was under way then is not under way now."""
+        """Fold a log from before a restart; nothing of it is in progress now."""
         progress = RunStatus()
         for entry in entries:
             progress.see(entry)
@@ -248,7 +254,7 @@ class RunStatus:
         return progress
 
     def see(self, entry: Entry) -> None:
-        """Take in one line; one that another version wrote and that lacks a field is passed over."""
+        """Fold one line. A line of another version that lacks a field is skipped."""
         with suppress(KeyError):
             self._see(entry)
 
@@ -262,7 +268,7 @@ class RunStatus:
                 self.phase = "joining"
             case "LearningKnown":
                 self.model, self.parameters = entry["model"], entry["parameters"]
-                self.base_values = entry.get("base_values", 0)  # records from before there were such runs
+                self.base_values = entry.get("base_values", 0)  # absent in older logs
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "CaughtUp":
                 self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
@@ -270,10 +276,10 @@ class RunStatus:
                 self.phase = "downloading"
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
-                self.over = False  # it may have been: members agree on more rounds
+                self.over = False  # members may agree on more rounds after the end
                 self.phase = "paused" if entry.get("paused") else self.phase
                 self.topology, self.topology_why = entry["topology"], entry["why"]
-                self.inner_steps = entry.get("steps") or self.inner_steps  # where rounds follow the run they change
+                self.inner_steps = entry.get("steps") or self.inner_steps  # may change every round
                 self.batch = entry.get("batch") or self.batch
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
@@ -358,7 +364,7 @@ class RunStatus:
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before = len(entry["counted"]), self._closed_at
         self._closed_at = entry["time_s"]
-        if "back_to" in entry:  # rounds that the run went back behind are no part of its curve
+        if "back_to" in entry:  # rolled-back rounds leave the curve
             self.trained = entry["trained"]
             self.curve = [point for point in self.curve if point[0] <= self.trained]
             return
@@ -368,18 +374,18 @@ class RunStatus:
         self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, entry["loss"])]
         tokens = entry["samples"] * max(1, self.seq_len)
         self.tokens += tokens
-        if before and entry["time_s"] > before:  # agreed times: a joiner hears old rounds in a burst
+        if before and entry["time_s"] > before:  # agreed times, since a joiner receives old rounds in a burst
             self.tokens_per_s = tokens / (entry["time_s"] - before)
         alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
         self.bytes_data_parallel += alone
         self.bytes_data_parallel_all += alone * counted
 
     def standing_of(self, peer: str) -> str:
-        """As of the plan of the round in progress."""
+        """Standing in the plan of the round in progress."""
         return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
 
     def waits(self) -> str | None:
-        """Of a run that trained before, and has too few left that train; None if it has enough, or is over."""
+        """`waiting_text` of a run that trained before; None if enough members train, or the run is over."""
         if self.over or not self.trained:
             return None
         roles, standings = ("trainer", "apprentice"), ("new", "member")
@@ -387,29 +393,29 @@ class RunStatus:
         return waiting_text(working, self.min_peers)
 
     def name_of(self, peer: str) -> str:
-        """What people call this peer."""
+        """Display name of this peer."""
         known = names_of((PeerId(m["peer"]), m["name"] or short(m["peer"])) for m in self.members)
         return known.get(PeerId(peer), short(peer))
 
 
 def alike_text(names: Sequence[str]) -> str:
-    """Of members whose updates of a round are bit for bit the same, and all count."""
+    """Warning about members that sent bit-identical updates, all of which count."""
     return (
-        f"{' and '.join(names)} sent the very same update: somebody copied, one person runs them all, or their "
+        f"{' and '.join(names)} sent the very same update: one copied it, one person runs them all, or their "
         "loops learn from the same data (run.shard)"
     )
 
 
 def data_parallel_bytes(peers: int, steps: int, parameters: int) -> int:
-    """What one of `peers` sends when fp32 gradients are all-reduced in a ring at every step: 2 (M-1)/M 4P each."""
+    """Bytes that each peer sends in a ring all-reduce of fp32 gradients at every step: 2 (M-1)/M 4P."""
     return round(2 * (peers - 1) / max(1, peers) * 4 * parameters * steps)
 
 
 def entries_in(record: Path) -> Iterator[dict[str, Any]]:
-    """All that a record has, oldest first; a peer may write it meanwhile. FileNotFoundError if there is none."""
+    """All entries, oldest first, also while a peer writes. Raises FileNotFoundError."""
     with record.open("rb") as newer:
         with suppress(FileNotFoundError), _older(record).open("rb") as older:
-            if not os.path.samestat(os.fstat(older.fileno()), os.fstat(newer.fileno())):  # not turned just now
+            if not os.path.samestat(os.fstat(older.fileno()), os.fstat(newer.fileno())):  # not rotated just now
                 yield from _whole(older)
         yield from _whole(newer)
 
@@ -419,7 +425,7 @@ def _older(record: Path) -> Path:
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """A line that a power cut tore is skipped."""
+    """Decode lines; a line torn by a power cut is skipped."""
     for line in lines:
         with suppress(*UNREADABLE):
             yield _ENTRY.decode(line)
@@ -433,7 +439,7 @@ class EventLog:
         self._file = self._opened()
         self._size_bytes = path.stat().st_size
         self._carried: dict[str, dict[str, object]] = {}
-        self._torn = False  # the last line is not whole
+        self._torn = False  # the last line is incomplete
 
     def tail(self) -> list[dict[str, Any]]:
         """The newest entries, oldest first."""
@@ -447,7 +453,7 @@ class EventLog:
         return found
 
     def write(self, entry: dict[str, object]) -> None:
-        """A line that a full disk does not take is lost, and nothing else: the record is for people."""
+        """Append a line. On a full disk only this line is lost."""
         try:
             if self._size_bytes > FILE_BYTES_MAX:
                 self._turn()
@@ -463,8 +469,8 @@ class EventLog:
         self._torn = self._file.write(line) != len(line)
 
     def _turn(self) -> None:
-        """The newer file becomes the older one. Cut off anywhere in here none of its lines is lost."""
-        with suppress(FileNotFoundError):  # it was cut off
+        """Rotate the files. A crash at any point loses no line of the newer one."""
+        with suppress(FileNotFoundError):  # a crash came after the rename
             self._path.replace(_older(self._path))
         whole, self._file = self._file, self._opened()
         whole.close()

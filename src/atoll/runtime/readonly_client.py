@@ -1,10 +1,10 @@
-"""A visitor: takes the history and one agreed state of a living run, checks them, and becomes no member.
+"""Read-only client: fetches the history and one agreed state of a live run, verifies them, and becomes no member.
 
-It links to members like a joiner, believes vertices by their certificates, fetches the newest agreed state as a
-blob and what identities signed, and goes. It never says `JoinRequest`, so that no vertex and no plan knows of it.
-It
-shows a ticket and takes none of its uses; only a public run needs none. What it took lies in its folder as a peer's
-would: an interrupted visitor goes on where it was. Never trains, never listens.
+It links to members like a joiner, verifies vertices by their certificates, and fetches a state and era signatures.
+It never sends `JoinRequest`, so no vertex and no plan knows of it. It shows a ticket without spending a use; a
+public run needs none. Its folder has the layout of a peer's, so an interrupted download goes on.
+
+Not responsible for: training, listening.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from atoll.runtime.training_spec import decode_learning
 from atoll.wire.codec import decode_body, decode_vertex
 from atoll.wire.ticket import Ticket
 
-ANSWER_S = 60.0  # nobody of the run answered for so long: its addresses are not reachable from here
-AGAIN_S = 2.0  # after which an earlier state that nobody could give is asked for again
-TOKENIZER_S = 30.0  # for some megabytes over a home's link
-SIGNED_S = 5.0  # without a further era signed by its quorum: nobody at hand has more
+ANSWER_S = 60.0  # without a reply until then, the addresses are not reachable from here
+AGAIN_S = 2.0  # pause before a missing earlier state is requested again
+TOKENIZER_S = 30.0  # for some megabytes over a home link
+SIGNED_S = 5.0  # without a further signed era until then, no reachable member has one
 
 
 class DownloadedState(NamedTuple):
@@ -57,8 +57,10 @@ async def take(
     round: int | None = None,
     ticket: Ticket | None = None,
 ) -> DownloadedState:
-    """Fill this folder with the run's history and the state of this round, or the newest. Only a public run shows
-    them without a ticket. Trouble is told as an AtollError."""
+    """Fetch the run's history and the state of `round`, or the newest, into this folder. Raises AtollError.
+
+    Only a public run needs no ticket.
+    """
     store = PeerStore(folder)
     identity = identity_of(store)
     store.keep([("run", run)])
@@ -79,13 +81,16 @@ class _ReadonlyDriver(Driver):
     def __init__(self, me: PeerConfig, round: int | None) -> None:
         self.shelf, self.wanted = _BlobWorker(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
-        self.state, self.refused = ZERO_DIGEST, False  # a blob that it came for beside the head's; nobody has it
+        self.state, self.refused = (
+            ZERO_DIGEST,
+            False,
+        )  # wanted blob besides the head's state; True: no member has it
         self.turned_away: RefusedError | None = None
-        self.why = "its members have little to give, or went away"  # it is not here yet
+        self.why = "its members have little to give, or went away"  # reason why the state is missing
         super().__init__(me, self.shelf)
 
     async def take(self, until: Seconds) -> DownloadedState:
-        """`until` is this process's monotonic clock."""
+        """Wait for the state until a time of the monotonic clock. Raises AtollError."""
         patience_s = max(0.0, min(ANSWER_S, until - time.monotonic()))
         try:
             async with asyncio.timeout(patience_s):
@@ -93,8 +98,8 @@ class _ReadonlyDriver(Driver):
         except TimeoutError:
             raise NetworkError(
                 "E-NET-01",
-                f"nobody of this run answered within {patience_s:.0f} s",
-                cause="the run is over, or its members cannot be dialled from here",
+                f"no member of this run answered within {patience_s:.0f} s",
+                cause="the run is over, or its members cannot be dialed from here",
                 fix="name a member that you can reach: --via ADDRESS",
             ) from None
         if self.turned_away is not None:
@@ -105,22 +110,22 @@ class _ReadonlyDriver(Driver):
         except TimeoutError:
             raise RunFailedError(
                 "E-CHK-08",
-                "the state was not here in time",
+                "the state did not arrive in time",
                 cause=self.why,
-                fix="the same command goes on where this one was; --timeout 12h waits for longer",
+                fix="run the same command again to go on; --timeout 12h waits longer",
             ) from None
         await self._signatures(taken.round)
         await self._tokenizer()
         return taken
 
     async def _tokenizer(self) -> None:
-        """The run's, if it has one. Where members do not give it, the model's card says so."""
+        """Fetch the run's tokenizer, if it has one. If members do not send it, the model card says so."""
         genesis = self.store.value("genesis")
         assert genesis is not None
         try:
             blob = decode_learning(decode_settings(decode_body(decode_vertex(genesis).body).settings)).tokenizer
         except PeerFault:
-            return  # of a group, or of another version: whoever exports says so
+            return  # a group, or another version: the export reports it
         if blob is UNSET or self.store.has_blob(blob):
             return
         self.state, self.refused = blob, False
@@ -130,7 +135,7 @@ class _ReadonlyDriver(Driver):
             await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
     async def _earlier(self, round: int) -> DownloadedState:
-        """The state of this round, whole or out of pieces; asked for again where a holder went away meanwhile."""
+        """Fetch the state of this round, whole or in pieces, with retries. Raises RunFailedError."""
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
             self.ended.clear()
@@ -144,12 +149,12 @@ class _ReadonlyDriver(Driver):
                     fix="atoll checkpoint list at a member says which are there; without --round it is the newest",
                 )
             if not self.store.has_blob(state):
-                demand_ready()  # the pieces that are the state itself need no arithmetic, but not all of them came
+                demand_ready()  # data pieces need no decoder, but some are missing
                 await asyncio.sleep(AGAIN_S)
         return DownloadedState(round, state)
 
     def _lies_in_pieces(self) -> bool:
-        """Then a holder that has nothing is no refusal: where one piece is enough, the first is the state."""
+        """True if the state is coded; a holder without it is then no refusal."""
         return self.machine.pieces is not None and self.machine.pieces.is_placed(self.state)
 
     def _agreed(self, round: int) -> Digest:
@@ -165,7 +170,7 @@ class _ReadonlyDriver(Driver):
         return decode_body(decode_vertex(data).body).state
 
     async def _signatures(self, until: int) -> None:
-        """Of eras up to this round, as many as members have; the run goes on meanwhile."""
+        """Fetch era signatures up to this round, as far as members have them."""
         eras = self.machine.eras
         while eras is not None and min(eras.lacking, default=until + 1) <= until:
             self.signed.clear()
@@ -204,19 +209,19 @@ def _turned_away(code: str, what: str) -> RefusedError:
 
 
 class _BlobWorker:
-    """What stands behind a visitor: a disk, and nobody who reads what is on it."""
+    """Worker of the read-only client: it stores blobs and computes nothing."""
 
     def __init__(self, store: PeerStore, newest: bool) -> None:
-        """`newest`: the head's state is what it came for."""
+        """`newest`: the wanted state is that of the head."""
         self.store, self.newest = store, newest
-        self.asked = asyncio.Event()  # for a state: somebody of the run has answered
+        self.asked = asyncio.Event()  # set once the machine needs a state: a member has replied
         self.taken: asyncio.Future[DownloadedState] = asyncio.get_running_loop().create_future()
         self._disk = ThreadPoolExecutor(1, "disk")
 
     async def do(self, work: Any) -> Any:
         loop = asyncio.get_running_loop()
         if isinstance(work, HoldPieces):
-            return ()  # nobody tidies here
+            return ()  # nothing is removed here
         if isinstance(work, RebuildState):
             return await loop.run_in_executor(self._disk, rebuild_blob, self.store, work, lambda name: None)
         if not isinstance(work, RestoreState):
@@ -226,7 +231,7 @@ class _BlobWorker:
             return False
         if self.newest and not self.taken.done():
             self.taken.set_result(DownloadedState(work.round, work.state))
-        return await asyncio.Event().wait()  # there is nothing to go on with; `stop` ends this
+        return await asyncio.Event().wait()  # never done; `stop` cancels it
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
         return digest(payload)

@@ -1,13 +1,15 @@
-"""The session that this folder signs with in its run: the one from before a restart, or a new one.
+"""Session keys: the key with which this folder signs in its run, from before a restart or new.
 
-Genesis says which kind of key it has (`run.votes`). A joiner learns genesis from the members, so its session is
-made with the first word that it signs, which is never before.
-Promises: a session is on disk before it signs anything. Its key is never replaced by time: the membership holds
-that key, and a lone founder, or a run that slept for months, has no quorum to admit another. Where the certificate
-ends or has not begun, the identity certifies the same key again. A session is good only beside the database that
-remembers what it signed: a peer whose database is lost signs with a new key, which votes once a vertex knows it, so
-it never contradicts what it forgot.
-Never asks the network anything.
+Genesis fixes the kind of key (`run.votes`). A joiner learns genesis from the members, so its session is made with
+the first statement that it signs.
+
+Invariants:
+- A session is on disk before it signs.
+- Time never replaces a key: the membership holds it, and a lone founder, or a run that slept for months, has no
+  quorum to admit another. If the certificate has ended or not begun, the identity certifies the same key again.
+- A session is valid only beside the database that remembers its statements. A peer that lost the database signs
+  with a new key, which votes once a vertex holds it, so it never contradicts what it forgot.
+Not responsible for: the network.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from atoll.crypto.identity import (
 from atoll.crypto.signer import VoteKind
 from atoll.runtime.storage.store import PeerStore
 
-SESSION_DAYS = 90  # that a certificate holds; a longer one gives a thief of the key more time to join with it
-RENEW_S = 86400.0  # a certificate that ends within a day is renewed before a vertex may judge it
-REMEMBERED = "session"  # under this name the database knows whose words it remembers
+SESSION_DAYS = 90  # validity of a certificate; a longer one gives a thief of the key more time to join
+RENEW_S = 86400.0  # a certificate that ends within a day is renewed before a vertex checks it
+REMEMBERED = "session"  # name of the value with the key of the remembered statements
 
 
 class LazySessionKey:
-    """A `Signer` whose session `make` brings when it is first asked for, and again when its certificate ends."""
+    """A `Signer` that calls `make` for its session at first use, and again when the certificate ends."""
 
     def __init__(self, peer: PeerId, make: Callable[[], SessionSigner], now: Callable[[], Seconds]) -> None:
         self.peer, self._make, self._now = peer, make, now
@@ -60,7 +62,7 @@ class LazySessionKey:
 
 
 def session_of(store: PeerStore, identity: Identity, run: Digest, kind: VoteKind, now: Seconds) -> SessionSigner:
-    """The session key from before a restart, so that the membership still knows it; a new one has to join."""
+    """The session from before a restart, which the membership knows; else a new one, which has to join."""
     kept = kept_session(store, run)
     if kept is None or kind_of_key(kept.vote_key) != kind:
         return certify(store, identity, run, new_vote_key(kind), now)
@@ -68,13 +70,13 @@ def session_of(store: PeerStore, identity: Identity, run: Digest, kind: VoteKind
 
 
 def is_current(signer: SessionSigner, now: Seconds) -> bool:
-    """True if its certificate holds now, and for a day more."""
+    """True if the certificate is valid now and for one more day."""
     session = SessionVerifier().session_of(signer.certificate)
     return session is not None and session.valid_at(now) and session.valid_at(now + RENEW_S)
 
 
 def kept_session(store: PeerStore, run: Digest) -> SessionSigner | None:
-    """From before a restart, if it is of this run and the database remembers its words. UsageError if damaged."""
+    """Session from before a restart, if it is of this run and of this database. Raises UsageError if damaged."""
     secret = store.secret("session.key")
     if secret is None:
         return None
@@ -85,7 +87,7 @@ def kept_session(store: PeerStore, run: Digest) -> SessionSigner | None:
 
 
 def remember_session(store: PeerStore) -> None:
-    """In a folder from before databases knew their sessions: what is there belongs together."""
+    """Migrate a folder from before databases recorded their session: its files belong together."""
     secret, kept = store.secret("session.key"), store.kept()
     if secret is not None and "genesis" in kept and REMEMBERED not in kept:
         store.keep([(REMEMBERED, SessionSigner.from_bytes(secret).vote_key)])
@@ -94,7 +96,7 @@ def remember_session(store: PeerStore) -> None:
 def certify(
     store: PeerStore, identity: Identity, run: Digest, key: VotePrivateKey, now_wall_s: Seconds
 ) -> SessionSigner:
-    """The identity's certificate that this key speaks for it from now on, written to disk."""
+    """Certify this key by the identity, from now on, and write the session to disk."""
     now = int(now_wall_s)
     signer = SessionSigner.certified(
         identity,

@@ -1,8 +1,9 @@
-"""One peer from start to farewell: what `atoll up` and `atoll join` do between their first and their last word.
+"""Supervisor of one peer process: what `atoll up` and `atoll join` do from start to farewell.
 
-Opens the control door, tells its shell every fact, and ends for one of five reasons: the run is over, its owner
-asked it to leave, a member refused it, nobody could be reached, or its trainer is beyond hope. The first Ctrl-C
-says farewell, a second one ends at once. Whatever the reason, nothing of it runs on afterwards.
+It opens the control socket and shows every fact. It ends when the run is over, the owner stops it, a member refuses
+it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C sends a farewell, the second ends at once.
+
+Invariants: nothing of the peer runs on after the end, whatever the reason.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.wire.ticket import parse
 
-FAREWELL_S = 60.0  # for the others to agree that I am gone, where they need my vote for it
-LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard asks for what it lacks
-AT_ONCE = (  # reasons that wait for nobody
+FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
+LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard requests what it lacks
+AT_ONCE = (  # reasons that end without a farewell
     "stopped by its owner",
-    "whoever started it is gone",
+    "its parent process is gone",
     "an error of Atoll itself",
     "its disk refused",
     "expelled",
 )
-JOIN_S = 60.0  # nobody of the run answered for so long: the ticket's addresses are not reachable from here
+JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What the command line said about this peer."""
+    """Options of the command line."""
 
     folder: Path
     config: RunConfig
@@ -58,11 +59,11 @@ class PeerOptions:
     announce: tuple[str, ...] = ()
     threads: int = 0
     stay: bool = False
-    uses: int = 0  # of the ticket of a run that it founds; 0: as the run's trust has it
+    uses: int = 0  # uses of a founder's ticket; 0: the default of the run's trust
 
 
 class PeerView(Protocol):
-    """Whoever watches a peer: a person's terminal or a program's pipe."""
+    """Output of a peer: a terminal, or a pipe of a program."""
 
     ends_with_stdin: bool
 
@@ -73,9 +74,9 @@ class PeerView(Protocol):
 
 
 async def run_up(start: PeerOptions, shell: PeerView) -> int:
-    """Found a run in the folder, or go on with the one it holds."""
+    """Found a run in the folder, or resume the one in it."""
     _check_addresses(start)
-    if not (start.folder / "kept.sqlite").exists():  # what is not there is told before torch is loaded, too
+    if not (start.folder / "kept.sqlite").exists():  # missing files are reported before torch is loaded
         data_of(start.config, start.file)
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
@@ -121,7 +122,7 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
 
 
 def _named_by(config: RunConfig, weights: str) -> RunConfig:
-    """The same; the folder of weights says what the model is where nobody else does."""
+    """Take the model name from the folder of weights, unless the config has one."""
     from atoll.training.models.weights import name_in
 
     if not weights or config.model.name:
@@ -130,7 +131,7 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 
 
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
-    """Join the ticket's run, or go on in a folder that belongs to it."""
+    """Join the ticket's run, or resume in a folder that belongs to it."""
     _check_addresses(start)
     from atoll.runtime.bootstrap import join_run, training
 
@@ -144,14 +145,14 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
 
 
 def _check_addresses(start: PeerOptions) -> None:
-    """A slip is told before anything of the run exists, and before torch is loaded."""
+    """Report wrong addresses before the run exists and before torch is loaded."""
     network = start.config.network
     for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
         endpoint_of(address)
 
 
 def _ready(start: PeerOptions) -> tuple[Any, int, str]:
-    """Folder, log, threads and name, before anything of the peer exists."""
+    """Prepare the folder and the log; returns listening options, threads and name."""
     import torch
 
     from atoll.runtime.bootstrap import ListenOptions, prepare
@@ -172,7 +173,7 @@ def _ready(start: PeerOptions) -> tuple[Any, int, str]:
 
 
 async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerView, resumed: bool = False) -> int:
-    """Drive this peer until one of the reasons to end."""
+    """Run this peer until one of the reasons to end."""
     end: asyncio.Future[tuple[str, AtollError | None]] = asyncio.get_running_loop().create_future()
 
     def leave(why: str, trouble: AtollError | None = None) -> None:
@@ -186,7 +187,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     host.on_unkept = lambda why: leave("its disk refused", why)
     door = ControlServer(start.folder, handlers_of(host, leave))
     signals = _answer_signals(leave, shell)
-    said = False  # farewell
+    said = False  # the farewell was sent
     if shell.ends_with_stdin:
         _leave_at_end_of_stdin(leave)
     try:
@@ -210,7 +211,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
         said = why not in AT_ONCE and not host.machine.over
         if said and not await host.leave(why, FAREWELL_S):
             shell.notice(
-                "the others could not agree on this farewell: they may be paused until somebody comes back"
+                "the others could not agree on this farewell: they may be paused until a member comes back"
             )
         exported = await host.export() if host.machine.over and host.island.head is not None else None
     finally:
@@ -224,7 +225,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
 
 
 class _EndWatcher:
-    """Notices the reasons to end that nobody says aloud."""
+    """Detects reasons to end in facts and timeouts."""
 
     def __init__(self, host: Any, start: PeerOptions, shell: PeerView, leave: Callable[..., None]) -> None:
         self.host, self.start, self.shell, self.leave = host, start, shell, leave
@@ -263,7 +264,7 @@ class _EndWatcher:
         self.leave(why, RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
 
     async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:
-        tasks = [asyncio.create_task(self._over()), asyncio.create_task(self._nobody())]
+        tasks = [asyncio.create_task(self._end_when_over()), asyncio.create_task(self._end_if_unreachable())]
         try:
             return await end
         finally:
@@ -271,7 +272,7 @@ class _EndWatcher:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _over(self) -> None:
+    async def _end_when_over(self) -> None:
         if self.start.stay:
             return
         while True:
@@ -283,28 +284,28 @@ class _EndWatcher:
             self.over.clear()  # its members agreed on more rounds meanwhile
 
     def _not_alone(self) -> bool:
-        """Others may ask for what they lack, or say that there are more rounds."""
+        """True if other members may still request data or agree on more rounds."""
         history = self.host.machine.history
         others = history is not None and any(m.present for m in history.head_body.members if m.peer != self.host.me)
         return others or any(s.up for s in self.host.links.stats().values())
 
-    async def _nobody(self) -> None:
+    async def _end_if_unreachable(self) -> None:
         await asyncio.sleep(JOIN_S)
         if self.host.machine.history is None:
             self.leave(
-                "nobody answered",
+                "no member answered",
                 NetworkError(
                     "E-NET-01",
-                    f"nobody of this run answered within {JOIN_S:.0f} s"
+                    f"no member of this run answered within {JOIN_S:.0f} s"
                     + (f": {self.unreachable}" if self.unreachable else ""),
-                    cause="the founder's computer is off, or its addresses cannot be dialled from here",
+                    cause="the founder's computer is off, or its addresses cannot be dialed from here",
                     fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
                 ),
             )
 
 
 def _answer_signals(leave: Callable[[str], None], shell: PeerView) -> Callable[[], None]:
-    """Ctrl-C and SIGTERM leave in good order; once more, and the process is gone. Returns what undoes it."""
+    """Leave in order on Ctrl-C or SIGTERM, exit at once on the second one. Returns the function that undoes it."""
     loop = asyncio.get_running_loop()
     asked = False
 
@@ -327,10 +328,10 @@ def _answer_signals(leave: Callable[[str], None], shell: PeerView) -> Callable[[
 
 
 def _end_when_broken(host: Any, leave: Callable[..., None]) -> None:
-    """A peer that broke a promise to itself ends near the cause instead of running on as half a peer."""
+    """End the peer at a defect of Atoll, near its cause, instead of running on in part."""
 
     def broken(why: BaseException | None, what: str) -> None:
-        # what the network or a peer did costs a connection, never the process
+        # faults of the network or of a peer cost a connection, never the process
         if why is not None and not isinstance(why, OSError | PeerFault | AtollError):
             text = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
             log.error("this peer broke: %s", what, exc_info=why)
@@ -350,15 +351,15 @@ def _end_when_broken(host: Any, leave: Callable[..., None]) -> None:
 
 
 def _leave_at_end_of_stdin(leave: Callable[[str], None]) -> None:
-    """Whoever started this peer is gone: so is the reason to run."""
+    """Leave once the process that started this peer is gone."""
     loop = asyncio.get_running_loop()
 
     def watch() -> None:
         with suppress(OSError):
-            while os.read(0, 4096):  # not sys.stdin: its lock would be held when the interpreter ends
+            while os.read(0, 4096):  # not sys.stdin, the lock of which would be held when the interpreter ends
                 pass
-        with suppress(RuntimeError):  # the loop is closed already
-            loop.call_soon_threadsafe(leave, "whoever started it is gone")
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(leave, "its parent process is gone")
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -379,4 +380,4 @@ def _sum(host: Any) -> dict[str, Any]:
 
 
 def _ignore(fact: object) -> None:
-    """Facts arrive as lines of the record instead."""
+    """Facts arrive as lines of the event log instead."""

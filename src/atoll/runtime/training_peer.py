@@ -1,6 +1,6 @@
-"""A peer that learns: the driver, and beside it genesis read, the data set found, the model exported.
+"""Training peer: a driver that also reads genesis, finds the data set and exports the model.
 
-Never decides anything: what is learned is said by genesis and by the vertices.
+Not responsible for: what is learned; genesis and vertices define it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ from atoll.wire.messages.statements import ChangedNumbers
 
 
 class TrainingPeer(Driver):
-    """A member that trains, or watches training."""
+    """A member that trains or observes."""
 
     island: TrainingWorker
 
     def __init__(self, me: PeerConfig, island: TrainingWorker, *, on_fact: Callable[[Fact], None]) -> None:
-        self._data = ""  # where the data set is
-        self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states that somebody waits for
-        self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs that somebody waits for
-        self._rows_gathered: dict[int, asyncio.Future[RowsGathered]] = {}  # rounds whose rows somebody waits for
+        self._data = ""  # location of the data set
+        self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states with a waiting caller
+        self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs with a waiting caller
+        self._rows_gathered: dict[
+            int, asyncio.Future[RowsGathered]
+        ] = {}  # rounds with a caller that waits for their rows
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
         self.machine.kept_rows.rounds = island.keep.updates
@@ -58,7 +60,7 @@ class TrainingPeer(Driver):
         island.mine.uplink_bytes_s = self.uplink_bytes_s
 
     def _tuned_before(self, round: int) -> ChangedNumbers | UnsetType:
-        """What the vertex before this round says of numbers."""
+        """Numbers that the vertex before this round changes. Raises RunFailedError."""
         history = self.machine.history
         body = history.bodies.get(round - 1) if history is not None else None
         if body is None:
@@ -66,11 +68,11 @@ class TrainingPeer(Driver):
         return body.tuned
 
     def _hurry(self) -> None:
-        self.island.trainer.cancel()  # nobody waits for the rest of my steps
+        self.island.trainer.cancel()  # the remaining steps of this round do not count
 
     async def export(self, path: Path | None = None) -> Path:
-        """The agreed model, or its adapters, as a safetensors file that any program reads."""
-        assert self.island.learning is not None  # there is a head
+        """Write the agreed model, or its adapters, as a safetensors file; returns its path. Raises UsageError."""
+        assert self.island.learning is not None  # a head exists
         exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
         data = await self.island.export()
         try:
@@ -83,7 +85,7 @@ class TrainingPeer(Driver):
         return self.machine.pieces is not None and self.machine.pieces.is_placed(state)
 
     async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
-        """Make an earlier state from its holders' pieces; False if that failed or took longer."""
+        """Rebuild an earlier state from its holders' pieces; False if that failed or took longer than `wait_s`."""
         made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
         self._do(lambda: self.machine.downloads.seek(state, self.clock.now()))
         try:
@@ -92,8 +94,10 @@ class TrainingPeer(Driver):
             return False
 
     async def fetch(self, blobs: Sequence[Digest], wait_s: Seconds) -> list[Digest]:
-        """Those of them that are on this disk in the end, for a minute at least: members are asked for the others.
-        Exhibits and states only; what is longer than these are is not fetched."""
+        """Fetch missing blobs from members; returns those on this disk in the end, which stay for one minute.
+
+        For exhibits and states: a longer blob is not fetched.
+        """
         most = EXHIBIT_UPDATES * self.machine.settings.update_bytes + MIB
         lacking = [blob for blob in blobs if not self.store.has_blob(blob) and blob not in self._fetching]
         loop = asyncio.get_running_loop()
@@ -110,7 +114,7 @@ class TrainingPeer(Driver):
         return [blob for blob in blobs if self.store.has_blob(blob)]
 
     async def gather_rows(self, round: int) -> RowsGathered:
-        """Get the rows of this round here. ValueError where it cannot be made again, or while another one is."""
+        """Fetch the rows of this round. Raises ValueError if it cannot be replayed or a request is running."""
         if self._rows_gathered:
             raise ValueError(f"round {next(iter(self._rows_gathered))} is being looked at just now")
         gathered = self._rows_gathered[round] = asyncio.get_running_loop().create_future()
@@ -166,13 +170,13 @@ class TrainingPeer(Driver):
         self._spawn(self._find_data())
 
     def _refuse(self, code: str, what: str, fix: str) -> None:
-        """This computer cannot take part, whoever is asked."""
+        """Report that this computer cannot take part in the run."""
         refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, for_good=True)
         for listener in self.listeners:
             listener(refused)
 
     async def _find_data(self) -> None:
-        """The data set from this disk if it is here, else as a blob from the members."""
+        """Load the data set from this disk, else fetch it from members."""
         learning = self.island.learning
         assert learning is not None
         if self.wish.role == "observer":
@@ -192,17 +196,19 @@ class TrainingPeer(Driver):
     def _use_data_blob(self, blob: Digest) -> None:
         link = self.folder / "data.safetensors"
         link.unlink(missing_ok=True)
-        link.symlink_to(self.store.blob_path(blob).relative_to(self.folder))  # the folder may be moved
+        link.symlink_to(
+            self.store.blob_path(blob).relative_to(self.folder)
+        )  # relative, since the folder may be moved
         self._equip(str(link))
 
     def _equip(self, data: str = "") -> None:
-        """Begin to train once both are here: the data set, at this place if it has just come, and the base."""
+        """Start the trainer once the data set and the base are here; `data` is the location of a new data set."""
         self._data, learning = data or self._data, self.island.learning
         if self._data and learning is not None and (learning.base is UNSET or self.store.has_blob(learning.base)):
             self.island.equip(self._data)
 
     def _tell_learning(self) -> None:
-        """What this host knows beside the machine's facts: genesis decoded as far as islands read it."""
+        """Record the training part of genesis, which is not a fact of the machine."""
         learning = self.island.learning
         assert learning is not None
         recipe = learning.recipe
@@ -223,6 +229,6 @@ class TrainingPeer(Driver):
         )
 
     def _stepped(self, beat: TrainerHeartbeat) -> None:
-        """A sign of life from the trainer: worth showing, not worth keeping."""
+        """Show a heartbeat of the trainer; it is not recorded."""
         entry = {"at": round(self.clock.now(), 3), "fact": "Stepped", "phase": "train", "steps": beat.steps}
         self._tell(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)

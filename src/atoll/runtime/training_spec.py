@@ -1,4 +1,4 @@
-"""What a run learns: the part of genesis that only islands read, and the genesis of a new run."""
+"""Training spec: the training part of genesis, its compatibility checks, and the genesis of a new run."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def decode_learning(settings: RunSettings) -> TrainingSpec:
         learning = _LEARNING.decode(settings.learning)
         check_recipe(_ending(learning.recipe))
     except UNREADABLE as why:
-        raise PeerFault("", f"this run learns nothing that this version can read: {why}") from None
+        raise PeerFault("", f"invalid training spec in genesis for this version: {why}") from None
     except ValueError as why:
-        raise PeerFault("", f"this run's recipe is none: {why}") from None
+        raise PeerFault("", f"invalid recipe in genesis: {why}") from None
     if problem := swarm_problem(learning.recipe):
         raise PeerFault("", f"this run's recipe asks for what this version cannot do: {problem}")
     if learning.recipe.schedule.epochs is not UNSET and learning.data != ATTACHED:
@@ -75,13 +75,13 @@ def decode_learning(settings: RunSettings) -> TrainingSpec:
     if settings.apart_terms is not None and (problem := apart_problem(learning.recipe)):
         raise PeerFault("", f"members of this run cannot train apart: {problem}")
     if settings.round.sample is not UNSET and (problem := sample_problem(learning.recipe)):
-        raise PeerFault("", f"not everybody can train in this run's rounds: {problem}")
+        raise PeerFault("", f"members cannot be sampled in this run: {problem}")
     if problem := effort_misfit(learning.recipe, settings.round.effort):
         raise PeerFault("", f"rounds of this run cannot follow it: {problem}")
     if problem := rhythm_problem(learning.recipe, settings):
         raise PeerFault("", f"rounds of this run cannot change their length: {problem}")
     if settings.round.rhythm != _rhythm(learning.recipe):
-        raise PeerFault("", "this run's rounds are of other lengths by its recipe than by its settings")
+        raise PeerFault("", "round lengths in the recipe and in the settings of the run differ")
     if settings.validated is not None and settings.validated.sets != 1 + (learning.canary is not UNSET):
         raise PeerFault("", "this run validates on other sets of data than it names")
     if (terms := settings.opened) is not None:
@@ -93,7 +93,7 @@ def decode_learning(settings: RunSettings) -> TrainingSpec:
 
 
 def _ending(recipe: Recipe) -> Recipe:
-    """The same, where a loop of somebody's own goes on without end."""
+    """Give the endless schedule of an attached loop one round, so that it can be checked."""
     schedule = recipe.schedule
     if recipe.model != ATTACHED or schedule.rounds:
         return recipe
@@ -104,12 +104,12 @@ UNMEASURED = "adapters train beside a base, and how far honest machines differ i
 
 
 def audit_problem(recipe: Recipe, layout: ModelLayout) -> str:
-    """Why rounds in which this travels cannot be audited; empty if they can."""
+    """Reason why this recipe and layout cannot be audited; empty if they can."""
     return UNMEASURED if layout.held else recipe_problem(recipe, layout.floats)
 
 
 def effort_misfit(recipe: Recipe, effort: WorkloadPolicy | UnsetType) -> str:
-    """Why rounds under this recipe cannot ask for this; empty if they can."""
+    """Reason why this recipe cannot have this effort; empty if it can."""
     schedule = recipe.schedule
     bounded = effort is not UNSET and effort.bounded is True
     if bounded != (schedule.total_tokens is not UNSET):
@@ -136,17 +136,17 @@ def effort_misfit(recipe: Recipe, effort: WorkloadPolicy | UnsetType) -> str:
     if growing and recipe.hidden_steps:
         return "steps that are taken ahead have the batch of the round before"
     if growing and recipe.reducer.quorum:
-        return "steps that a round went on without have the batch of the round before"
+        return "a late update has the batch size of its own round, so batch growth excludes a quorum"
     return ""
 
 
 def _words(recipe: Recipe, keys: str, arguments: str) -> str:
-    """What to change, as its founder wrote it: in keys of run.toml, or as arguments of `atoll.found`."""
+    """Names of the settings to change: keys of run.toml, or arguments of `atoll.found`."""
     return arguments if recipe.model == ATTACHED else keys
 
 
 def rhythm_problem(recipe: Recipe, settings: RunSettings) -> str:
-    """Why rounds of this run cannot change their length as the recipe asks; empty if they can, or need not."""
+    """Reason why rounds cannot change their length as the recipe requires; empty if they can or need not."""
     if not recipe.schedule.phases:
         return ""
     stands = {
@@ -155,7 +155,7 @@ def rhythm_problem(recipe: Recipe, settings: RunSettings) -> str:
         "audits, scores and openings know one codec": (
             settings.audited_share or settings.scored_share or settings.opened is not None
         ),
-        "whoever trains apart counts in rounds of one length": settings.apart_terms is not None,
+        "partitioned members count in rounds of one length": settings.apart_terms is not None,
     }
     return "; ".join(why for why, asked in stands.items() if asked)
 
@@ -165,7 +165,7 @@ def _rhythm(recipe: Recipe) -> tuple[tuple[int, int], ...] | UnsetType:
 
 
 def apart_problem(recipe: Recipe) -> str:
-    """Why members cannot train apart under this recipe; empty if they can."""
+    """Reason why partitioned members cannot train under this recipe; empty if they can."""
     if recipe.schedule.fragments > 1:
         return "rounds carry fragments in turn, and late work is of the whole model"
     if recipe.own_anchors:
@@ -182,7 +182,7 @@ def apart_problem(recipe: Recipe) -> str:
 
 
 def terms_of(recipe: Recipe, share: float) -> SumCheckTerms | msgspec.UnsetType:
-    """How answers of this recipe are opened. UsageError if its codecs have no blocks."""
+    """Terms of sum checks for this recipe. Raises UsageError if its codecs have no blocks."""
     if not share:
         return msgspec.UNSET
     if problem := unopened(recipe):
@@ -197,7 +197,7 @@ def terms_of(recipe: Recipe, share: float) -> SumCheckTerms | msgspec.UnsetType:
 
 
 def size_problem(recipe: Recipe, layout: ModelLayout) -> str:
-    """Why this model cannot be sent as this recipe asks, in fragments of PARTS_MAX parts; empty if it can."""
+    """Reason why the model is too small for PARTS_MAX parts per fragment; empty if it is not."""
     least = PARTS_MAX * BLOCK
     try:
         smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
@@ -211,27 +211,27 @@ def size_problem(recipe: Recipe, layout: ModelLayout) -> str:
 
 
 class RunStart(msgspec.Struct, frozen=True):
-    """What a new run starts from: its recipe, its model as it is now, its data."""
+    """Start of a new run: recipe, model and data."""
 
     recipe: Recipe
     layout: ModelLayout
     state: bytes  # canonical bytes of the first shared state
     data: str
-    blob: bytes  # of the data set; empty where data never leaves its peer
-    canary: bytes = b""  # blob of data that is only looked at, if there is any
-    tokenizer: bytes = b""  # that made the data, if one did
-    base: bytes = b""  # blob of what is not exchanged of a built-in model, if anything is not
+    blob: bytes  # data set; empty if data stays at its peer
+    canary: bytes = b""  # held-out data for validators; may be empty
+    tokenizer: bytes = b""  # tokenizer.json; empty if bytes are tokens
+    base: bytes = b""  # frozen part of a built-in model; may be empty
 
 
 class FoundingBlobs(msgspec.Struct, frozen=True):
-    """What a new run fixes for good, and the blobs that its members fetch from each other."""
+    """Settings of a new run, and the blobs that its members fetch from each other."""
 
     settings: RunSettings
     state: bytes  # the first shared state
-    data: bytes = b""  # the data set; empty where data never leaves its peer
-    canary: bytes = b""  # data that validators look at too
+    data: bytes = b""  # data set; empty if data stays at its peer
+    canary: bytes = b""  # held-out data for validators
     tokenizer: bytes = b""  # tokenizer.json
-    base: bytes = b""  # of the model, what is not exchanged
+    base: bytes = b""  # frozen part of the model
 
 
 def built_in(
@@ -243,7 +243,7 @@ def built_in(
     weights: str = "",
     only: Sequence[str] = (),
 ) -> RunStart:
-    """A model that Atoll knows by name. The first weights travel as a blob, never as a seed.
+    """Start of a run with a built-in model. The first weights are sent as a blob, never as a seed.
 
     `weights`: a folder to take them from, else they are fresh. `only`: patterns of what is exchanged, the rest
     stays as it is; without any, a model's adapters if it has some, else everything.
@@ -268,13 +268,13 @@ def built_in(
 
 
 def _label(data: str) -> str:
-    """What all members and every card may know of this source: no folder of the founder's disk."""
+    """Public label of a data source, without folders of the founder's disk."""
     name = Path(data).name
     return data if data == STDLIB else "own data" if name in (STDLIB, ATTACHED, "") else name
 
 
 def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[ModelLayout, bytes]:
-    """The layout of what these patterns name, and the blob of the rest."""
+    """Layout of the tensors that these patterns name, and the blob of the others. Raises UsageError."""
     try:
         layout = layout_of(model, only)
         return layout, base_bytes(model, layout)
@@ -289,7 +289,7 @@ def _exchanged(model: nn.Module, only: Sequence[str]) -> tuple[ModelLayout, byte
 
 
 def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes:
-    """Its blob, once this model can look at it. ValueError if it is too short."""
+    """Blob of the canary data, checked against this model. Raises ValueError or UsageError."""
     loaded = load_data(canary, tokenizer, column)
     if problem := misfit(recipe.model, loaded):
         raise UsageError("E-RUN-13", f"data.canary: {problem}", fix="choose another model.name or data.canary")
@@ -298,7 +298,7 @@ def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes
 
 
 def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
-    """The same, as this recipe's reducer and answers want it. UsageError where settings stand against them."""
+    """Settings completed for this recipe's reducer and results. Raises UsageError if they conflict."""
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
@@ -332,7 +332,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
 
 
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
-    """What stands against answers that say more than an encoded mean, and what helps; None if nothing does."""
+    """Conflict of settings with results beyond an encoded mean, and its fix; None if there is none."""
     if not (says_more(recipe) or remembers(recipe)):
         return None
     if settings.round.quorum != "majority":
@@ -350,7 +350,7 @@ def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | 
 
 
 def with_room(settings: RunSettings) -> RunSettings:
-    """The same. UsageError if a vertex has no room for the members that the run waits for: it would never begin."""
+    """Check that a vertex has room for the members that the run waits for. Raises UsageError."""
     parts, founders = parts_planned(settings), max(settings.start_peers, settings.min_peers, 1)
     most = members_most(parts, settings.round.signing)
     if most >= founders:
@@ -366,8 +366,7 @@ def with_room(settings: RunSettings) -> RunSettings:
 
 
 def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
-    """A run that learns this. UsageError if the model is too small to be cut into parts, or too large for a vertex
-    that lists its members, or the recipe too new."""
+    """Genesis settings and blobs of a new run. Raises UsageError if model, recipe and settings do not fit."""
     layout = beginning.layout
     if problem := swarm_problem(beginning.recipe):
         raise UsageError(
@@ -459,7 +458,7 @@ def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
     largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     beside = beginning.canary, beginning.tokenizer, beginning.base
-    try:  # what a joiner will say of it
+    try:  # as a joiner will check it
         decode_learning(decode_settings(encode_settings(complete)))
     except PeerFault as fault:
         raise UsageError(

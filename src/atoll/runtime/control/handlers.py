@@ -1,7 +1,8 @@
-"""What a running peer answers at its control door: status, peers, invite, recover, rollback, pause, leave, …
+"""Handlers of the control socket: status, peers, invite, recover, rollback, pause, leave and others.
 
-Every answer is plain data. Numbers are exact as of the moment of asking; what the swarm has not agreed on is not
-shown as if it were. Never changes what members agreed on by itself: an invitation goes through a vertex.
+Invariants:
+- Every reply is plain data, exact at the time of the request. Nothing is shown as agreed before it is.
+- A handler changes agreed values only through a vertex.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from atoll.wire.ticket import issue
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
     from atoll.runtime.training_peer import TrainingPeer
 
-AGREE_S = 30.0  # an invitation takes effect with the next vertex; later than this it is said to be on its way
-INVITED_MOST_S = TICKET_MOST_S - 86400.0  # that an owner may ask for: vertices are dated a little behind its clock
-FETCH_S = 90.0  # an exhibit of hundreds of megabytes over a home's link; who asks waits little longer
-FETCHED_MAX = 64  # blobs at once: exhibits of as many verdicts as are kept, and their states
+AGREE_S = 30.0  # wait for the next vertex, which holds an invitation; later, the reply says that it is pending
+INVITED_MOST_S = TICKET_MOST_S - 86400.0  # longest ticket; vertices are dated slightly behind the owner's clock
+FETCH_S = 90.0  # for hundreds of megabytes over a home link; the caller waits slightly longer
+FETCHED_MAX = 64  # blobs per request: exhibits of all kept verdicts, and their states
 SAMPLE_MAX = 4096  # bytes of text in one sample
-MISSED_TOLD = 8  # rounds in a row without a counted update: fewer may be a newcomer's, or a slow network's
+MISSED_TOLD = 8  # consecutive uncounted rounds; fewer are normal for newcomers and slow networks
 
 
 def handlers_of(host: TrainingPeer, leave: Callable[[str], None]) -> dict[str, Handler]:
-    """The table of the control door. `leave` ends the process in good order."""
+    """Handlers by verb. `leave` ends the process in order."""
 
     async def status(_: dict[str, Any]) -> Any:
         return status_of(host)
@@ -195,7 +196,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
 
 
 def unaudited_text(host: TrainingPeer) -> str:
-    """What a member should know whose work nobody could replay, where members' work is; empty elsewhere."""
+    """Warning for a member with work that cannot be replayed, in a run that audits; else empty."""
     if not (host.wish.unaudited and host.machine.settings.audited_share):
         return ""
     return (
@@ -205,7 +206,7 @@ def unaudited_text(host: TrainingPeer) -> str:
 
 
 def vote_text(host: TrainingPeer) -> str:
-    """How far a trainer is from its vote, where votes are earned; empty for all others."""
+    """Progress of a trainer towards its vote, in a run where votes are earned; else empty."""
     history, terms = host.machine.history, host.machine.settings.vote_terms
     body = history.head_body if history is not None else None
     if body is None or terms is None or body.invited is UNSET or host.wish.unaudited:
@@ -222,15 +223,14 @@ def vote_text(host: TrainingPeer) -> str:
 
 
 def _validation(host: TrainingPeer) -> dict[str, Any]:
-    """The newest verdict on an agreed state, and the returns behind bad ones with those who had counted in them."""
+    """The newest verdict on an agreed state, and the rollbacks behind bad ones with their contributors."""
     p = host.progress
     returns = [r | {"contributors": [p.name_of(peer) for peer in r["contributors"]]} for r in p.returns]
     return p.validation | {"returns": returns}
 
 
 def kept_of(host: TrainingPeer) -> dict[str, Any]:
-    """What this peer's folder holds of states, and where older ones lie in pieces, how many are mine and how
-    sound."""
+    """States in this peer's folder; if older ones are coded, also the number and health of its pieces."""
     store, pieces = host.store, host.machine.pieces
     kept: dict[str, Any] = {"blob_bytes": store.blob_bytes()}
     if pieces is None:
@@ -247,7 +247,7 @@ def kept_of(host: TrainingPeer) -> dict[str, Any]:
 
 
 def peers_of(host: TrainingPeer) -> list[dict[str, Any]]:
-    """The agreed membership, and what my own links say about each."""
+    """The agreed membership, with the local link to each member."""
     history = host.machine.history
     if history is None:
         return []
@@ -279,13 +279,13 @@ def _eras_lacking(host: TrainingPeer) -> set[int]:
 
 
 def _settings_now(host: TrainingPeer) -> RunSettings:
-    """By which the next round goes."""
+    """Settings of the next round."""
     settings, history = host.machine.settings, host.machine.history
     return settings if history is None else settings_after(settings, history.head_body)
 
 
 def uncounted_text(missed: int, passed: str, settings: RunSettings) -> str:
-    """What a member is told whose work has counted for nothing in so many rounds in a row, and what helps."""
+    """Explanation and advice for a member after `MISSED_TOLD` uncounted rounds in a row; else empty."""
     if missed < MISSED_TOLD:
         return ""
     told = f"the last {missed} rounds counted nothing of this peer"
@@ -312,7 +312,7 @@ def _needs_state(host: TrainingPeer) -> None:
 
 
 async def _invite(host: TrainingPeer, with_: dict[str, Any]) -> dict[str, Any]:
-    """A new ticket, or the end of one. `agreed` says whether a vertex holds it already."""
+    """Issue or revoke a ticket. `agreed` in the reply: a vertex holds it already."""
     history = host.machine.history
     mine = None if history is None else next((m for m in history.head_body.members if m.peer == host.me), None)
     if mine is None or not mine.votes:
@@ -353,7 +353,7 @@ def _invitation(host: TrainingPeer, with_: dict[str, Any]) -> tuple[TicketInvite
     if lasts_s > INVITED_MOST_S:
         raise UsageError(
             "E-ARG-06",
-            f"--ttl {lasts_s / 86400:.0f}d is too long: members take no ticket that is good for more than a year",
+            f"--ttl {lasts_s / 86400:.0f}d is too long: members refuse tickets valid for more than a year",
             fix="atoll invite --ttl 365d",
         )
     expires_s = int(host.clock.now() + lasts_s)
@@ -365,7 +365,7 @@ def _invitation(host: TrainingPeer, with_: dict[str, Any]) -> tuple[TicketInvite
 
 
 def _invitations(host: TrainingPeer) -> list[dict[str, Any]]:
-    """The tickets that members agreed on and that can still be used. Their text is known to their makers only."""
+    """Agreed tickets with uses left. Only the issuer has the text of a ticket."""
     history = host.machine.history
     if history is None:
         return []
@@ -377,7 +377,7 @@ def _invitations(host: TrainingPeer) -> list[dict[str, Any]]:
 
 
 def _revocation(host: TrainingPeer, text: str) -> tuple[TicketInvite, str]:
-    """`text` is a ticket, or the beginning of its id."""
+    """`text` is a ticket or the start of its id."""
     from atoll.wire.ticket import parse
 
     wanted = parse(text).id.hex() if ":" in text else text.lower()

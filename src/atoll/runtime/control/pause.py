@@ -1,7 +1,6 @@
-"""Pausing a run, or letting it go on, as this peer's owner asks for it: may this peer say so, and did all agree?
+"""Pause or resume a run on the owner's request: checks the right to do so and waits for the vertex.
 
-Answers once a vertex holds the word, or says that none does yet. Never stops a round: the one under way ends as
-any.
+The reply reports whether a vertex holds the order yet. A pause never interrupts the round under way.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
 
 
 async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, Any]:
-    """Say it to the members, and wait for the vertex that does it."""
+    """Send the order to the members and wait up to `wait_s` for the vertex that holds it. Raises RefusedError."""
     verb = "pause" if paused else "resume"
     if not host.may_recover:
         raise RefusedError(
@@ -34,7 +33,7 @@ async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, An
     except ValueError as why:
         raise RefusedError("E-RUN-26", f"the run cannot {verb}: {why}", fix="atoll status") from None
     history = host.machine.history
-    assert history is not None  # else it was no member
+    assert history is not None  # a member has one
     until = time.monotonic() + wait_s
     while not (agreed := (history.head_body.paused is not UNSET) == paused) and time.monotonic() < until:
         await host.next_round(until - time.monotonic())
@@ -42,7 +41,7 @@ async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, An
 
 
 def pause_told(host: Driver) -> str | None:
-    """Who paused the run, since when, and how it goes on; None if it is not."""
+    """Text with the member that paused the run, the round, and the command to resume; None if not paused."""
     history, recovery = host.machine.history, digest(host.machine.settings.recovery)
     if history is None or history.head_body.paused is UNSET:
         return None
@@ -51,5 +50,5 @@ def pause_told(host: Driver) -> str | None:
     where = "" if host.may_recover else " in the founder's folder"
     return (
         f"paused since round {history.head_body.paused} by {who}, the run's recovery identity: members stay, "
-        f"nobody trains; it goes on with `atoll resume`{where}"
+        f"training stops; it goes on with `atoll resume`{where}"
     )

@@ -1,7 +1,6 @@
-"""Going back to an earlier state, as this peer's owner asks for it: is it here, is it whole, may this peer say so?
+"""Rollback of a run to an earlier state on the owner's request: checks right and state, waits for the vertex.
 
-Answers once the members have agreed, or says that they have not yet. Never signs for a state that is not on this
-disk, byte for byte: somebody has to be able to give it to the others.
+Invariants: an order is signed only if its state is on this disk, byte for byte, so that one peer can serve it.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ SHOWN = 12  # rounds named in a refusal
 
 
 async def roll_back(host: TrainingPeer, round: int, wait_s: Seconds, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Say to the members that the run goes on from this round's state, and without those named, and wait for the
-    vertex that does it."""
+    """Order the members to go on from this round's state without the named ones, and wait for the vertex.
+
+    Raises AtollError.
+    """
     if not host.may_recover:
         raise RefusedError(
             "E-CHK-10",
-            "only the run's recovery identity can send it back, and this peer is another one",
+            "only the run's recovery identity can roll it back, and this peer is another one",
             cause="genesis names the founder, unless the founder chose somebody else",
             fix=f"atoll checkpoint rollback {round} in the founder's folder",
         )
@@ -64,14 +65,14 @@ async def roll_back(host: TrainingPeer, round: int, wait_s: Seconds, without: Se
         "back_to": goal.round,
         "state": goal.state.hex(),
         "trained": goal.trained,
-        "refused": refused,  # validators went back behind it before
+        "refused": refused,  # validators rolled back behind it before
         "without": list(names),
-        "numbers": goal.tuned != tuned,  # those that were changed since go back with it
+        "numbers": goal.tuned != tuned,  # numbers changed since are rolled back, too
     }
 
 
 def _member(host: TrainingPeer, named: str) -> PeerId:
-    """By its name, or the beginning of its id."""
+    """Id of a member, by its name or the start of its id."""
     assert host.machine.history is not None
     members = [m for m in host.machine.history.head_body.members if m.standing != "expelled"]
     found = [m.peer for m in members if m.name == named] or [m.peer for m in members if m.peer.startswith(named)]
@@ -96,7 +97,7 @@ async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> No
             return
         raise RunFailedError(
             "E-CHK-13",
-            f"the state of round {goal.round} lies in pieces and could not be made of them yet",
+            f"the state of round {goal.round} is coded in pieces and could not be rebuilt yet",
             cause="too few of their holders are here, or it takes longer than this command waits",
             fix=f"atoll checkpoint rollback {goal.round} again in a minute; atoll peers says who is here",
         )
@@ -137,7 +138,7 @@ def _goal(store: PeerStore, round: int) -> RollbackGoal | None:
 
 
 def rounds_here(store: PeerStore) -> list[int]:
-    """Rounds whose state lies in this folder, oldest first; not those whose vertex cannot be read."""
+    """Rounds with a readable vertex and their state in this folder, oldest first."""
     genesis, here = store.value("genesis"), list[int]()
     for data in ([genesis] if genesis else []) + store.vertices():
         with suppress(PeerFault):
@@ -147,7 +148,7 @@ def rounds_here(store: PeerStore) -> list[int]:
 
 
 def _carried(host: TrainingPeer, after: int, goal: RollbackGoal) -> int | None:
-    """The round that went back there since."""
+    """The round after `after` that rolled back to `goal`; None if there is none yet."""
     history = host.machine.history
     assert history is not None
     for round in range(after + 1, min(host.machine.at, history.head) + 1):

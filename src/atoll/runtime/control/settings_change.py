@@ -1,10 +1,11 @@
-"""Numbers of a run that its owner changes: what people write, what islands make of it, and whether it can be.
+"""Changes of a run's numbers by its owner: parsing, meaning for training, and checks.
 
-    atoll amend run.rounds=60 train.lr=0.002 ─► Numbers ─► a word ─► a vertex ─► `learning_after`, round by round
+    atoll amend run.rounds=60 train.lr=0.002 ─► RunNumbers ─► statement ─► vertex ─► `learning_after`, every round
 
-Promises: what a round learns by follows from genesis and the vertex before it, and is found for whatever such a
-vertex says; what makes no sense is refused here, before anybody hears of it. Knows the keys of run.toml by which
-people call numbers; every other key is refused with the reason why it stays as it is.
+Invariants:
+- The training terms of a round follow from genesis and the vertex before it, whatever that vertex says.
+- A senseless change is refused here, before any member receives it.
+- Only keys of run.toml in `KEYS` can change; for any other, the refusal gives the reason.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class _TunableNumber(NamedTuple):
-    """How a number of the run follows from what people write."""
+    """Conversion of a key of run.toml to a number of the run."""
 
     name: str
-    share: float = 1.0  # of what is written
-    turns: int = 0  # 1: times the run's fragments, -1: a fragment's share
+    share: float = 1.0  # factor on the written value
+    turns: int = 0  # 1: times the number of fragments, -1: divided by it
 
 
 KEYS = {
@@ -58,7 +59,7 @@ KEYS = {
     "train.outer_lr": _TunableNumber("outer_lr"),
 }
 OWN = "it is this computer's own: write it in run.toml, then atoll stop and atoll up"
-STAYS = {  # why other keys cannot change, by key or section
+STAYS = {  # reason why a key or section cannot change
     "model": "every state and every member's copy has this shape",
     "data": "members hold these data, and what was learned from is counted in them",
     "train.recipe": "members remember earlier rounds as this recipe has it",
@@ -66,8 +67,8 @@ STAYS = {  # why other keys cannot change, by key or section
     "train.seq_len": "the place in the data is counted in these",
     "train": "members remember earlier rounds as the recipe has it",
     "sync": "what codecs left out is remembered by their numbers, and members read each other's bytes by them",
-    "run": "votes, trust and membership rest on it, and nobody may vote on what voting means",
-    "consensus": "nobody may vote on what voting means",
+    "run": "votes, trust and membership rest on it, and members cannot vote on the meaning of a vote",
+    "consensus": "members cannot vote on the meaning of a vote",
     "keep.coded": "pieces of older states lie as it says",
     "network": OWN,
     "keep": OWN,
@@ -76,7 +77,7 @@ STAYS = {  # why other keys cannot change, by key or section
 
 
 def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
-    """Of key=value, as people write them. UsageError for what is none, or for what cannot change."""
+    """Parse key=value pairs. Raises UsageError, also for keys that cannot change."""
     found: dict[str, Any] = {}
     for key, value in numbers_of(written).items():
         number = KEYS.get(key)
@@ -102,7 +103,7 @@ def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
 
 
 def _demand_bounds(key: str, name: str, value: float) -> None:
-    """The config takes zeros for "none", and longer waits than a vertex may ask for."""
+    """Raise UsageError for values that the config allows and a vertex does not: 0 for "none", long waits."""
     try:
         convert({name: value}, RunNumbers)
     except ValidationError:
@@ -114,7 +115,7 @@ def _demand_bounds(key: str, name: str, value: float) -> None:
 
 
 def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
-    """The same, by the keys that people know."""
+    """The numbers by their keys in run.toml."""
     given, found = numbers_in(to), dict[str, Any]()
     for key, number in KEYS.items():
         if number.name in given:
@@ -126,7 +127,7 @@ def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
 
 
 def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbers) -> str:
-    """Why a run that learns so cannot go by these numbers; empty if it can. `settings` are those that then hold."""
+    """Reason why the run cannot use these numbers; empty if it can. `settings` already include them."""
     to, before, then = changed.to, learning.recipe, learning_after(learning, changed).recipe
     loops = before.model == ATTACHED
     without = "its members' loops have optimizers of their own" if loops else "its recipe has none"
@@ -153,7 +154,7 @@ def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbe
 
 
 async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -> dict[str, Any]:
-    """Say it to the members, and wait for the vertex that does it."""
+    """Send the change to the members and wait up to `wait_s` for its vertex. Raises UsageError or RefusedError."""
     if not host.may_recover:
         raise RefusedError(
             "E-RUN-25",
@@ -183,14 +184,14 @@ async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -
 
 
 def _first_with(bodies: Mapping[int, VertexBody], after: int, to: RunNumbers) -> VertexBody | None:
-    """The first vertex after that round that says so."""
+    """The first vertex after round `after` with these numbers."""
     wanted, later = numbers_in(to).items(), sorted(round for round in bodies if round > after)
     said = (bodies[round] for round in later)
     return next((b for b in said if b.tuned is not UNSET and wanted <= numbers_in(b.tuned.to).items()), None)
 
 
 def amended_of(host: TrainingPeer) -> dict[str, Any] | None:
-    """What holds otherwise than genesis says, for people; None if nothing does."""
+    """Numbers that differ from genesis, for people; None if none do."""
     history, learning = host.machine.history, host.island.learning
     if history is None or learning is None or history.head_body.tuned is UNSET:
         return None

@@ -1,9 +1,12 @@
-"""The control door: a unix-domain socket beside each running peer, for its owner's commands and nobody else's.
+"""Control socket: a unix-domain socket beside each running peer, for commands of its owner only.
 
-One line of JSON asks, one line answers; then the connection ends. The socket lies in a short private folder, since
-the system allows its path 108 bytes only; the peer's folder says where (`door`).
-Promises: only this user can open the door (folder 0700, socket 0600, owner checked); what cannot be done is
-answered with the same error that the command line shows. Never imports torch: `atoll status` must stay quick.
+A request is one line of JSON, and so is the reply; then the connection ends. The system limits a socket path to 108
+bytes, so the socket is in a short private folder, and the file `door` in the peer's folder holds its path.
+
+Invariants:
+- Only this user can connect: folder 0700, socket 0600, owner checked.
+- A refused request gets the same error that the command line shows.
+- torch is never imported: `atoll status` must stay fast.
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ from atoll.runtime.storage.atomic_files import refused
 from atoll.runtime.storage.ownership import open_private
 
 REQUEST_MAX = 64 * 1024  # bytes of one request
-ANSWER_MAX = 16 * 2**20  # bytes of one answer: a run of 4096 members fits
+REPLY_MAX = 16 * 2**20  # bytes of one reply: a run of 4096 members fits
 PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
-DEAD_S = 60.0  # a socket that nobody listens at is this old, and its peer was killed
+DEAD_S = 60.0  # age from which a socket without a listener belongs to a killed peer
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
@@ -62,7 +65,7 @@ _REPLY = msgspec.json.Decoder(ControlReply)
 
 
 class ControlServer:
-    """Answers on behalf of one running peer. `handlers` is the table of what it can be asked."""
+    """Control socket of one running peer. `handlers` maps each verb to its function."""
 
     def __init__(self, folder: Path, handlers: dict[str, Handler]) -> None:
         self.folder, self.handlers = folder, handlers
@@ -70,8 +73,8 @@ class ControlServer:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """From now on `ask(folder, …)` reaches this peer."""
-        self.path.unlink(missing_ok=True)  # the folder's lock says that its owner is gone
+        """Start to listen. `ask(folder, …)` reaches this peer from now on."""
+        self.path.unlink(missing_ok=True)  # the lock of the folder shows that its owner is gone
         self._server = await asyncio.start_unix_server(self._serve, str(self.path), limit=REQUEST_MAX)
         self.path.chmod(0o600)
         try:
@@ -109,21 +112,19 @@ class ControlServer:
         except AtollError as why:
             return ControlReply(error=ControlError(why.code, why.what, why.cause, why.fix, why.exit_status))
         except (msgspec.DecodeError, KeyError, ValueError) as why:
-            return ControlReply(
-                error=ControlError("E-DOOR-03", f"the request makes no sense: {why}", exit_status=2)
-            )
+            return ControlReply(error=ControlError("E-DOOR-03", f"invalid request: {why}", exit_status=2))
 
 
 # ---- the command's side ------------------------------------------------------------------------------------
 
 
 def ask(folder: Path, verb: str, **with_: Any) -> Any:
-    """What the peer that runs in `folder` answers. Raises the error it answers with."""
+    """Send a request to the peer in `folder`; returns its reply or raises the error in it."""
     return _reply(folder, msgspec.json.encode(ControlRequest(verb, with_)) + b"\n")
 
 
 async def ask_soon(folder: Path, verb: str, **with_: Any) -> Any:
-    """The same for a caller with an event loop."""
+    """`ask` for a caller with an event loop."""
     return await asyncio.to_thread(lambda: ask(folder, verb, **with_))
 
 
@@ -137,15 +138,15 @@ def _reply(folder: Path, request: bytes) -> Any:
             answer = bytearray()
             while not answer.endswith(b"\n"):
                 piece = line.recv(65536)
-                if not piece or len(answer) > ANSWER_MAX:
+                if not piece or len(answer) > REPLY_MAX:
                     break
                 answer += piece
     except PermissionError as why:
         raise UsageError(
             "E-DOOR-08",
-            f"the peer in {folder} is not yours to ask: {why.strerror}",
+            f"the peer in {folder} belongs to another user: {why.strerror}",
             cause="its folder or its process belongs to another user",
-            fix="say it as the user who started that peer",
+            fix="run the command as the user who started that peer",
         ) from None
     except TimeoutError:
         raise NetworkError(
@@ -154,7 +155,7 @@ def _reply(folder: Path, request: bytes) -> Any:
             cause="its computer is overloaded, or the process was stopped",
             fix="try again; if it stays silent, end the process and run atoll up --dir " + str(folder),
         ) from None
-    except (OSError, ValueError):  # no such file, no such folder, nobody behind it, no path to a socket in it
+    except (OSError, ValueError):  # no file, no folder, no listener, or no path in the file
         raise nobody_here(folder) from None
     if not answer.endswith(b"\n"):
         raise nobody_here(folder)
@@ -176,7 +177,7 @@ def nobody_here(folder: Path) -> NetworkError:
 
 
 def door_path(folder: Path) -> Path:
-    """Where the socket of this folder's peer lies."""
+    """Path of the socket of this folder's peer."""
     name = blake3(str(folder.resolve()).encode()).hexdigest(length=8) + ".sock"
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  # `_private` checks
         if base and len(os.fsencode(f"{base}/atoll-{os.getuid()}/{name}")) <= PATH_MAX and Path(base).is_dir():
@@ -185,9 +186,9 @@ def door_path(folder: Path) -> Path:
 
 
 def neighbours() -> int:
-    """How many peers of this user run on this computer: their trainers share its cores.
+    """Number of this user's peers on this computer; their trainers share its cores.
 
-    Sockets that peers left when they were killed are removed, once they are too old to be about to listen.
+    Sockets of killed peers are removed once they are too old to belong to a starting peer.
     """
     count = 0
     for path in door_path(Path()).parent.glob("*.sock"):
@@ -202,7 +203,7 @@ def neighbours() -> int:
 
 
 def _private(folder: Path) -> Path:
-    """The folder, ours alone: in a shared /tmp somebody else may have made it first."""
+    """Make the folder, or check that it is this user's: in a shared /tmp another user may have made it first."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

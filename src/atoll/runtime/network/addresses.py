@@ -1,7 +1,8 @@
-"""Which addresses others can dial, as far as this computer can tell without asking anybody.
+"""Addresses: which ones to advertise, how far away each can be dialed, and which ports to reuse.
 
-Listening everywhere (0.0.0.0) becomes the addresses of the interfaces, since nobody can dial 0.0.0.0. Never asks
-an outside service what our address is: behind a router one says so with --announce.
+Listening everywhere (0.0.0.0) is advertised as the addresses of the interfaces, since 0.0.0.0 cannot be dialed.
+
+Not responsible for: external addresses behind a router; --announce sets them.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 Ambiguity = Literal["", "loopback", "link"]
-INTERFACES_MAX = 3  # addresses told per unspecified one: a ticket has room for a few
+INTERFACES_MAX = 3  # advertised per unspecified address: a ticket has little room
 
 
 def listening(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Where a program's peer listens: as its call says, else as ATOLL_LISTEN does, else on this computer alone."""
+    """Listening addresses: those given, else those in ATOLL_LISTEN, else loopback."""
     return given or named_by_environment() or LOOPBACK
 
 
 def dialable(bound: list[str]) -> tuple[str, ...]:
-    """What to tell others: bound addresses, with the interfaces' own in place of 0.0.0.0 and ::."""
+    """Addresses to advertise: the bound ones, with those of the interfaces in place of 0.0.0.0 and ::."""
     out: list[str] = []
     for address in bound:
         where = endpoint(address)
@@ -37,7 +38,7 @@ def dialable(bound: list[str]) -> tuple[str, ...]:
 
 
 def with_ports(addresses: tuple[str, ...]) -> list[str]:
-    """The same addresses with a free port in place of port 0, so that they can be told before they are bound."""
+    """Replace port 0 by a free port, so that addresses can be advertised before they are bound."""
     out: list[str] = []
     for address in addresses:
         where = endpoint_of(address)
@@ -52,26 +53,26 @@ def with_ports(addresses: tuple[str, ...]) -> list[str]:
 
 
 def as_last_time(asked: list[str], last: list[str]) -> list[str]:
-    """Where any port would do, the one that was bound last time: tickets and members that know us stay right."""
+    """Replace port 0 by the port bound last time, so that tickets and members' address books stay valid."""
     before = {(e.host, e.transport): e.port for e in map(endpoint_of, last)}
     wheres = [endpoint_of(address) for address in asked]
     return [text_of(e._replace(port=e.port or before.get((e.host, e.transport), 0))) for e in wheres]
 
 
 def scope_of(address: str) -> str:
-    """ "computer", "network" or "internet": from how far away this address can be dialled, going by its numbers."""
+    """ "computer", "network" or "internet": the range from which this address can be dialed."""
     ip = _ip(endpoint(address))
     if ip is None:
-        return "internet"  # a name: whoever gave it knows
+        return "internet"  # a host name is trusted
     if ip.is_loopback or ip.is_unspecified:
         return "computer"
     return "internet" if ip.is_global else "network"
 
 
 def ambiguity_of(host: str) -> Ambiguity:
-    """ "loopback" or "link" for a number that is another machine on every computer or link; empty for the rest.
+    """ "loopback" or "link" for an address that means another machine on every computer or link; else empty.
 
-    The kernel takes the unspecified address for loopback. A name has to be resolved first.
+    The kernel treats the unspecified address as loopback. A host name has to be resolved first.
     """
     try:
         ip = ipaddress.ip_address(host)
@@ -83,7 +84,7 @@ def ambiguity_of(host: str) -> Ambiguity:
 
 
 def only_here(address: str) -> bool:
-    """Whoever listens there is heard by this computer alone: the default, which needs no asking for."""
+    """True if only this computer can dial the address, which is the default."""
     return endpoint(address).host == "127.0.0.1"
 
 
@@ -95,7 +96,7 @@ def _ip(where: DialEndpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address | 
 
 
 def _interfaces(version: int) -> list[str]:
-    """Addresses of this computer, the most widely reachable first; loopback if there is nothing else."""
+    """Addresses of this computer, the most widely reachable first; loopback if there are no others."""
     import psutil
 
     family = socket.AF_INET if version == 4 else socket.AF_INET6

@@ -44,7 +44,7 @@ BOXES_KEPT = 4  # unused buffers that survive a sweep
 PINNED_SLABS = 2  # shorter frames stay on one connection: spreading them makes more of them wait
 TURN_BYTES = MIB  # written before other work on the loop runs: about a millisecond
 RESTARTS_MAX = 3  # per frame, after broken connections
-ABANDONED_MAX = 256  # frame numbers whose late slabs are dropped; forgotten ones cost memory until a sweep
+ABANDONED_MAX = 256  # frame numbers with late slabs to drop; forgotten ones cost memory until a sweep
 STALLED_SWEEPS = 3  # sweeps without a byte after which a frame is dropped; clocks run on in a stopped process
 
 
@@ -216,7 +216,7 @@ class BulkLane:
         self._places: dict[
             Hashable, _OutgoingFrame
         ] = {}  # waiting frames, by the place in which a newer one replaces them
-        self._shared: _OutgoingFrame | None = None  # long frame whose slabs every connection sends
+        self._shared: _OutgoingFrame | None = None  # long frame; every connection sends slabs of it
         self._numbers = 0
         self._incoming: dict[int, _IncomingFrame] = {}
         self._receiving_bytes = 0
@@ -447,7 +447,7 @@ class BulkChannel:
         self._inbox: memoryview | None = None  # buffer with an incomplete record; None otherwise
         self._begin = self._got = 0  # start and end of the unprocessed bytes in the inbox
         self._want = PEEK_BYTES  # end of the next read, at most
-        self._coming: RecordHeader | None = None  # record whose body is next in the inbox
+        self._coming: RecordHeader | None = None  # record with its body next in the inbox
         self._pump_scheduled = False
         self._waits_for_memory = False
 

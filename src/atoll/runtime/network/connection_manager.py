@@ -4,7 +4,7 @@ A link is a control connection with bulk connections beside it (bulk_channel.py)
 
 Invariants:
 - `LinkUp` and `LinkDown` alternate.
-- A peer whose process died on a reachable host is reported with `refused=True` after one redial.
+- The death of a peer's process on a reachable host is reported with `refused=True` after one redial.
 - A stranger's bytes cost its own connection and nothing else.
 - After `close`, no task, connection or callback of the manager is left.
 - Network failures raise nothing: a send may be lost, and is counted then.

@@ -1,9 +1,11 @@
-"""A stretch of a file on its way to the network: read where it is encrypted, so it lies in no memory of ours.
+"""File slice on its way to the network, read only when it is encrypted, so that it occupies no memory here.
 
-A chunk that waits for its turn costs a few numbers instead of a megabyte, and its bytes pass through a core's
-cache once. Whoever makes one has seen to it that they are right, and in the system's page cache (`PeerStore`).
-Promises: all stretches of one file share one handle, open until the last of them is gone, also if the file has lost
-its name meanwhile. Raises OSError for bytes that are not there any more; never hands out fewer.
+A waiting chunk costs a few numbers instead of 1 MiB, and its bytes pass through a core's cache once. The maker of a
+slice (`PeerStore`) has checked that the bytes are right and in the system's page cache.
+
+Invariants:
+- All slices of one file share one handle, open until the last slice is gone, even if the file was unlinked.
+- A slice never returns fewer bytes: it raises OSError.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from contextlib import suppress
 
 
 class FileHandle:
-    """An open file. Closed when nobody refers to it."""
+    """An open file, closed with its last reference."""
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # it could not be opened
+        with suppress(AttributeError):  # the file could not be opened
             os.close(self.number)
 
 
@@ -41,13 +43,13 @@ class FileSlice:
         return bytes(self.read_into(memoryview(bytearray(len(self)))))
 
     def read_into(self, place: memoryview) -> memoryview:
-        """All of it stands at the beginning of `place`; that part of it."""
+        """Read the whole slice to the start of `place`; returns that part. Raises OSError."""
         place = place[: len(self)]
         if os.preadv(self._file.number, [place], self._begin) < len(place):
             raise OSError(errno.EIO, "a file became shorter while it was sent")
         return place
 
     def touch(self, flags: int) -> None:
-        """Read its first and its last byte with these flags: an OSError if they forbid what it would take."""
+        """Read the first and last byte with these flags. Raises OSError if the flags forbid that read."""
         for at in (self._begin, self._end - 1):
             os.preadv(self._file.number, [bytearray(1)], at, flags)

@@ -7,7 +7,7 @@ after its handshake, with keys of its own.
 Invariants:
 - A peer without a post-quantum identity is a `ForeignPeer` and never more.
 - Nothing that identify reports is believed.
-Not responsible for: I/O, other outgoing streams.
+Not responsible for: sockets, other outgoing streams.
 """
 
 from __future__ import annotations

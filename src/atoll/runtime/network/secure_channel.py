@@ -5,7 +5,7 @@
 Invariants:
 - A session returns no frame before the remote's identity is known.
 - Only tests run unencrypted, by `PlainSessionFactory(insecure=True)`.
-Not responsible for: I/O.
+Not responsible for: sockets.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A handler is a pure function of what arrives on one stream. It may reply to byte
 Invariants:
 - One remote holds at most `SERVED_STREAMS_MAX` served streams per connection, and `streams_max` of one protocol.
 - A remote that does not read its replies loses the stream, not the connection.
-Not responsible for: the control stream (libp2p.py), streams that this peer opens, replies that need I/O.
+Not responsible for: the control stream (libp2p.py), streams that this peer opens, replies that have to wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that a power cut leaves whole or not at all, and disks that say in time that they are full."""
+"""Atomic durable file writes, and early errors from full disks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ log = logging.getLogger(__name__)
 
 
 def refused(what: str, why: object, where: Path, cause: str = "the disk is full or read-only") -> RunFailedError:
-    """What a person is told of a disk that does not take what it must."""
+    """The error of a disk that refuses a required write."""
     fix = f"free some space in {where}, then start again"
     return RunFailedError("E-DISK-01", f"cannot {what}: {why}", cause=cause, fix=fix)
 
 
 def unusable(folder: Path, why: OSError | ValueError, fix: str = "choose another folder with --dir") -> UsageError:
-    """What a person is told of a folder that cannot be one."""
+    """The error of a path that cannot be a peer's folder."""
     cause = "a file has that name, or the place is read-only or full"
     what = f"{folder!s:.200} cannot be a peer's folder: {getattr(why, 'strerror', why)}"
     return UsageError("E-DIR-05", what, cause=cause, fix=fix)
 
 
 def write_durably(path: Path, *pieces: Buffer, exported: bool = False, afresh: bool = False) -> None:
-    """Under its final name only once every byte is on disk: write aside, sync, rename, sync the folder.
+    """Write to a temporary file, sync it, rename it, sync the folder. Raises RunFailedError.
 
-    Mode 0600, or what the umask leaves of a file that is `exported`. `afresh`: what lies aside is not written over,
-    nor is it for a file that is exported, whose folder others may write to.
+    The mode is 0600, or follows the umask if `exported`. `afresh`: never overwrite an existing temporary file. This
+    also holds for exported files, since other users may write to their folder.
     """
     temporary, afresh = aside(path), afresh or exported
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if afresh else 0)
@@ -55,15 +55,15 @@ def write_durably(path: Path, *pieces: Buffer, exported: bool = False, afresh: b
 
 
 def aside(path: Path) -> Path:
-    """Where a file is written before it gets its name. What lies there is written over."""
+    """Path of the temporary file, which is overwritten if it exists."""
     return path.with_name(path.name + ".tmp")
 
 
 def write_over(handle: int, *pieces: Buffer) -> None:
-    """The file holds these pieces, one after the other, and nothing else.
+    """Replace the content of an open file by these pieces.
 
-    Where there was a file as long, the kernel has its pages and blocks already: a tenth of what new ones cost
-    (120 MB: 0.02 instead of 0.2 CPU-s).
+    For a file of the same length, the kernel reuses pages and blocks at a tenth of the cost of new ones (120 MB:
+    0.02 instead of 0.2 CPU-s).
     """
     size_bytes = 0
     for piece in pieces:
@@ -73,12 +73,12 @@ def write_over(handle: int, *pieces: Buffer) -> None:
 
 
 def open_elsewhere(path: Path) -> bool:
-    """Whether somebody has this file open, by whatever name; True, too, where the system cannot tell."""
-    if not hasattr(fcntl, "F_SETLEASE"):  # Linux has it
+    """True if a process has this file open, under any name, or if the system cannot tell."""
+    if not hasattr(fcntl, "F_SETLEASE"):  # only Linux has leases
         return True
     handle = os.open(path, os.O_RDWR)
     try:
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # given to the only one who has it open
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted only if no other handle is open
     except OSError:
         return True
     else:
@@ -88,7 +88,7 @@ def open_elsewhere(path: Path) -> bool:
 
 
 def make_room(path: Path, size_bytes: int) -> None:
-    """An empty file of this size, its blocks set aside: a disk that is too small says so before the download."""
+    """Create an empty file with reserved blocks. Raises RunFailedError on a full disk, so before the download."""
     handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         if size_bytes and hasattr(os, "posix_fallocate"):  # not on macOS
@@ -101,8 +101,8 @@ def make_room(path: Path, size_bytes: int) -> None:
             raise refused(what, why.strerror, path.parent, "the disk is full") from why
         os.ftruncate(handle, size_bytes)
         log.warning(
-            "this file system sets no room aside (%s): that it is too small for the %.2f GB of %s shows only "
-            "when it is full",
+            "this file system cannot reserve space (%s): a lack of room for the %.2f GB of %s shows only once the "
+            "disk is full",
             why.strerror,
             size_bytes / 1e9,
             path.name,
@@ -119,7 +119,7 @@ def write_at(handle: int, data: Buffer, at: int) -> None:
 
 
 def read_at(handle: int, place: memoryview, at: int) -> None:
-    """Fill this place with what stands there; an OSError if the file ends before."""
+    """Fill `place` from offset `at`. Raises OSError if the file ends before."""
     while place:
         count = os.preadv(handle, [place], at)
         if not count:

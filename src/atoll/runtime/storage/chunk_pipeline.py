@@ -1,19 +1,19 @@
-"""Chunks of blobs between disk and network, without a thread, a wake-up or fresh memory for each of them.
+"""Chunk pipeline between disk and network, without a thread, a wake-up or fresh memory per chunk.
 
-A chunk that arrives is hashed on a thread and, if a blob that is being fetched is made of it, written in the same
-breath, while it is in the core's cache: it proves itself by the manifest, so the disk need not wait for the
-machine, which hears of it afterwards. The thread takes what has arrived meanwhile without being told; where it does
-not keep up the loop does the same with what comes, so that next to nothing lies in memory, which a kill would take.
-What is asked for lies in the system's page cache more often than not. If it was hashed before
-(`store.VerifiedChunks`) it
-stays there until it is encrypted; else it is copied and checked on the loop, one chunk a turn. Only what must come
-from disk waits for the thread.
-Promises: every piece of work is answered once, from the loop, never inside the call that asked for it; nothing is
-written that is not what a manifest says.
-Never keeps more than `ARRIVING_MAX` unjudged chunks: what comes then is hashed, and written unless the disk is
-behind, before more is read from the network. Never holds the loop for longer than one chunk in memory takes
-(0.5 ms); for the disk only where memory ran out between the question and the answer, or the system makes whoever
-writes wait for it.
+Arriving chunks: a thread hashes each one and, if a download contains it, writes it while it is in the core's cache.
+The manifest proves the chunk, so the machine learns of it afterwards. If the thread falls behind, the event loop
+does the same with further chunks, so that a kill loses few bytes.
+
+Requested chunks: most are in the system's page cache. A chunk hashed before (`VerifiedChunks`) stays there until it
+is encrypted; any other is copied and checked on the loop, one per turn. Reads from disk use the thread.
+
+Invariants:
+- Every piece of work gets one reply, from the loop, never inside the call that requested it.
+- Only bytes that a manifest names are written.
+- At most `ARRIVING_MAX` unchecked chunks wait. Before more is read from the network, further ones are hashed, and
+  written unless the disk is behind.
+- The loop is held for at most one chunk in memory (0.5 ms). It waits for the disk only if memory was reclaimed in
+  between, or if the system blocks writers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from atoll.runtime.storage.store import NotInMemory, PeerStore
 from atoll.runtime.storage.verified_chunks import PartialBlob
 from atoll.wire.messages.history import ChunkResponse
 
-ARRIVING_MAX = 2  # chunks that wait for the thread, a megabyte each: a kill loses them, its own and the loop's
-AT_ONCE = 4  # chunks of one turn of the thread: their memory is free again, and the machine hears of them, after it
+ARRIVING_MAX = 2  # chunks of 1 MiB that wait for the thread; a kill loses them
+AT_ONCE = 4  # chunks per turn of the thread; afterwards their memory is free and the machine is notified
 
-Answer = Callable[[Any], None]  # is given the result, or the exception
+Answer = Callable[[Any], None]  # called with the result or the exception
 
 
 class ChunkOnDisk(NamedTuple):
-    """In the place of a chunk's bytes: they are in their file already, if this is still its opening."""
+    """Stands for a chunk in the file of `opening`, as long as that download is current."""
 
     data: Buffer
     opening: PartialBlob
@@ -59,18 +59,18 @@ class ChunkPipeline:
     """Takes, stores and reads chunks for one peer. Used from one running loop."""
 
     def __init__(self, store: PeerStore, memory: Callable[[int], memoryview] | None = None) -> None:
-        """`memory`: where chunks that are read are put."""
+        """`memory` allocates the buffers of chunks that are read."""
         self._store, self._memory = store, memory or BufferPool()
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "chunks")
         self._arriving: deque[ArrivingChunk] = deque()
         self._to_read: deque[tuple[ReadChunk, Answer]] = deque()
-        self._lock = Lock()  # of what the thread and the loop both change
+        self._lock = Lock()  # guards state shared by the thread and the loop
         self._landing = self._closing = False
 
     def take(self, chunk: ChunkResponse, data: memoryview, then: Callable[[Payload], None]) -> None:
-        """A chunk came, nobody knows yet whether it is one: `then` is given its bytes by their name."""
-        if len(data) > BLOB_CHUNK:  # no chunk of anything, though a frame may be 64 times as long
+        """Process an unchecked chunk; `then` is called with its bytes and digest."""
+        if len(data) > BLOB_CHUNK:  # longer than any chunk; a frame may be 64 times as long
             then(Payload(ZERO_DIGEST, len(data), b""))
             return
         with self._lock:
@@ -82,7 +82,7 @@ class ChunkPipeline:
         if begins:
             self._thread.submit(self._land_some)
         elif not waits and self._store.unfinished.is_behind(chunk.blob):
-            then(Payload(digest(data), len(data), data))  # to be stored when its turn comes
+            then(Payload(digest(data), len(data), data))  # stored by a later task
         elif not waits:
             then(self._land(chunk, data))
 
@@ -97,18 +97,18 @@ class ChunkPipeline:
             self._off_the_loop(self._store_one, (work, data), answer)
         elif data.opening is self._store.unfinished.opening(work.blob):
             self._loop.call_soon(self._then, answer, None)
-        else:  # the file that it went to is gone
+        else:  # its file was replaced or removed
             self._off_the_loop(self._store_one, (work, data.data), answer)
 
     def close(self) -> None:
-        """Nothing is answered any more; what was begun ends."""
+        """Finish started work and send no further reply."""
         self._closing = True
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     # ---- to disk -------------------------------------------------------------------------------------------
 
     def _land_some(self) -> None:
-        """The thread's turn. There is another one as long as something is there for it."""
+        """One turn of the thread; schedules the next while chunks wait."""
         landed: list[tuple[Callable[[Payload], None], Payload]] = []
         more = False
         for _ in range(AT_ONCE):
@@ -127,13 +127,13 @@ class ChunkPipeline:
     def _land(self, chunk: ChunkResponse, data: memoryview) -> Payload:
         name = digest(data)
         opening: PartialBlob | None = None
-        with suppress(Exception):  # whoever asks for it to be stored is told why; the thread goes on
+        with suppress(Exception):  # the task that stores it reports the error; the thread goes on
             opening = self._store.unfinished.land(chunk.blob, chunk.index, name, data)
         return Payload(name, len(data), data if opening is None else ChunkOnDisk(data, opening))
 
     def _tell(self, landed: list[tuple[Callable[[Payload], None], Payload]]) -> None:
         for then, payload in landed:
-            self._loop.call_soon(self._then, then, payload)  # one after the other: none falls with another
+            self._loop.call_soon(self._then, then, payload)  # separate callbacks: an error in one spares the others
 
     def _store_one(self, what: tuple[StoreChunk, Buffer]) -> Exception | None:
         work, data = what

@@ -3,7 +3,7 @@
 Invariants:
 - A folder of another user, or one that every user can write to, is refused before anything is written into it.
 - No file is created, written or read as a secret through a symbolic link.
-- A folder of this user that others could only read is closed without a question if it is empty or holds a run.
+- A folder of this user that others could only read is closed silently if it is empty or holds a run.
 Not responsible for: the folders above it, and files that a user names elsewhere (they keep the umask).
 """
 
@@ -55,7 +55,7 @@ def safe_folder(folder: Path, choose: str = CHOOSE) -> None:
     else:
         _check_new(folder, choose)
     found = folder.stat()
-    if {_owner(folder), found.st_uid} != {os.geteuid()}:  # of a link, and of the folder that it leads to
+    if {_owner(folder), found.st_uid} != {os.geteuid()}:  # owner of a link and of its target
         raise _of_another_user(folder, folder, choose)
     if found.st_mode & stat.S_IWOTH:
         raise UsageError(
@@ -89,7 +89,7 @@ def open_private(path: str | Path, flags: int) -> int:
     """A file descriptor of a file with mode 0600 that no link led to. Also an `opener` for `open`."""
     handle = os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
-        if stat.S_IMODE(os.fstat(handle).st_mode) & OTHERS:  # of an earlier version, or a file written over
+        if stat.S_IMODE(os.fstat(handle).st_mode) & OTHERS:  # made by an earlier version, or overwritten
             os.fchmod(handle, PRIVATE_FILE)
     except OSError:
         os.close(handle)
@@ -108,7 +108,7 @@ def make_private(path: Path) -> None:
 def read_secret(path: Path) -> bytes | None:
     """None if there is no such file. UsageError if another user owns it, or if every user can change it.
 
-    Like its folder, it is closed without a question if only its group could change it.
+    Like its folder, it is closed silently if only its group could change it.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a planted pipe would wait for ever

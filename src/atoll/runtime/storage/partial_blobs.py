@@ -1,10 +1,12 @@
-"""Blobs that are being fetched, on disk: files filled chunk by chunk, which get their names once they are whole.
+"""Partial blobs: files of downloads, filled chunk by chunk and renamed once they are whole.
 
-    blobs/<hex>.part    room for all of it; what is there already is found again after a restart, by hashing it
+    blobs/<hex>.part    reserved for the whole blob; after a restart, hashing finds the chunks that are present
 
-Promises: a file that a sync failed for is thrown away and fetched again, never believed; `give_name` returns only
-once all bytes are on disk. Nothing is read out of a file that its opening does not know to be there.
-Never waits for a sync while chunks arrive, unless whoever writes asks for it (`catch_up`).
+Invariants:
+- A file is deleted after a failed sync and fetched again.
+- `give_name` returns only once all bytes are on disk.
+- No byte is read that the current download does not know to be present.
+- Writers wait for a sync only by `catch_up`.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from atoll.runtime.storage.verified_chunks import PartialBlob
 log = logging.getLogger(__name__)
 
 OPENINGS_HELD = 64
-PARTS_KEPT_S = 86400.0  # of a blob that is not whole, since it was last written to: a cut download goes on
-PARTS_BUSY_S = 600.0  # where the disk is full only what was written to since then is spared
-SYNCED_EVERY_BYTES = 64 * 2**20  # of a blob that is being fetched: what its end or a power cut finds unsynced
+PARTS_KEPT_S = 86400.0  # age of an abandoned file; an interrupted download goes on within it
+PARTS_BUSY_S = 600.0  # on a full disk, only files written since then stay
+SYNCED_EVERY_BYTES = 64 * 2**20  # unsynced bytes of one download, at its end or at a power cut
 
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
@@ -41,7 +43,7 @@ Memory = Callable[[int], memoryview]
 
 
 class PartialBlobStore:
-    """The unfinished blobs of one `PeerStore`, in the folder of its blobs."""
+    """Downloads of one `PeerStore`, in its blob folder."""
 
     def __init__(self, blobs: Path, durable: bool) -> None:
         self._blobs, self._folder, self._durable = blobs, os.fspath(blobs), durable
@@ -54,11 +56,13 @@ class PartialBlobStore:
     # ---- begin ---------------------------------------------------------------------------------------------
 
     def make_room(self, name: Digest, manifest: BlobManifest, drop_spare: Callable[[], int]) -> set[int]:
-        """For all of it; the chunks that an earlier attempt left here, each one verified. A full disk is asked for
-        what quiet downloads hold, and for what `drop_spare` does; it says how many files that were."""
+        """Reserve the whole file; returns the verified chunks that an earlier attempt left.
+
+        On a full disk, quiet downloads are dropped and `drop_spare` is called; it returns the count of freed files.
+        """
         path, before = self._part(name), self._openings.get(name)
         if before is not None and before.syncing is not None:
-            wait([before.syncing])  # what that loses shall not be believed
+            wait([before.syncing])  # chunks that this sync loses must not count
         if not path.exists() or path.stat().st_size != manifest.size_bytes:
             try:
                 make_room(path, manifest.size_bytes)
@@ -72,18 +76,18 @@ class PartialBlobStore:
             return {index for index, (is_, be) in enumerate(zip(found, manifest.chunks, strict=True)) if is_ == be}
 
     def begin(self, name: Digest, manifest: BlobManifest, have: Iterable[int]) -> None:
-        """Its room is made, and these chunks are in it."""
+        """Start a download with reserved room and these chunks."""
         self._openings.pop(name, None)
         self._openings[name] = opening = PartialBlob(manifest)
         for index in have:
             opening.wrote(index)
         if len(self._openings) > OPENINGS_HELD:
-            self._openings.pop(next(iter(self._openings)))  # given up long ago
+            self._openings.pop(next(iter(self._openings)))  # the oldest was abandoned
 
     # ---- what is here --------------------------------------------------------------------------------------
 
     def partly(self, name: Digest) -> PartialManifest | None:
-        """What is here of a blob that is being fetched, if anything is."""
+        """Manifest of a download and its present chunks; None if it has none."""
         opening = self._openings.get(name)
         return (
             PartialManifest(opening.manifest, bytes(opening.here))
@@ -92,11 +96,11 @@ class PartialBlobStore:
         )
 
     def opening(self, name: Digest) -> PartialBlob | None:
-        """The room that was made last for this blob, while it is being fetched."""
+        """The current download of this blob."""
         return self._openings.get(name)
 
     def read(self, name: Digest, index: int, memory: Memory, flags: int) -> Payload | None:
-        """A chunk that was written while the blob is being fetched, hashed anew every time: its file changes."""
+        """A chunk of a download, hashed at every read, since the file changes."""
         opening = self._openings.get(name)
         if opening is None:
             return None
@@ -107,7 +111,7 @@ class PartialBlobStore:
         try:
             handle = os.open(self._place(name), os.O_RDONLY)
         except FileNotFoundError:
-            return None  # finished, or dropped, meanwhile
+            return None  # finished or dropped meanwhile
         try:
             count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
         finally:
@@ -120,8 +124,10 @@ class PartialBlobStore:
     # ---- filling it ----------------------------------------------------------------------------------------
 
     def land(self, name: Digest, index: int, proof: Digest, data: Buffer) -> PartialBlob | None:
-        """Write this chunk, whose digest is `proof`, if a blob that is being fetched is made of it. Says into which
-        room it went; None: nothing was written, whoever asks for it to be stored may be told why."""
+        """Write the chunk with digest `proof` if a download contains it; returns that download.
+
+        None: nothing was written; a later `store` reports why.
+        """
         opening = self._openings.get(name)
         if opening is None or not opening.fits(index, proof, len(data)):
             return None
@@ -132,25 +138,29 @@ class PartialBlobStore:
         return opening
 
     def is_behind(self, name: Digest) -> bool:
-        """The disk still syncs what it was given before of this blob, and was given as much again."""
+        """True if one sync is running and enough for the next one is written."""
         opening = self._openings.get(name)
         return opening is not None and opening.is_syncing and opening.unsynced_bytes >= SYNCED_EVERY_BYTES
 
     def catch_up(self, name: Digest) -> None:
-        """Waits for a disk that is behind."""
+        """Wait for a disk that is behind."""
         opening = self._openings.get(name)
         if opening is not None and opening.syncing is not None and self.is_behind(name):
             wait([opening.syncing])
 
     def store(self, name: Digest, index: int, data: Buffer) -> None:
-        """Write one verified chunk. Synced now and then, without waiting: a disk that syncs 64 MiB for 0.1 s would
-        keep as much of a fast network's bytes from their file, in memory that a kill takes."""
-        opening = self._openings.get(name)  # first: what is written into an earlier file is not in a later one
+        """Write one verified chunk. Raises OSError. A sync starts every `SYNCED_EVERY_BYTES`, without waiting.
+
+        Waiting 0.1 s for a sync of 64 MiB would hold a fast network's bytes in memory, where a kill loses them.
+        """
+        opening = self._openings.get(
+            name
+        )  # before the file is opened: a chunk in an earlier file is not in a later one
         try:
             handle = open_private(self._place(name), os.O_WRONLY)
         except FileNotFoundError:
             if self._path(name).exists():
-                return  # somebody else who fetched it was done first
+                return  # another download of it finished first
             raise
         try:
             write_at(handle, data, index * BLOB_CHUNK)
@@ -164,19 +174,19 @@ class PartialBlobStore:
     # ---- its end -------------------------------------------------------------------------------------------
 
     def take(self, name: Digest) -> PartialBlob | None:
-        """Every chunk was verified: its opening, which is none any more. OSError if the disk lost some of it."""
+        """End a download of verified chunks. Raises OSError if the disk lost some of them."""
         opening = self._openings.get(name)
         if opening is not None and not (opening.is_whole or self._path(name).exists()):
-            # a sync failed, and it was begun anew
+            # a sync failed, and the download started again
             raise OSError(errno.EIO, "the disk lost what was written", os.fspath(self._part(name)))
         self._openings.pop(name, None)
         return opening
 
     def give_name(self, name: Digest, opening: PartialBlob | None) -> bool:
-        """The synced file gets its final name; False if somebody else's has it already, and this one goes."""
+        """Sync the file and rename it. False: the blob exists already, and this file is removed."""
         part, path = self._part(name), self._path(name)
         if opening is not None and opening.syncing is not None:
-            wait([opening.syncing])  # if it fails there is no such file any more
+            wait([opening.syncing])  # if it fails, the file is gone
         if path.exists():
             part.unlink(missing_ok=True)
             return False
@@ -186,12 +196,12 @@ class PartialBlobStore:
         return True
 
     def drop(self, name: Digest) -> None:
-        """Forget what is here of a blob that is not fetched any more."""
+        """Remove the file of a download that was given up."""
         self._openings.pop(name, None)
         self._part(name).unlink(missing_ok=True)
 
     def drop_quiet(self, quiet_s: float) -> int:
-        """Forget unfinished blobs that nothing was written to for so long. How many those were."""
+        """Remove files not written to for `quiet_s`; returns their number."""
         dropped = 0
         for path in self._blobs.glob("*.part"):
             with suppress(FileNotFoundError):  # finished meanwhile
@@ -201,37 +211,40 @@ class PartialBlobStore:
         return dropped
 
     def _sync_part(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
-        """A sync that failed is not tried again: the kernel tells of lost pages once and then calls them clean, so
-        the next one would succeed, and memory would show what the disk never got (fsyncgate, 2018)."""
+        """Sync once. A failed sync is not retried.
+
+        The kernel reports lost pages once and then marks them clean. The next sync would succeed, and memory would
+        show bytes that the disk never got (fsyncgate, 2018).
+        """
         try:
             sync(handle)
         except OSError as why:
-            log.warning("the disk lost what was fetched of %s, it is to be fetched again: %s", name.hex(), why)
-            with suppress(FileNotFoundError):  # given up meanwhile, and perhaps begun anew in another file
+            log.warning("the disk lost fetched bytes of %s; the blob is fetched again: %s", name.hex(), why)
+            with suppress(FileNotFoundError):  # given up meanwhile, and perhaps started again in another file
                 if os.path.samestat(os.fstat(handle), self._part(name).stat()):
                     self.drop(name)
             raise
 
     def _sync_behind(self, name: Digest, handle: int, sync: Callable[[int], None]) -> None:
-        """Beside those who write. If it fails the file goes, and whoever writes next is told so."""
+        """Sync while writers go on. If it fails, the file is removed and the next write raises."""
         try:
             self._sync_part(name, handle, sync)
         finally:
             os.close(handle)
 
     def _path(self, name: Digest) -> Path:
-        """Once it is whole."""
+        """Path of the whole blob."""
         return self._blobs / name.hex()
 
     def _part(self, name: Digest) -> Path:
         return self._blobs / f"{name.hex()}.part"
 
     def _place(self, name: Digest) -> str:
-        """The same, without the price of a `Path`, for what happens once per chunk."""
+        """`_part` as text: a `Path` per chunk is too slow."""
         return f"{self._folder}/{name.hex()}.part"
 
 
 def _empty(manifest: BlobManifest) -> set[int]:
-    """The chunks of zeros, of which a file that was just made consists: moments at the beginning of a run."""
+    """Chunks of zeros, which a new file already has: moments at the start of a run consist of them."""
     zeros = {size: digest(bytes(size)) for size in {manifest.chunk_bytes(i) for i in range(len(manifest.chunks))}}
     return {i for i, chunk in enumerate(manifest.chunks) if chunk == zeros[manifest.chunk_bytes(i)]}

@@ -1,14 +1,15 @@
-"""What only this peer knows, on its disk: error feedback, moments, its last claim, late work, values of its own.
+"""Private state on disk: error feedback, moments, the last claim, late work and private parameters.
 
-Two files. One goes with a vertex. The other is written ahead, while a round is under way and before its vertex can
-be kept: it has the update that was sent, and all else as it will be once a vertex counts that. So whatever vertex
-a start finds, one of the two goes with it, and a crash between the writes of a round costs nothing.
+Two files exist. The current file matches one vertex. The staged file is written while a round is under way, before
+its vertex is persisted: it holds the update that was sent, and the state as it will be if a vertex counts that
+update. So one of the two matches any vertex found at a start, and a crash between writes costs nothing.
 
-    vertex v ─► train, encode ─► written ahead {after v, root} ─► advance ─► vertex w is kept ─┐
-        w counts all of root: the file takes the other's place ◄───────────────────────────────┤
-        of what w counts something else follows: written anew  ◄───────────────────────────────┘
+    vertex v ─► train, encode ─► staged {after v, root} ─► advance ─► vertex w is persisted ─┐
+        w counts all of root: the staged file is promoted ◄──────────────────────────────────┤
+        w counts something else: the file is written anew ◄──────────────────────────────────┘
 
-Promises: what is read is whole, of this model, and says which vertex it goes with. Never says what a vertex counts.
+Invariants: a state that is read is whole, belongs to this model and names its vertex.
+Not responsible for: what a vertex counts.
 """
 
 from __future__ import annotations
@@ -32,53 +33,53 @@ from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.update import Bounds, EncodedUpdate
 
 FORMAT = "atoll/private/3"
-BYTES = ("inner", "claim", "late")  # what stands in the file as bytes, beside vectors
+BYTES = ("inner", "claim", "late")  # fields stored as bytes; the others are vectors
 
 
 @dataclass(frozen=True)
 class InFlightUpdate:
-    """An update whose vertex is not known yet."""
+    """An update in a round that has no vertex yet."""
 
-    root: Digest  # of its parts, as my commitment has it
-    claim: Digest | None  # as my commitment names it, where rounds are audited
-    state: Digest  # that it builds on
-    begins: int  # where the stretch that it is of begins
+    root: Digest  # root of its parts, as in the commitment
+    claim: Digest | None  # claim named by the commitment; None unless rounds are audited
+    state: Digest  # state on which it builds
+    begins: int  # start of its fragment in the vector
     update: EncodedUpdate
 
 
 @dataclass(frozen=True)
 class PrivateState:
-    """Good for exactly one vertex, but for `kept`, which says what it is good for."""
+    """Valid for exactly one vertex; `kept` names its own state."""
 
-    vertex: Digest | None  # with `sent`: the one before
-    memory_F: Tensor | None = None  # error feedback; with `sent`: before it, where that is of a stretch alone
-    inner: Buffer = b""  # moments
-    claim: bytes = b""  # the last one that a vertex holds, where rounds are audited
-    late: DeferredUpdate | None = None  # what it did apart and no vertex has yet
-    kept: PrivateParameters | None = None  # parameters that the recipe leaves to it
-    sent: InFlightUpdate | None = None  # a vertex that counts it is the one that this is good for
+    vertex: Digest | None  # vertex for which it is valid; with `sent`, the one before
+    memory_F: Tensor | None = None  # error feedback; with `sent` of one fragment, that before the update
+    inner: Buffer = b""  # encoded moments of the inner optimizer
+    claim: bytes = b""  # last claim in a vertex; empty unless rounds are audited
+    late: DeferredUpdate | None = None  # work done while partitioned that no vertex counts yet
+    kept: PrivateParameters | None = None  # private parameters of the recipe
+    sent: InFlightUpdate | None = None  # update in flight; this state is valid for the vertex that counts it
 
-    def goes_with(self, vertex: Digest, mine: UpdateSettlement | None) -> bool:
-        """`mine`: what this vertex counts of mine."""
+    def goes_with(self, vertex: Digest, settlement: UpdateSettlement | None) -> bool:
+        """True if the state is valid for this vertex; `settlement` is what it counts of the local peer."""
         if self.sent is None:
             return self.vertex == vertex
-        if mine is None or mine.before != self.vertex:
+        if settlement is None or settlement.before != self.vertex:
             return False
-        return (mine.root, mine.claim) == (self.sent.root, self.sent.claim)
+        return (settlement.root, settlement.claim) == (self.sent.root, self.sent.claim)
 
 
 NOTHING = PrivateState(None)
 
 
 def going_with(
-    files: Sequence[PrivateState], vertex: Digest, mine: Sequence[UpdateSettlement]
+    files: Sequence[PrivateState], vertex: Digest, settlements: Sequence[UpdateSettlement]
 ) -> tuple[PrivateState, UpdateSettlement | None]:
-    """Of these files the one that goes with this vertex, and what a vertex counts of what was sent in it.
+    """The state that matches this vertex, and what a vertex counts of the update in it.
 
-    `mine`: of this vertex and the one before. Where this one counts nothing of mine what was good for the one
-    before still is: whoever is restarted has lost what it did in such a round.
+    `settlements` are those of this vertex and the one before. If this vertex counts nothing of the local peer,
+    the state of the previous vertex is still valid: a restart has lost the work of such a round.
     """
-    newest, before = (*mine, None, None)[:2]
+    newest, before = (*settlements, None, None)[:2]
     for one in files:
         if one.goes_with(vertex, newest):
             return one, newest
@@ -90,7 +91,7 @@ def going_with(
 
 
 def placed(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int) -> Tensor:
-    """Error feedback (F,) after a round whose stretch left this (N,), which it may write into."""
+    """Error feedback (F,) after a round of one fragment that left `left_N` (N,), which may be overwritten."""
     if len(left_N) >= floats:
         return left_N[:floats]
     if memory_F is None:
@@ -103,7 +104,7 @@ def placed(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int) ->
 
 
 class _InFlightHeader(msgspec.Struct, frozen=True):
-    """What of `InFlightUpdate` is no vector and no wire."""
+    """Fields of `InFlightUpdate` that are neither vectors nor wires."""
 
     root: bytes
     claim: bytes | None
@@ -116,7 +117,7 @@ _SENT = msgspec.msgpack.Decoder(_InFlightHeader)
 
 
 def write_private(store: PeerStore, private: PrivateState) -> None:
-    """Tensors go to disk from where they lie. With `sent` in it, ahead."""
+    """Write without copying tensors; a state with `sent` is staged."""
     assert private.vertex is not None
     late = late_bytes(private.late) if private.late is not None else b""
     beside: dict[str, Buffer] = dict(zip(BYTES, (private.inner, private.claim, late), strict=True))
@@ -137,8 +138,10 @@ def write_private(store: PeerStore, private: PrivateState) -> None:
 
 
 def read_private(store: PeerStore, floats: int) -> list[PrivateState]:
-    """What was written last, of a model of so many values, and what was written ahead. Left out is what is damaged,
-    which costs what is this peer's own and nothing that was agreed."""
+    """The current and the staged state for a model of `floats` values.
+
+    A damaged file is left out: that costs private state, never agreed state.
+    """
     found = (store.private.read(), store.private.read(ahead=True))
     return [one for data in found if data is not None and (one := _read(data, floats)) is not None]
 
@@ -147,7 +150,7 @@ def _read(data: bytes, floats: int) -> PrivateState | None:
     try:
         tensors, told = load(data)
         if told.get("body") != blob_id(manifest_of(*pieces_of(tensors, {})[1:])).hex():
-            return None  # files are written over: a power cut may leave pages of another round in one
+            return None  # files are overwritten: a power cut may leave pages of another round
         vectors = {name: tensors.pop(name).clone() for name in ("memory", "kept", "left") if name in tensors}
         whole = {name: vector for name, vector in vectors.items() if name != "left"}
         if told.get("format") != FORMAT or any(vector.shape != (floats,) for vector in whole.values()):
@@ -173,7 +176,7 @@ def _read(data: bytes, floats: int) -> PrivateState | None:
 def _sent(beside: dict[str, bytes], left_N: Tensor) -> InFlightUpdate:
     word = _SENT.decode(beside.get("sent", b""))
     if not word.bounds or word.bounds[-1][1] != len(left_N):
-        raise ValueError("these are no parts of what was sent")
+        raise ValueError("the bounds do not match the update in flight")
     wires = tuple(beside.get(f"wire/{part:06}", b"") for part in range(len(word.bounds)))
     claim = _digest(word.claim) if word.claim is not None else None
     return InFlightUpdate(
@@ -187,5 +190,5 @@ def _fits(vector: Tensor) -> bool:
 
 def _digest(data: bytes) -> Digest:
     if len(data) != DIGEST_BYTES:
-        raise ValueError(f"{len(data)} bytes are no digest")
+        raise ValueError(f"{len(data)} bytes are not a digest")
     return Digest(data)

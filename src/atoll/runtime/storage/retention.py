@@ -1,9 +1,10 @@
-"""Which older states stay on this disk, so that a run can go back to them: the newest, and some for long.
+"""State retention: which older states stay on this disk, so that a run can go back to them.
 
-Read from the kept vertices, which say what every round agreed on: nothing has to be remembered across a restart.
-Where older states lie in pieces, the peer says which of them have to stay whole, and its pieces come first.
-Promises: never more than `keep.bytes_max` beside the pieces, however long the run lasts. The head's own state
-is not its business.
+The newest ones stay, and spaced ones for long. The rule reads persisted vertices, so it needs no state of its own.
+If older states are coded in pieces, the peer names those that stay whole, and its pieces come first.
+
+Invariants: at most `keep.bytes_max` is used beside the pieces, however long the run lasts.
+Not responsible for: the state of the head.
 """
 
 from __future__ import annotations
@@ -17,23 +18,22 @@ from atoll.peer.config.sections import KeepSection
 from atoll.runtime.storage.store import PeerStore
 from atoll.wire.codec import decode_body, decode_vertex
 
-SPACED_MAX = 64  # states of every so many rounds: a week of rounds of ten minutes, at a state in two or three hours
+SPACED_MAX = 64  # spaced states: a week of rounds of ten minutes, with one state in two or three hours
 
 
 class StateRetention:
     def __init__(self, store: PeerStore, keep: KeepSection) -> None:
         self._store, self.keep = store, keep
-        self._agreed: dict[int, Digest] = {}  # of the rounds that stay: read once
-        self._whole: Sequence[Digest] | None = None  # where older states lie in pieces: those that do not yet
+        self._agreed: dict[int, Digest] = {}  # states of the rounds that stay; each vertex is read once
+        self._whole: Sequence[Digest] | None = None  # where older states are coded: those that are not yet
         self._pieces: frozenset[Digest] = frozenset()
 
     def follow(self, whole: Sequence[Digest], pieces: frozenset[Digest]) -> None:
-        """Older states lie in pieces: of them these stay whole, the most important first. `pieces` count, and are
-        never given up."""
+        """Older states are coded: keep `whole`, most important first. `pieces` count and are never removed."""
         self._whole, self._pieces = whole, pieces
 
     def rounds(self, head: int) -> list[int]:
-        """Whose states stay, the newest first. Genesis is round -1, and one of those that stay for long."""
+        """Rounds that keep their state, newest first. Genesis is round -1 and stays for long."""
         newest = range(head - 1, max(-2, head - 1 - self.keep.newest), -1)
         every = self.keep.every_rounds
         last = (head + 1) // every * every - 1
@@ -41,7 +41,7 @@ class StateRetention:
         return list(dict.fromkeys(r for r in chain(newest, spaced) if -1 <= r < head))
 
     def states(self, head: int, rows: Collection[Digest] = ()) -> set[Digest]:
-        """The blobs among them that are here, as many as may be beside pieces and these kept rows."""
+        """States to keep on this disk, within the limit beside pieces and kept rows."""
         rounds = self.rounds(head)
         self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
         if self._whole is None:
@@ -61,12 +61,12 @@ class StateRetention:
         return kept
 
     def size_of(self, blobs: Collection[Digest]) -> int:
-        """Bytes of those that are here."""
+        """Bytes of those blobs that are on this disk."""
         paths = map(self._store.blob_path, blobs)
         return sum(path.stat().st_size for path in paths if path.exists())
 
     def _state_of(self, round: int) -> Digest | None:
-        """What this round agreed on; None if its vertex is not here (yet): nor is its state then."""
+        """State agreed in this round; None if its vertex is not here, since its state is then absent, too."""
         if round not in self._agreed:
             data = self._store.value("genesis" if round == -1 else f"vertex/{round}")
             if data is None:
@@ -74,5 +74,5 @@ class StateRetention:
             try:
                 self._agreed[round] = decode_body(decode_vertex(data).body).state
             except PeerFault:
-                return None  # damaged: `atoll verify` says so
+                return None  # damaged: `atoll verify` reports it
         return self._agreed[round]

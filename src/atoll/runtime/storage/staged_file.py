@@ -1,8 +1,9 @@
-"""Two files of bytes, of which one holds and one will: what is written ahead costs nothing to make true.
+"""A file with a staged successor, promoted by an atomic rename.
 
-Promises: a file is there whole or not at all, though not synced, so a power cut may lose it or leave pages of an
-older one in it: whoever reads it must be able to tell. Files that nobody needs are written over, not made anew.
-Never says what is in them.
+Invariants:
+- A file is whole or absent, except after a power cut: nothing is synced, and pages of an older file may remain.
+- Unneeded files are overwritten, not created anew.
+Not responsible for: the content; the reader detects damage.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class StagedFile:
         self._held, self._ahead, self._spare = (folder / f"{name}.{end}" for end in ("bin", "next", "tmp"))
 
     def write(self, *pieces: Buffer, ahead: bool = False) -> None:
-        """`ahead`: it lies beside what holds now, until `come_true`."""
+        """`ahead`: stage the file beside the current one until `come_true`."""
         if ahead and self._ahead.exists():
             self._ahead.rename(self._spare)
         handle = open_private(self._spare, os.O_WRONLY | os.O_CREAT)
@@ -31,9 +32,9 @@ class StagedFile:
         self._spare.rename(self._ahead if ahead else self._held)
 
     def come_true(self) -> None:
-        """What was written ahead takes the place of what held until now."""
+        """Promote the staged file."""
         if not self._ahead.exists():
-            return  # a life before had come so far
+            return  # promoted before a restart
         if self._held.exists():
             self._held.rename(self._spare)
         self._ahead.rename(self._held)

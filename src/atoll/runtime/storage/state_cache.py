@@ -1,9 +1,10 @@
-"""The shared states that an island has at hand.
+"""State cache: recent shared states in memory, older ones on disk.
 
-The latest states are in memory; older ones stay on disk a while, for laggards that are still fetching them, and
-some for long (`retention.py`), so that the run can go back to them.
-Promises: a state that was `put` is durable; one that cannot be read is an error in plain words.
-Never decides which state is the head.
+Older states stay on disk for a time for laggards that still fetch them. Some stay for long (retention.py), so that
+the run can go back to them.
+
+Invariants: a state that was `put` is durable.
+Not responsible for: which state is the head.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.state import SharedState, state_from_bytes, state_pieces
 
 STATES_HELD = 4  # recent shared states in memory: the head, its parent, and proposals
-STATES_KEPT_S = 60.0  # older ones stay on disk for laggards this long, which a download of the head has to fit
-STATES_KEPT_MAX = 64  # of them; rounds of a second each would fill the disk
-VERDICTS_SHARE = 4  # of `keep.bytes_max` at most a fourth goes to what verdicts rest on
-LOOKED_FOR_MAX = 4  # earlier states that somebody looked for; the oldest wish gives way
+STATES_KEPT_S = 60.0  # older states stay on disk this long; a laggard's download of the head has to fit
+STATES_KEPT_MAX = 64  # older states on disk; rounds of one second would fill it
+VERDICTS_SHARE = 4  # at most a fourth of `keep.bytes_max` goes to the evidence of verdicts
+LOOKED_FOR_MAX = 4  # pinned earlier states; the oldest pin is dropped
 
 
 class StateCache:
-    """States by name. `put` and `find` belong to one thread, `tidy` to another, which must not see half a `put`."""
+    """States by name. One thread calls `put` and `find`, another calls `tidy`; a lock keeps `put` atomic."""
 
     def __init__(self, store: PeerStore, keep: KeepSection = KeepSection()) -> None:  # a frozen value
         self._store, self._retention = store, StateRetention(store, keep)
         self.rows = RowStore(store)
         self._looked_for: OrderedDict[Digest, None] = OrderedDict()
-        self._verdicts: Sequence[Digest] = ()  # exhibits, and the states to judge them by, the newest first
-        self._pieces: frozenset[Digest] = frozenset()  # of older states, where these lie in pieces
+        self._verdicts: Sequence[Digest] = ()  # exhibits and the states that replays need, newest first
+        self._pieces: frozenset[Digest] = frozenset()  # pieces of older states, where those are coded
         self._held: OrderedDict[Digest, SharedState] = OrderedDict()
-        self._kept_since: dict[Digest, float] = {}  # states on disk -> when they were put there
+        self._kept_since: dict[Digest, float] = {}  # state on disk → time at which it was stored
         self._tidying = Lock()
 
     def put(self, state: SharedState, layout: ModelLayout) -> Digest:
@@ -50,7 +51,7 @@ class StateCache:
         return name
 
     def find(self, name: Digest, layout: ModelLayout) -> SharedState | None:
-        """None if it is not on this disk. Raises RunFailedError for one that cannot be read."""
+        """None if the state is not on this disk. Raises RunFailedError if it cannot be read."""
         held = self._held.get(name)
         if held is not None:
             return held
@@ -66,7 +67,7 @@ class StateCache:
         return state
 
     def look_for(self, name: Digest) -> bool:
-        """Is it on this disk, byte for byte? It stays from now on, also if it has to be fetched first."""
+        """Pin a state, also one that has to be fetched first. True if it is on this disk, byte for byte."""
         with self._tidying:
             self._looked_for[name] = None
             self._looked_for.move_to_end(name)
@@ -75,35 +76,35 @@ class StateCache:
         return self._store.read_blob(name) is not None
 
     def found_way(self) -> None:
-        """The run went back: nothing that was looked for is on its way any more."""
+        """Clear all pins, once the run went back."""
         with self._tidying:
             self._looked_for.clear()
 
     def put_other(self, data: bytes) -> Digest:
-        """Any other blob, which nobody tidies away before whoever needs it can say so."""
+        """Store another blob and keep it for `STATES_KEPT_S`, until its user pins it."""
         with self._tidying:
             name = self._store.put_blob(data)
             self._kept_since[name] = time.monotonic()
         return name
 
     def hold_a_while(self, name: Digest) -> None:
-        """A blob that was fetched: whoever wanted it shall find it, although the next round tidies up."""
+        """Keep a fetched blob for `STATES_KEPT_S`, so that the next `tidy` does not remove it."""
         with self._tidying:
             self._kept_since[name] = time.monotonic()
 
     def hold_pieces(self, pieces: Collection[Digest], whole: Sequence[Digest]) -> tuple[Digest, ...]:
-        """From now on these stay, and of the older states these alone. Says which pieces are not here."""
+        """Keep these pieces, and only `whole` of the older states. Returns the pieces that are missing."""
         with self._tidying:
             self._pieces = frozenset(pieces)
             self._retention.follow(whole, self._pieces)
         return tuple(name for name in pieces if not self._store.has_blob(name))
 
     def keep_verdicts(self, blobs: Sequence[Digest]) -> None:
-        """From now on these exhibits and states stay, as many as there is room for."""
+        """Keep these exhibits and states, as far as there is room."""
         self._verdicts = blobs
 
     def tidy(self, needed: set[Digest], round: int) -> None:
-        """Forget the blobs that neither are needed nor were put there lately. `round` is the head's."""
+        """Remove blobs that are neither needed nor recent. `round` is the head's."""
         most = self._retention.keep.bytes_max
         verdicts = self._store.within(self._verdicts, most // VERDICTS_SHARE)
         beside = verdicts | self.rows.kept(most - self._retention.size_of(verdicts))

@@ -1,16 +1,18 @@
-"""What a peer keeps on disk: named values, blobs by their digest, private state, keys, the record of the run.
+"""Peer store: named values, blobs by digest, private state, keys and the event log in one folder.
 
     peer.key  session.key     secrets
     kept.sqlite               named values; committed with fsync before `keep` returns
-    blobs/<hex>               finished blobs; <hex>.part while they are being fetched: `unfinished.py`
-    blobs/<hex>.manifest      their chunk digests; proves itself by its name, made again if lost
+    blobs/<hex>               finished blobs; <hex>.part during the download (partial_blobs.py)
+    blobs/<hex>.manifest      chunk digests; proved by the name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
-    private.next              the same as it will be once the round under way counts what was sent in it
-    facts.jsonl               the record of the run for people and plots, and facts.old.jsonl before it: `record.py`
+    private.next              staged successor, valid once the current round counts the update in it
+    facts.jsonl               event log for people and plots, and facts.old.jsonl before it (event_log.py)
 
-Promises: all of it is for this user alone, 0600 in 0700 (`ownership.py`). What `keep` or `finish_blob` returned for
-survives a power cut; a half-written file never has a final name. Never trusts a blob whose bytes do not hash to its
-name. What is served is hashed again once it had to come from disk, as far as that is noticed (`VerifiedChunks`).
+Invariants:
+- All files are private to this user: 0600 in 0700 (ownership.py).
+- What `keep` or `finish_blob` returned for survives a power cut. A half-written file never has a final name.
+- A blob is used only if its bytes hash to its name. Served chunks are hashed again once they had to be read from
+  disk, as far as that can be detected (`VerifiedChunks`).
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, PartialBlo
 from atoll.runtime.storage.staged_file import StagedFile
 from atoll.runtime.storage.verified_chunks import FileStamp, VerifiedChunks
 
-VERTICES_GIVEN = 256  # newest vertices handed to a starting peer; older ones stay on disk
+VERTICES_GIVEN = 256  # newest vertices loaded by a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(BlobManifest)
-SPARE_FROM_BYTES = 2**20  # of a blob that goes: smaller files are not worth a second life
+SPARE_FROM_BYTES = 2**20  # size from which the file of a removed blob is reused
 
-AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # read what is in memory, fail for what is not; Linux
+AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # Linux: read from memory only, fail if the disk is needed
 
 
 def fresh(size_bytes: int) -> memoryview:
@@ -55,25 +57,25 @@ def fresh(size_bytes: int) -> memoryview:
 
 
 def damaged(what: str, folder: Path) -> UsageError:
-    """What a person is told of a memory that nobody may go on from."""
+    """The error of a folder from which a peer must not resume."""
     return UsageError(
         "E-DIR-07",
         f"{what} in {folder} is damaged or gone",
-        cause="this disk changed what was written; whoever went on from it would refuse what the others agree on",
+        cause="this disk changed what was written; a peer that resumed from it would refuse what others agree on",
         fix=f"atoll verify {folder} names all that is damaged. To go on, ask a member for a ticket (atoll invite), "
         "copy peer.key, and nothing else, into an empty folder, and join there: the others know that identity",
     )
 
 
 class NotInMemory(Exception):
-    """The disk would have to be waited for."""
+    """The read would wait for the disk."""
 
 
 class PeerStore:
-    """One peer's folder. Used by one process at a time; a second one is told so."""
+    """One peer's folder. A second process that opens it gets UsageError."""
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
-        """`durable=False` is for peers that never come back: nothing is synced, a crash loses the folder."""
+        """`durable=False`: nothing is synced, and a crash loses the folder; for peers that never resume."""
         self.folder, self._durable = folder, durable
         try:
             private_folder(folder)
@@ -83,9 +85,9 @@ class PeerStore:
         except OSError as why:
             raise refused("open this folder", why.strerror, folder) from why
         self._blobs = os.fspath(folder / "blobs")
-        self._spare = folder / "blobs" / "spare.new"  # the file of a blob that went, for the next one to write over
+        self._spare = folder / "blobs" / "spare.new"  # file of a removed blob, overwritten by the next one
         for left in [*(folder / "blobs").glob("*.new"), *(folder / "blobs").glob("*.tmp")]:
-            left.unlink(missing_ok=True)  # of a process that ended while it wrote
+            left.unlink(missing_ok=True)  # left by a process that ended while it wrote
         try:
             self._database = self._open_database()
         except sqlite3.OperationalError as why:
@@ -95,9 +97,9 @@ class PeerStore:
             os.close(self._lock)
             raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, BlobManifest] = OrderedDict()
-        self._proofs: dict[Digest, VerifiedChunks] = {}  # of some whose manifests are held
+        self._proofs: dict[Digest, VerifiedChunks] = {}  # only for blobs with a manifest in memory
         self.unfinished = PartialBlobStore(folder / "blobs", durable)
-        self.private = StagedFile(folder, "private")  # what only this peer knows: `private.py`
+        self.private = StagedFile(folder, "private")  # private_state.py
 
     def _open_database(self) -> sqlite3.Connection:
         path = self.folder / "kept.sqlite"
@@ -116,7 +118,7 @@ class PeerStore:
     # ---- named values --------------------------------------------------------------------------------------
 
     def keep(self, values: Iterable[tuple[str, bytes | None]]) -> None:
-        """Write or forget these names in one durable step; all of them, or RunFailedError if the disk refuses."""
+        """Write these values, or delete those that are None, in one durable step. Raises RunFailedError."""
         try:
             self._database.execute("BEGIN")
             for name, value in values:
@@ -132,7 +134,7 @@ class PeerStore:
             raise refused("write kept.sqlite", why, self.folder) from why
 
     def kept(self) -> dict[str, bytes]:
-        """What a starting peer is given: everything but the older vertices, and the older eras that are sealed."""
+        """Values for a starting peer: all but older vertices and older sealed eras. Raises UsageError."""
         try:
             return self._kept()
         except sqlite3.OperationalError:
@@ -157,7 +159,7 @@ class PeerStore:
         return bytes(row[0]) if row is not None else None
 
     def vertices_from(self, first: int, bytes_max: int) -> tuple[bytes, ...]:
-        """Consecutive vertices from round `first`, as many as fit, at least one if it is here."""
+        """Consecutive vertices from round `first` within `bytes_max`; at least one if it is here."""
         chosen: list[bytes] = []
         size = 0
         while True:
@@ -177,7 +179,7 @@ class PeerStore:
     # ---- blobs ---------------------------------------------------------------------------------------------
 
     def put_blob(self, *pieces: Buffer) -> Digest:
-        """Make these bytes, one piece after the other, durable under their name."""
+        """Store the concatenated pieces durably; returns the blob's name."""
         manifest = manifest_of(*pieces)
         name = blob_id(manifest)
         path = self._path(name)
@@ -195,22 +197,22 @@ class PeerStore:
         return name
 
     def new_blob(self) -> NewBlob:
-        """A blob that is written piece by piece and gets its name at the end."""
+        """A blob that is written piece by piece and named at the end."""
         return NewBlob(self, self.folder / "blobs" / "being-written.new", self._durable)
 
     def has_blob(self, name: Digest) -> bool:
         return self._path(name).exists()
 
     def blob_bytes(self) -> int:
-        """Of this disk, that finished blobs take."""
+        """Disk space of finished blobs."""
         size = 0
         for path in (self.folder / "blobs").iterdir():
-            with suppress(FileNotFoundError):  # tidied away meanwhile
+            with suppress(FileNotFoundError):  # removed meanwhile
                 size += path.stat().st_size if path.suffix == "" else 0
         return size
 
     def within(self, names: Sequence[Digest], bytes_max: int) -> set[Digest]:
-        """As many of these finished blobs, from the first on, as are no more bytes than that together."""
+        """The longest prefix of these blobs that takes at most `bytes_max`."""
         kept, size = set[Digest](), 0
         for name in names:
             path = self._path(name)
@@ -221,13 +223,13 @@ class PeerStore:
         return kept
 
     def read_blob(self, name: Digest) -> memoryview | None:
-        """The bytes, verified against the name; None if they are not here. A damaged file is set aside."""
+        """The verified bytes; None if the blob is not here. A damaged file is set aside."""
         try:
             handle = os.open(self._place(name), os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:
-            found = os.fstat(handle)  # before reading: what is changed meanwhile is seen
+            found = os.fstat(handle)  # before reading, so that a change meanwhile is detected
             data = for_once(found.st_size)
             manifest = self._read_all(name, handle, FileStamp.of(found), data)
         finally:
@@ -239,7 +241,7 @@ class PeerStore:
         return data.toreadonly()
 
     def _read_all(self, name: Digest, handle: int, stamp: FileStamp, data: memoryview) -> BlobManifest:
-        """What it is made of. A chunk that was hashed in this process, and is in memory, is believed."""
+        """Read the file; returns its manifest. Chunks hashed in this process and still in memory are believed."""
         proof, held = self._proofs.get(name), self._manifests.get(name)
         known = held if proof is not None and proof.stamp == stamp else None
         chunks: list[Digest] = []
@@ -255,7 +257,7 @@ class PeerStore:
         return BlobManifest(len(data), tuple(chunks))
 
     def set_aside(self, name: Digest) -> None:
-        """This disk damaged it: as if it were not here."""
+        """Rename a damaged blob, so that it counts as missing."""
         self._proofs.pop(name, None)
         self._path(name).rename(self._path(name).with_suffix(".damaged"))
 
@@ -263,7 +265,7 @@ class PeerStore:
         return self._path(name)
 
     def manifest(self, name: Digest) -> BlobManifest | None:
-        """Of a finished blob. Kept beside it: whoever asks for one should not wait until all of it was read."""
+        """Manifest of a finished blob. It is stored beside the blob, since making it means reading all bytes."""
         if not self.has_blob(name):
             return None
         held = self._manifests.get(name) or self._read_manifest(name)
@@ -277,15 +279,17 @@ class PeerStore:
         return held
 
     def read_chunk(self, name: Digest, index: int, memory: Memory = fresh) -> Payload | None:
-        """None if it is not here, or is not what its name says any more: then the file is set aside."""
+        """None if the chunk is not here or is damaged; a damaged file is set aside."""
         manifest = self.manifest(name)
         if manifest is None:
             return self.unfinished.read(name, index, memory, 0)
         return self._read_chunk(name, manifest, index, memory, 0)
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
-        """The same, without waiting for the disk. What stayed in memory since it was hashed is not even read yet,
-        but a `FileSlice`. Raises NotInMemory where it would have to wait."""
+        """`read_chunk` without waiting for the disk. Raises NotInMemory if it would wait.
+
+        A chunk that stayed in memory since it was hashed is returned as a `FileSlice`, not read yet.
+        """
         manifest = self._manifests.get(name)
         if manifest is None or not AT_ONCE:
             raise NotInMemory
@@ -304,7 +308,7 @@ class PeerStore:
         if proof is None or not 0 <= index < len(proof.chunks) or not proof.chunks[index]:
             return None
         if self._stamp(name) != proof.stamp:
-            return None  # it was changed
+            return None  # the file was changed
         proof.file = proof.file or FileHandle(self._place(name))
         begin = index * BLOB_CHUNK
         stretch = FileSlice(proof.file, begin, begin + manifest.chunk_bytes(index))
@@ -319,18 +323,18 @@ class PeerStore:
         data = memory(manifest.chunk_bytes(index))
         try:
             handle = os.open(self._place(name), os.O_RDONLY)
-        except FileNotFoundError:  # tidied away, or not whole yet
+        except FileNotFoundError:  # removed, or not whole yet
             return self.unfinished.read(name, index, memory, flags)
         try:
             count = os.preadv(handle, [data], index * BLOB_CHUNK, flags)
-            stamp = FileStamp.of(os.fstat(handle))  # after reading: what was changed before is seen
+            stamp = FileStamp.of(os.fstat(handle))  # after reading, so that an earlier change is detected
         finally:
             os.close(handle)
         if flags and count < len(data):
             raise BlockingIOError(errno.EAGAIN, "not all of it is in memory")
         if digest(data[:count]) != manifest.chunks[index]:
             with suppress(FileNotFoundError):
-                self.set_aside(name)  # our disk lied: nobody shall take us for a liar
+                self.set_aside(name)  # a damaged chunk must not make this peer look dishonest
             return None
         proof = self._proofs.get(name)
         if proof is None or proof.stamp != stamp:
@@ -339,8 +343,10 @@ class PeerStore:
         return Payload(manifest.chunks[index], count, data)
 
     def open_blob(self, name: Digest, manifest: BlobManifest) -> frozenset[int]:
-        """Make room for a blob that is being fetched; the chunks that are here already, each one verified: of an
-        earlier attempt, or of other blobs, as far as an earlier state or another one is made of the same."""
+        """Reserve room for a download; returns the verified chunks that are already here.
+
+        They are from an earlier attempt or from other blobs that share chunks, such as an earlier state.
+        """
         if self.has_blob(name):
             return frozenset(range(len(manifest.chunks)))
         have = self.unfinished.make_room(name, manifest, self._drop_spare)
@@ -350,8 +356,8 @@ class PeerStore:
         return frozenset(have)
 
     def _copy_from_others(self, name: Digest, manifest: BlobManifest, have: set[int]) -> set[int]:
-        """Write what finished blobs share with this one into its file; the chunks that this was."""
-        lacking: dict[tuple[Digest, int], list[int]] = {}  # by digest and length
+        """Copy chunks that finished blobs share with this one; returns their indices."""
+        lacking: dict[tuple[Digest, int], list[int]] = {}  # indices by digest and length
         for index, wanted in enumerate(manifest.chunks):
             if index not in have:
                 lacking.setdefault((wanted, manifest.chunk_bytes(index)), []).append(index)
@@ -365,7 +371,7 @@ class PeerStore:
                 wanted = shared, held.chunk_bytes(at)
                 try:
                     chunk = self.read_chunk(other, at) if wanted in lacking else None
-                except OSError:  # a bad sector: the network has it, too
+                except OSError:  # a bad sector: the chunk is fetched
                     continue
                 if chunk is None:
                     continue
@@ -375,7 +381,7 @@ class PeerStore:
         return copied
 
     def finish_blob(self, name: Digest) -> None:
-        """Every chunk was verified: the blob gets its final name, durably."""
+        """Give a completely verified download its final name, durably. Raises OSError."""
         opening = self.unfinished.take(name)
         if opening is not None:
             self._write_manifest(name, opening.manifest)
@@ -386,7 +392,7 @@ class PeerStore:
         sync_folder(self.folder / "blobs")
 
     def take_in(self, path: Path, name: Digest, manifest: BlobManifest) -> None:
-        """This file, whole and synced, becomes the blob of this name."""
+        """Rename a whole, synced file to a blob."""
         self._write_manifest(name, manifest)
         path.rename(self._path(name))
         self._remember(name, manifest, self._stamp(name))
@@ -394,18 +400,18 @@ class PeerStore:
             sync_folder(path.parent)
 
     def drop_blobs(self, keep: set[Digest]) -> None:
-        """Forget finished blobs that nobody needs any more, and what a crash left unfinished long ago."""
+        """Remove finished blobs outside `keep`, and old files of interrupted downloads."""
         self.unfinished.drop_quiet(PARTS_KEPT_S)
         for path in (self.folder / "blobs").iterdir():
             if path.suffix == "" and (name := Digest(bytes.fromhex(path.name))) not in keep:
                 path.with_suffix(".manifest").unlink(missing_ok=True)
                 with suppress(FileNotFoundError):
                     found = path.stat()
-                    if found.st_size >= SPARE_FROM_BYTES and found.st_nlink == 1:  # not in somebody's backup, too
+                    if found.st_size >= SPARE_FROM_BYTES and found.st_nlink == 1:  # not hard-linked by a backup
                         path.rename(self._spare)
                     else:
                         path.unlink()
-                self._proofs.pop(name, None)  # and its open file with it, unless some of it is being sent
+                self._proofs.pop(name, None)  # its open file closes once no slice is being sent
 
     def _drop_spare(self) -> int:
         spared = self._spare.exists()
@@ -420,13 +426,13 @@ class PeerStore:
     def write_secret(self, name: str, data: bytes) -> None:
         write_durably(self.folder / name, data, afresh=True)
 
-    # ---- small words ---------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------
 
     def _path(self, name: Digest) -> Path:
         return self.folder / "blobs" / name.hex()
 
     def _place(self, name: Digest) -> str:
-        """The same, without the price of a `Path`, for what happens once per chunk."""
+        """`_path` as text: a `Path` per chunk is too slow."""
         return f"{self._blobs}/{name.hex()}"
 
     def _read_manifest(self, name: Digest) -> BlobManifest | None:
@@ -439,12 +445,12 @@ class PeerStore:
 
     def _write_manifest(self, name: Digest, manifest: BlobManifest) -> None:
         path = self._path(name).with_suffix(".manifest")
-        # made again when it is asked for; what a full disk cut off proves nothing
+        # a lost or truncated manifest is made again on demand
         with suppress(OSError), open(path, "wb", opener=open_private) as file:
             file.write(msgspec.msgpack.encode(manifest))
 
     def _remember(self, name: Digest, manifest: BlobManifest, proved: FileStamp | None = None) -> None:
-        """`proved`: of the file whose every chunk has just been hashed."""
+        """`proved` is the stamp of a file, all chunks of which were just hashed."""
         self._manifests[name] = manifest
         if proved is not None:
             self._proofs[name] = VerifiedChunks(proved, bytearray(b"\1") * len(manifest.chunks))
@@ -453,12 +459,12 @@ class PeerStore:
             self._proofs.pop(forgotten, None)
 
     def _stamp(self, name: Digest) -> FileStamp | None:
-        with suppress(FileNotFoundError):  # tidied away meanwhile
+        with suppress(FileNotFoundError):  # removed meanwhile
             return FileStamp.of(os.stat(self._place(name)))
         return None
 
     def _take_lock(self) -> int:
-        """One process per folder: two peers with one identity would frame each other."""
+        """Lock the folder: two processes with one identity would produce evidence against each other."""
         handle = open_private(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             os.lockf(handle, os.F_TLOCK, 0)
@@ -474,7 +480,7 @@ class PeerStore:
 
 
 class NewBlob:
-    """Under no name until it is whole. One at a time per folder; whoever gives up calls `drop`."""
+    """A blob without a name until it is whole. One at a time per folder; call `finish` or `drop`."""
 
     def __init__(self, store: PeerStore, path: Path, durable: bool) -> None:
         self._store, self._path, self._durable = store, path, durable
@@ -483,14 +489,14 @@ class NewBlob:
         self._size = 0
 
     def write(self, data: Buffer) -> None:
-        """Whole chunks, but for the last call."""
+        """Append whole chunks; only the last call may end within one."""
         assert self._size % BLOB_CHUNK == 0
         view = memoryview(data).cast("B")
         self._chunks += [digest(view[at : at + BLOB_CHUNK]) for at in range(0, len(view), BLOB_CHUNK)]
         self._size += self._file.write(view)
 
     def finish(self, goal: Digest | None = None) -> Digest | None:
-        """Durable under its name, which is returned; None, and nothing is left, if it should be another one."""
+        """Make the blob durable and return its name; None, and nothing is left, if `goal` is another name."""
         manifest = BlobManifest(self._size, tuple(self._chunks))
         name = blob_id(manifest)
         if goal not in (None, name):
@@ -504,13 +510,13 @@ class NewBlob:
         return name
 
     def drop(self) -> None:
-        with suppress(OSError):  # what a full disk refused before, it refuses again
+        with suppress(OSError):  # a full disk refuses again
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 def in_use(folder: Path) -> bool:
-    """True while another process holds this peer's folder. Never ask about a folder of one's own."""
+    """True while another process holds this folder. Must not be called for a folder of this process."""
     handle = os.open(folder / "lock", os.O_RDWR)
     try:
         os.lockf(handle, os.F_TEST, 0)
@@ -522,7 +528,7 @@ def in_use(folder: Path) -> bool:
 
 
 def stored(store: PeerStore, work: Any) -> Any:
-    """The answer to work that concerns only what is kept. Chunks go their own way: `chunks.py`."""
+    """Do a task that needs only the store. Chunks take another way (chunk_pipeline.py)."""
     match work:
         case ReadVertices():
             return store.vertices_from(work.first, work.bytes_max)
@@ -537,11 +543,11 @@ def stored(store: PeerStore, work: Any) -> Any:
         case ReadManifest():
             return store.manifest(work.blob) or (store.unfinished.partly(work.blob) if work.partly else None)
         case _:
-            raise RunFailedError("E-RUN-05", f"no island does {type(work).__name__}")
+            raise RunFailedError("E-RUN-05", f"no worker does {type(work).__name__}")
 
 
 def _stayed_in_memory(handle: int, place: memoryview, at: int) -> bool:
-    """All of it was, and stands there; what has to come from disk may have rotted on it."""
+    """True if all bytes were in memory and are now in `place`; bytes read from disk may be damaged."""
     try:
         return bool(AT_ONCE) and os.preadv(handle, [place], at, AT_ONCE) == len(place)
     except OSError:

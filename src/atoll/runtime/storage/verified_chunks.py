@@ -1,10 +1,10 @@
-"""What this process knows about the files of blobs without looking at them again.
+"""Knowledge of this process about blob files, kept without reading them again.
 
-An `Opening` says which chunks of a blob on its way are here, a `VerifiedChunks` which chunks of a finished one
-were hashed
-and have stayed in memory since, a `FileStamp` whether a file is still the one that was looked at.
-Promises: nothing here survives the process: whoever starts again hashes again.
-Never touches a disk.
+`PartialBlob` holds which chunks of a download are present, `VerifiedChunks` which chunks of a finished blob were
+hashed and stayed in memory since, `FileStamp` the identity of a file.
+
+Invariants: no knowledge survives the process; a new process hashes again.
+Not responsible for: disk access.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from atoll.runtime.network.file_slice import FileHandle
 
 
 class PartialBlob:
-    """Room for a blob that is being fetched. Every `open_blob` makes another one: what was written into the file of
-    an earlier one is not in this."""
+    """Chunks present of one download. Every `open_blob` makes a new one, which knows nothing of an earlier file."""
 
     def __init__(self, manifest: BlobManifest) -> None:
         self.manifest = manifest
-        self.here = bytearray(-(-len(manifest.chunks) // 8))  # a bit for each chunk that was verified and written
+        self.here = bytearray(-(-len(manifest.chunks) // 8))  # one bit per verified and written chunk
         self.unsynced_bytes = 0  # written since the last sync began
-        self.syncing: Future[None] | None = None  # the last one
+        self.syncing: Future[None] | None = None  # the last sync
         self._writing = Lock()
 
     def has(self, index: int) -> bool:
@@ -38,13 +37,13 @@ class PartialBlob:
         return int.from_bytes(self.here).bit_count() == len(self.manifest.chunks)
 
     def wrote(self, index: int, unsynced_bytes: int = 0) -> None:
-        """By any thread."""
+        """Mark a chunk as written. Any thread may call this."""
         with self._writing:
             self.here[index // 8] |= 1 << index % 8
             self.unsynced_bytes += unsynced_bytes
 
     def sync_is_due(self, every_bytes: int) -> bool:
-        """True once for so many bytes, as soon as the sync before has ended."""
+        """True once per `every_bytes` written, as soon as the previous sync has ended."""
         with self._writing:
             due = self.unsynced_bytes >= every_bytes and not self.is_syncing
             self.unsynced_bytes = 0 if due else self.unsynced_bytes
@@ -55,7 +54,7 @@ class PartialBlob:
         return self.syncing is not None and not self.syncing.done()
 
     def fits(self, index: int, proof: Digest, size_bytes: int) -> bool:
-        """Also in length: a stranger's manifest may name bytes that are longer than their place."""
+        """True if the chunk matches in digest and length: a stranger's manifest may name longer bytes."""
         manifest = self.manifest
         if not 0 <= index < len(manifest.chunks):
             return False
@@ -63,7 +62,7 @@ class PartialBlob:
 
 
 class FileStamp(NamedTuple):
-    """Another one after every write: whoever changes a file, or puts another one in its place, leaves a trace."""
+    """Identity of a file's content. Writing to a file or replacing it changes the stamp."""
 
     inode: int
     size_bytes: int
@@ -75,19 +74,18 @@ class FileStamp(NamedTuple):
 
 
 class VerifiedChunks:
-    """Which chunks of a blob were hashed in this process since they were last known to be in memory.
+    """Chunks of a blob that were hashed in this process and have stayed in memory since.
 
-    A disk that rots leaves no trace in the stamp, but what it changed has to come from it: a chunk that is not in
-    memory any more ends its proof and that of its neighbours, of which the system reads some along with it. The
-    others stay proved: memory goes page by page, and where a little of a blob went most of it is still there.
-    Looked at are the first and last byte; pages between them that went and came back rotten are noticed by the
-    asker, which hashes all.
+    A failing disk does not change the stamp, but changed bytes have to be read from it. So a chunk that left memory
+    loses its proof, and so do its neighbors, which the system reads along with it. The others stay proved: memory
+    is reclaimed page by page. Only the first and last byte of a chunk are probed. Pages between them that were
+    reclaimed and came back damaged are detected by the requester, which hashes the whole chunk.
     """
 
     def __init__(self, stamp: FileStamp, chunks: bytearray) -> None:
         self.stamp = stamp
-        self.chunks = chunks  # 1: proved
-        self.file: FileHandle | None = None  # once one of them was served
+        self.chunks = chunks  # 1 for a proved chunk
+        self.file: FileHandle | None = None  # open file, once a chunk was served
 
     def went(self, index: int) -> None:
         for near in range(max(0, index - 1), min(index + 2, len(self.chunks))):
