@@ -321,10 +321,10 @@ def ground_after(
         scores = recent.ledgers.find(ScoreLedger)
         scored = scores.settled if scores is not None and scores.head == parent.round else ()
     if settings.twinned_share:
-        known = recent.ledgers.find(RedundancyLedger)
-        here = known is not None and known.head == parent.round
-        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, known.owed if here else None)
-        compared = known.settled if here else ()
+        ledger = recent.ledgers.find(RedundancyLedger)
+        known = ledger if ledger is not None and ledger.head == parent.round else None
+        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, known.owed if known is not None else None)
+        compared = known.settled if known is not None else ()
     assembling = RoundContext(
         plan=plan,
         settings=genesis,
