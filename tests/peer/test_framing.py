@@ -108,7 +108,7 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
     invented = QuorumCertificate(0, 90, "prepare", digest(b"never"), ())
     again = stand.sign(ViewTimeout(0, 1, 0, real), VILLAIN)
     stand.hears(TimeoutMessage(0, 0, stand.trace, again, invented))
-    assert agreement.said.high == known
+    assert agreement.state.high == known
     assert (
         stand.hears(TimeoutMessage(0, 0, stand.trace, stand.sign(ViewTimeout(0, 2, 0, real), VILLAIN), None)) == []
     )
@@ -127,7 +127,7 @@ def test_a_certificate_of_another_view_or_body_proves_no_claim(stand: Stand, cla
     assert stand.hears(
         TimeoutMessage(0, 0, stand.trace, stand.sign(ViewTimeout(0, 1, *claimed), VILLAIN), shown)
     ) == [VILLAIN]
-    assert stand.round.agreement.said.high is None
+    assert stand.round.agreement.state.high is None
 
 
 @pytest.mark.parametrize(

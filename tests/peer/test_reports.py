@@ -244,7 +244,7 @@ def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
 
     def told(peer: PeerId) -> int:
         seen = [Emit(PeerSuspected(peer=peer, why="silent"))]
-        return sum(isinstance(e, Send) for e in machine.heartbeat_facts(seen, 0.5))
+        return sum(isinstance(e, Send) for e in machine.participation.from_heartbeat(seen, 0.5))
 
     assert told(watched) == len(names) - 1
     assert 0 < told(other) <= WRITERS_TOLD
@@ -258,7 +258,7 @@ def test_among_many_a_silence_that_lasts_is_told_to_the_writers_of_the_next_roun
     names = stand.crowd(40)
     machine.heartbeat.watch(tuple(names), 0.5)
     silent = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
-    machine.heartbeat_facts([Emit(PeerSuspected(peer=silent, why="silent"))], 0.5)
+    machine.participation.from_heartbeat([Emit(PeerSuspected(peer=silent, why="silent"))], 0.5)
     for gone in (True, False):
         monkeypatch.setattr(machine.heartbeat, "gone", lambda peer, gone=gone: gone and peer == silent)
         told = [e for e in machine.words.round_begins(1.0) if isinstance(e, Send)]

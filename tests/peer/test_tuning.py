@@ -119,7 +119,7 @@ def test_a_run_that_is_over_goes_on_when_it_has_more_rounds():
     end = head_of(swarm)
     swarm.world.run(swarm.world.now + 60)
     assert (end.trained, head_of(swarm).round) == (5, end.round)  # nothing happens by itself
-    with pytest.raises(ValueError, match="wants 5 rounds, and 5 have trained"):
+    with pytest.raises(ValueError, match="asks for 5 rounds, but 5 will have trained"):
         say(swarm, rounds=5)
     swarm.world.crash(CARL)
     held = until_all(swarm, rounds=7)
@@ -221,7 +221,7 @@ def test_numbers_that_make_no_sense_here_are_refused_by_every_voter():
         "run.suspect (6) above a fifth of consensus.timeout (2)": RunNumbers(owner_s=2.0),
         "a fifth of consensus.timeout_min (7)": RunNumbers(window_min_s=7.0),
         "run.first_train (180) above run.train_max (60)": RunNumbers(train_max_s=60.0),
-        f"wants {parent.trained + 1} rounds": RunNumbers(rounds=parent.trained + 1),
+        f"asks for {parent.trained + 1} rounds": RunNumbers(rounds=parent.trained + 1),
     }
     assert [why for why, numbers in refused.items() if why not in why_not(settings, parent, numbers)] == []
     assert why_not(settings, parent, RunNumbers(rounds=parent.trained + 2, updates=3, grace=1, owner_s=9.0)) == ""

@@ -268,7 +268,7 @@ def test_settings_survive_their_encoding_and_those_that_cannot_be_are_refused():
     with pytest.raises(PeerFault, match="apart"):
         decode_settings(with_effort(whole, apart=PartitionPolicy("merge", 3)))
     slow = RoundSettings(inner_steps=32, effort=whole, acceptance=StragglerPolicy(2, 3))
-    with pytest.raises(PeerFault, match="two sizes"):
+    with pytest.raises(PeerFault, match="two batch sizes"):
         decode_settings(encode_settings(RunSettings(round=slow)))
     assert quota_of(UNSET, 32, UNSET, 4) == RoundWorkload(32)
 

@@ -198,7 +198,7 @@ def test_nonsense_about_a_row_is_a_fault_or_leaves_that_are_what_they_are_called
         assert unreadable_from_bytes(unreadable_bytes(row)) == row
         assert row.leaf is None or (digest(row.leaf) == row.name and len(row.leaf) <= ROW_SHOWN_MAX)
     assert read > FUZZ // 100
-    with pytest.raises(PeerFault, match="limit"):
+    with pytest.raises(PeerFault, match="allowed"):
         unreadable_from_bytes(golden + bytes(UNREADABLE_BYTES_MAX))
 
 
