@@ -55,7 +55,7 @@ def test_a_row_that_does_not_decode_is_named_and_the_others_count():
     answer = combine(rows, 1000, INT8, INT8)
     assert answer.counted == (0, 2, 4)
     assert [index for index, _ in answer.faults] == [1, 3]
-    assert "5 bytes where" in answer.faults[0][1] and "scale of block 0" in answer.faults[1][1]
+    assert "5 bytes instead of" in answer.faults[0][1] and "scale of block 0" in answer.faults[1][1]
     assert answer.wire == combine(good, 1000, INT8, INT8).wire
 
 
@@ -116,7 +116,7 @@ def test_too_few_rows_have_no_answer_and_say_how_many_are_needed():
     rows[4] = (1, b"rubbish")
     answer = combine(rows, 1000, FP32, FP32, RowStatistic("trimmed_mean", 2))
     assert answer.wire is None and answer.counted == (0, 1, 2, 3)
-    assert answer.why == "trimmed_mean needs 5 rows to withstand 2 liars, 3 are here"
+    assert answer.why == "trimmed_mean needs 5 rows to withstand 2 liars, not 3"
 
 
 def test_the_sign_of_a_zero_is_not_left_to_chance():

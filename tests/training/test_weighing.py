@@ -121,7 +121,7 @@ def test_rows_that_weigh_nothing_make_nothing_and_are_not_sorted_instead():
 def test_too_few_mixtures_are_no_answer():
     wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(4)]
     made = combine(wires, 10, FP32, FP32, RowStatistic("nnm + median", 2, packed_mixtures([(0, 1, 2, 3)] * 4)))
-    assert made.wire is None and "needs 5 rows to withstand 2 liars, 4 are here" in made.why
+    assert made.wire is None and "needs 5 rows to withstand 2 liars, not 4" in made.why
 
 
 def test_a_mean_that_all_rows_share_does_not_blur_who_is_near_to_whom():
