@@ -9,12 +9,12 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from grouped import PATIENCE_S, groups, together
+from grouped import PATIENCE_S, found, groups, together
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.peer.events import AuditEnded
-from atoll.runtime.allreduce import worker
+from atoll.runtime.allreduce import parts, worker
 from atoll.training.robust import trimmed_mean
 
 pytestmark = [pytest.mark.net]
@@ -37,7 +37,7 @@ def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
 ):
     """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it. They
     are of the parts that a codec makes: one of fewer bytes makes fewer."""
-    monkeypatch.setattr(worker, "TURN_VALUES_LEAST", 2**13)
+    monkeypatch.setattr(parts, "TURN_VALUES_LEAST", 2**13)
     with groups(4, trust="community", codec=codec) as members:
         findings: SimpleQueue[str] = SimpleQueue()
         for member in members:
@@ -103,7 +103,7 @@ def test_a_defect_in_one_call_is_told_to_who_called_and_the_next_call_works(brok
 
 
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("atoll.runtime.allreduce.api.SLICE_BYTES", 400_000)
+    monkeypatch.setattr("atoll.runtime.allreduce.group.SLICE_BYTES", 400_000)
     with groups(2) as members:
         tensors = [torch.arange(250_000, dtype=torch.float32) + i for i in (0, 2)]
         for done in together(members, tensors):
@@ -137,7 +137,7 @@ def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
 def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
     """One of four, where one may lie. It learns its mistake; for the others it has no row, as they are told."""
     with groups(4, trust="open", statistic="median") as members:
-        with pytest.raises(UsageError, match=r"E-RED-14 another topology"):
+        with pytest.raises(UsageError, match=r"E-RED-14 a call cannot choose its topology"):
             members[0].all_reduce(torch.ones(3), topology="tree")
         with pytest.raises(UsageError, match=r"E-RED-14 averages in pairs"):
             members[0].average_with_partner(torch.ones(3))
@@ -199,7 +199,7 @@ def test_mistakes_are_told_with_what_to_do():
     with pytest.raises(UsageError, match=r"E-RED-02 float64 (.|\n)*from_numpy"):
         group.all_reduce(np.ones(3))
     for nothing in ([], torch.zeros(0), [torch.zeros(0, 3), torch.zeros(0)]):
-        with pytest.raises(UsageError, match="E-RED-02 no value"):
+        with pytest.raises(UsageError, match="E-RED-02 the tensors are empty"):
             group.all_reduce(nothing, timeout_s=0.2)
     with pytest.raises(NetworkError, match=r"E-RED-07 (.|\n)*1 of 2 members are here"):
         group.wait_for_peers(2, timeout_s=0.1)
@@ -218,7 +218,7 @@ def test_mistakes_are_told_with_what_to_do():
         {"codec": "powersgd:4"},
     ):
         with pytest.raises(UsageError, match=r"E-RED-08 (.|\n)*held=" if "delta" in str(wrong) else "E-RED-08"):
-            atoll.reduce.found(**wrong)
+            found(**wrong)
     with pytest.raises(UsageError, match=r'E-RED-08 .*powersgd:4(.|\n)*"lowrank:4\+int8"(.|\n)*ErrorFeedback'):
         group.all_reduce(torch.ones(60, 50), codec="powersgd:4")
     owed = atoll.reduce.ErrorFeedback()
@@ -251,6 +251,6 @@ def test_mistakes_are_told_with_what_to_do():
         {"codec": 8},
     ):
         with pytest.raises(UsageError, match=f"E-RED-02 .*{next(iter(wrong))}="):
-            atoll.reduce.found(**wrong)
+            found(**wrong)
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from grouped import PATIENCE_S
+from grouped import PATIENCE_S, found
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.machine import Effect, Event, TaskDone
+from atoll.runtime.allreduce.call import ReduceCall
 from atoll.runtime.allreduce.driver import GroupDriver
 from atoll.runtime.allreduce.flatten import FlatTensors, StreamPool
-from atoll.runtime.allreduce.worker import ReduceCall
 
 pytestmark = [pytest.mark.net]
 
@@ -79,13 +79,13 @@ def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     threads = threading.active_count()
     with pytest.raises((UsageError, NetworkError)):
-        atoll.reduce.found(listen=("/ip4/192.0.2.1/tcp/1",))
+        found(listen=("/ip4/192.0.2.1/tcp/1",))
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")
     with atoll.reduce.found() as over:
         pass
     monkeypatch.setattr("atoll.runtime.allreduce.api.MEET_S", 0.5)
-    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: nobody listens at"):
+    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*no member can be reached: nobody listens at"):
         atoll.reduce.join(over.ticket)
     assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() <= threads
 

@@ -17,8 +17,8 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Event, Received, Send
 from atoll.peer.events import MembershipChanged, RoundBegan, RoundSkipped
 from atoll.peer.round import adaptive_timeout
-from atoll.runtime.allreduce import worker
-from atoll.runtime.allreduce.driver import GIVES_WAY, GroupDriver
+from atoll.runtime.allreduce import parts
+from atoll.runtime.allreduce.driver import MEMBERSHIP_CHANGE, GroupDriver
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import (
     CommitAnnouncement,
@@ -167,7 +167,7 @@ def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
         knows._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, RoundSkipped) else None)
         tensors = [torch.full((10,), float(i)) for i in range(3)]
         works = [m.all_reduce_async(t, topology="ring") for m, t in zip(others, tensors[1:], strict=True)]
-        knows._loop.call_soon_threadsafe(knows._host.island.passes, GIVES_WAY)
+        knows._loop.call_soon_threadsafe(knows._host.island.pass_round, MEMBERSHIP_CHANGE)
         passed.get(timeout=PATIENCE_S)
         works.append(knows.all_reduce_async(tensors[0], topology="ring"))
         assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
@@ -179,7 +179,7 @@ def test_a_word_that_somebody_comes_or_goes_holds_up_nobody_for_ever():
     with groups(3) as members:
         together(members, [torch.ones(10) for _ in members])
         liar, *others = members
-        says = partial(liar._host.island.passes, GIVES_WAY)
+        says = partial(liar._host.island.pass_round, MEMBERSHIP_CHANGE)
         liar._host.listeners.append(lambda fact: says() if isinstance(fact, RoundBegan) else None)
         liar._loop.call_soon_threadsafe(says)
         works = [m.all_reduce_async(torch.ones(10)) for m in others]
@@ -237,7 +237,7 @@ def test_a_member_that_does_not_call_passes_and_is_named():
 def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with_the_others(monkeypatch):
     """Once its call went into the next round instead, and waited there for calls that nobody was going to make."""
     monkeypatch.setattr(adaptive_timeout, "REPAIR_S", 0.5)
-    monkeypatch.setattr(worker, "PART_VALUES_LEAST", 1000)  # so that everybody owns a part
+    monkeypatch.setattr(parts, "PART_VALUES_LEAST", 1000)  # so that everybody owns a part
     with groups(3) as members:
         behind = members[2]._host
         hear = behind.machine.handle

@@ -12,7 +12,7 @@ from grouped import PATIENCE_S, groups, together
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.runtime.allreduce.driver import GroupDriver
-from atoll.runtime.allreduce.worker import PART_VALUES, cuts, part_values
+from atoll.runtime.allreduce.parts import PART_VALUES, cuts, part_values
 from atoll.training.codec import codec_named
 
 pytestmark = [pytest.mark.net]

@@ -1,13 +1,13 @@
-"""Islands that take each other's samples: what each learned from is a word in what it shows.
+"""Simulated workers for redundant training: each update names the samples behind it.
 
-skipper     takes half of the steps that it says
+skipper     takes half of the steps that it reports
 stale       sends an old update again
-elsewhere   learns from other samples than it was given, whosever they are
-slanderer   finds everybody far from what it was to send
-praiser     finds everybody near
-mute        compares nobody
-forger      reveals a secret that is not the one that it drew by
-Beside them: refuser and joker of `audits`, who show nothing, or something else.
+elsewhere   learns from samples that it was not assigned
+slanderer   finds every update far from the expected one
+praiser     finds every update near
+mute        compares none
+forger      reveals another secret than the one that it drew by
+Also refuser and joker of `replay_audits`, which show nothing, or something else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import CommitAnnouncement, RowContribution
 from atoll.wire.messages.statements import Commitment, SealedDraw
 
-CHEATING = ("skipper", "stale", "elsewhere")  # whose updates are none of the samples that they were given
+CHEATING = ("skipper", "stale", "elsewhere")  # kinds with updates from other samples than the assigned ones
 HIDING = ("refuser", "joker")
 LYING = ("slanderer", "praiser", "mute")
 
