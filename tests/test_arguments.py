@@ -57,7 +57,7 @@ def refusal(function: Callable[..., Any], *given: Any, **named: Any) -> str:
 
 @pytest.mark.parametrize(("function", "needed"), DOORS, ids=lambda one: getattr(one, "__qualname__", ""))
 def test_every_argument_of_every_public_function_is_judged(function: Callable[..., Any], needed: tuple[Any, ...]):
-    """An object of no kind at all fits nowhere; whoever adds an argument that nothing judges fails here."""
+    """An object of no kind at all fits nowhere; a member that adds an argument that nothing judges fails here."""
     for place, parameter in enumerate(signature(function).parameters.values()):
         stranger = object()
         if parameter.kind is Parameter.VAR_POSITIONAL:
@@ -135,7 +135,7 @@ def test_ranges_and_arrays_are_lists(order: Any):
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, torch.tensor(math.nan)])
 def test_a_loss_that_is_not_finite_counts_for_nothing(loss: object):
-    """GradScaler passes over such a batch; counted, it would be the run's loss for everybody."""
+    """GradScaler passes over such a batch; counted, it would be the run's loss for every member."""
     run = atoll.Run(RunRequest("nowhere"))
     run.report(loss)
     assert (run._span.reported, run._span.loss_sum) == (0, 0.0)

@@ -430,7 +430,7 @@ def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
 
 
 def test_ctrl_c_while_the_command_still_loads_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):
-    """Loading takes a second on a busy computer: the finder of modules stands for somebody who presses then."""
+    """Loading takes a second on a busy computer: the finder of modules stands for a member who presses then."""
 
     class Pressed:
         def find_spec(self, *_: object) -> None:

@@ -95,7 +95,7 @@ def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model
 @pytest.mark.parametrize(
     ("recipe", "steps"),
     [
-        (streaming(rounds=3, inner_steps=6, fragments=2, overlap=2), 18 + 3),  # up to 3 that nobody asked for
+        (streaming(rounds=3, inner_steps=6, fragments=2, overlap=2), 18 + 3),  # up to 3 that no member asked for
         (data_parallel(rounds=8), 8),
         (pipelined(rounds=8), 8 + 3),
         (des_loc(rounds=6, inner_steps=2), 12),

@@ -89,7 +89,7 @@ def test_tensors_are_reduced_whatever_torch_is_told_about_new_ones():
 
 @pytest.mark.parametrize("broken", ["_encoded", "_decode"])
 def test_a_defect_in_one_call_is_told_to_who_called_and_the_next_call_works(broken: str, monkeypatch):
-    """Rounds of a call that cannot be encoded followed each other for ever, and nobody was told."""
+    """Rounds of a call that cannot be encoded followed each other for ever, and no member was told."""
 
     def breaks(*_: object) -> None:
         raise RuntimeError("no room")
@@ -121,7 +121,9 @@ def test_a_member_with_a_cap_sends_no_faster():
 
 
 def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
-    """Everybody is told who called with what, nobody's tensors change, and the next call is as good as ever."""
+    """Every member is told who called with what, no member's tensors change, and the next call is as
+    good as ever.
+    """
     with groups(2) as members:
         tensors = [torch.zeros(1000), torch.ones(5_000_000)]
         works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
@@ -154,7 +156,7 @@ def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
 
 
 def test_a_group_mixes_each_row_with_its_nearest_and_its_answers_are_opened():
-    """Five members, one far away: what the library makes of the same rows, the same bits at everybody."""
+    """Five members, one far away: what the library makes of the same rows, the same bits at every member."""
     draw = torch.Generator().manual_seed(1)
     rows = [torch.randn(30_000, generator=draw) + 50.0 * (i == 3) for i in range(5)]
     with groups(5, trust="community", statistic="nnm + trimmed_mean") as members:

@@ -94,7 +94,7 @@ def test_whoever_cuts_its_tensors_otherwise_is_told_where_only_what_changed_trav
 )
 def test_wires_are_packed_for_a_slow_link_and_not_for_a_fast_one(codec: str, way_back: str, made: type):
     """Two members, by what they say that their uplinks carry at most: 1 MB/s and 1 GB/s. Each reads what the other
-    sends, rows or answers, and the mean is to the bit that of wires that nobody packs."""
+    sends, rows or answers, and the mean is to the bit that of wires that no member packs."""
     with ExitStack() as stack:
         slow = stack.enter_context(found(peers=2, way_back=way_back, upload_bytes_s=1_000_000))
         fast = stack.enter_context(atoll.reduce.join(slow.ticket, upload_bytes_s=1_000_000_000))

@@ -54,7 +54,7 @@ def test_a_closed_group_leaves_nothing_behind():
 
 
 def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
-    """Before its loop ends, and after: nobody waits for ever for a call that nobody will look at."""
+    """Before its loop ends, and after: no member waits for ever for a call that no member will look at."""
     group, stop, late = atoll.reduce.found(), GroupDriver.stop, ReduceCall(torch.ones(3), 1, "fp32")
     fused = StreamPool.fused
 
@@ -75,7 +75,7 @@ def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: 
 
 
 def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No open door, no folder, no thread: whether the address is no good, the ticket, or nobody is there."""
+    """No open door, no folder, no thread: whether the address is no good, the ticket, or no member is there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     threads = threading.active_count()
     with pytest.raises((UsageError, NetworkError)):
@@ -127,7 +127,7 @@ one.close()
 def test_a_script_that_ends_without_a_farewell_says_it_at_its_end():
     """It went on while Python ended the threads it works in, with a traceback for each of thousands of rounds.
 
-    Whoever is forked from it has no part in the group and ends, too: workers of data loaders waited for ever.
+    A member that is forked from it has no part in the group and ends, too: workers of data loaders waited for ever.
     """
     ended = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "2\n" + 4 * "E-RED-20\n", "")

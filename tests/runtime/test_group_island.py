@@ -58,7 +58,7 @@ def story(
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str):
-    """By whoever encoded or combined them, while they come in slab by slab, and when they lie there."""
+    """By a member that encoded or combined them, while they come in slab by slab, and when they lie there."""
     nothing = SignedStatement(A, b"", b"")
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
@@ -141,7 +141,7 @@ def test_an_answer_lies_where_rows_lay(tmp_path: Path):
 
 
 def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
-    """Two bits up, fp32 down: what a parent lost would be lost twice, and nobody feeds its error back."""
+    """Two bits up, fp32 down: what a parent lost would be lost twice, and no member feeds its error back."""
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         (row,) = encoded.parts
@@ -190,7 +190,9 @@ def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
 
 
 def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path: Path):
-    """Of three parts the second is one byte short, as everybody agreed: the first holds the mean, the third not."""
+    """Of three parts the second is one byte short, as every member agreed: the first holds the mean, the
+    third not.
+    """
 
     async def tell(island: GroupWorker, _: UpdateEncoded) -> None:
         island.calls.popleft().future.cancel()

@@ -59,7 +59,7 @@ def lies(model: nn.Module) -> None:
 def moved(run: atoll.Run, liar: bool = False, seed: int | None = None) -> tuple[float, int]:
     """How far the agreed model is from where all began, after steps on data of this loop's own; and of how many.
 
-    With a `seed` the data are those of whoever has the same one."""
+    With a `seed` the data are those of a member that has the same one."""
     model = network(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     first = torch.cat([p.detach().flatten() for p in model.parameters()])
@@ -186,7 +186,9 @@ def test_what_a_run_lacks_of_its_trust_is_told_to_who_founds_it(tmp_path: Path, 
 
 
 def test_whoever_founds_a_run_of_loops_hears_of_the_rule_for_data_that_differ():
-    """Loops bring data of their own; a rule that somebody named was chosen, and a mean takes nobody for a liar."""
+    """Loops bring data of their own; a rule that a member named was chosen, and a mean takes no member
+    for a liar.
+    """
     recipe = data_parallel(rounds=1)
     for trust, said, statistic, told in (
         ("community", None, "robust", True),
@@ -238,7 +240,7 @@ KEY = re.compile(r"\b(?:run|train|sync|model|data|keep|consensus)\.(?!md)[a-z_]+
 def test_what_cannot_be_founded_is_told_in_arguments_and_not_in_keys_of_a_file(
     tmp_path: Path, wish: dict[str, object], code: str, says: str
 ):
-    """A loop has no run.toml: whoever reads `sync.fragments` there would look for a file."""
+    """A loop has no run.toml: a member that reads `sync.fragments` there would look for a file."""
     text = refused(tmp_path, start_peers=7, **wish)
     assert text.startswith(code) and says in text
     assert not KEY.findall(text)

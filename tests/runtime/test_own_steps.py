@@ -1,4 +1,4 @@
-"""Recipes that agree on what an optimizer has in its hands, in loops of somebody's own, beside the experiment."""
+"""Recipes that agree on what an optimizer has in its hands, in loops of a member's own, beside the experiment."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_what_torch_is_told_about_new_tensors_is_not_what_members_agree_in(tmp_p
 
 
 def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
-    """Genesis has it; what changes nothing, or has no meaning in somebody's own loop, is refused in words."""
+    """Genesis has it; what changes nothing, or has no meaning in a member's own loop, is refused in words."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 128) for _ in range(4)))
     asked = {"round_time": 60.0, "target_samples": 4096, "adaptive_steps": True, "inner_steps_min": 4}
     run = found_loop(folder=tmp_path, inner_steps=32, **asked)
@@ -269,7 +269,9 @@ def infinite(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
     ],
 )
 def test_a_loop_whose_step_would_be_nobodys_is_stopped(tmp_path, book, make, step, why: str):
-    """Steps of its optimizer would come on top of the agreed ones; a gradient that is none would be everybody's."""
+    """Steps of its optimizer would come on top of the agreed ones; a gradient that is none would be
+    every member's.
+    """
     members = Loops(tmp_path, data_parallel("gpt-nano", **SMALL), book, make)
     for trainer in members.trainers:
         trainer.step = partial(step, trainer)

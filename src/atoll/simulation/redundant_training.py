@@ -6,7 +6,7 @@ elsewhere   learns from samples that it was not assigned
 slanderer   finds every update far from the expected one
 praiser     finds every update near
 mute        compares none
-forger      reveals another secret than the one that it drew by
+forger      reveals a secret that it did not draw by
 Also refuser and joker of `replay_audits`, which show nothing, or something else.
 """
 
@@ -56,7 +56,7 @@ _SHOWN = msgspec.msgpack.Decoder(UpdateExhibit)
 
 class RedundancyVirtualWorker(VirtualWorker):
     kind = ""
-    learned: dict[int, str]  # by round: whose samples, if they are
+    learned: dict[int, str]  # round → member that the samples belong to, if they are another member's
 
     def takes_s(self, work: Any) -> Seconds:
         if isinstance(work, ReplayBoth):
@@ -104,7 +104,7 @@ class RedundancyVirtualWorker(VirtualWorker):
 
 
 def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
-    """What stands behind each peer of a swarm with twins: honest trainers, but for these."""
+    """What stands behind each peer of a swarm with redundant training: honest trainers, except for these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
         island = RedundancyVirtualWorker(me, knobs, draw)

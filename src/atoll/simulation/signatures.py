@@ -1,6 +1,6 @@
 """Signatures of the simulator: a keyed hash behind the interface of the real ones, or the real ones.
 
-A keyed hash is unforgeable in a simulation because villains sign through their own signer only. The one that stands
+A keyed hash is unforgeable in a simulation because villains sign through their own signer only. The stand-in
 for ML-DSA-65 has its length, and its worlds can be replayed; real ML-DSA signatures are randomized. `RealKeys` uses
 sessions certified by Ed25519 + ML-DSA-65 identities, which tests the interface itself; its peers are named as in
 the real world.

@@ -269,7 +269,7 @@ def _replay(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MemberReport(signed)) for signed in villain.reports]
 
 
-# ---- in somebody else's name -------------------------------------------------------------------------------
+# ---- in another name -------------------------------------------------------------------------------
 
 
 FORGED = RunNumbers(inner_steps=1, lr=1e3)  # conspicuous numbers, so that a peer that accepts them is detected
