@@ -156,7 +156,7 @@ def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: st
     """It has failed, and says that this may be no more than too few peers or rounds."""
     done = atoll("simulate", story, "--peers", "1", "--rounds", "1")
     assert done.returncode == 5 and done.stderr.startswith("E-SIM-01")
-    assert f"{story} wants {wanted}, and may ask" in done.stderr
+    assert f"{story} needs {wanted}, and may fail" in done.stderr
 
 
 def test_the_version_is_the_packages():

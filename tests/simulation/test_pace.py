@@ -182,7 +182,7 @@ def test_rows_of_a_failed_attempt_do_not_stand_in_front_of_those_of_the_next():
 @pytest.mark.parametrize("bytes_s", [0.2e6, 0.06e6])
 def test_an_owner_to_which_rows_come_late_is_not_complained_of(bytes_s: float):
     """Its downlink falls to a sixtieth, or a two-hundredth: what it answers lacks rows that others got, and as soon
-    as it is a round behind it answers nothing. Nor does it complain of the others, although it gets none of their bytes.
+    as it is a round behind it answers nothing. Nor does it complain of the others that it cannot receive from.
     """
     story = Story(PACED, witnessed=True)
     story.run(5)

@@ -65,7 +65,7 @@ class ReduceResult:
     partly: tuple[PeerId, ...]  # contributors that are missing from a part
     missing: tuple[PeerId, ...]  # members in no part
     parts: tuple[Part, ...]
-    """A slice that nobody answered for names nobody, and keeps this member's own values."""
+    """A slice without a result names no contributor, and keeps this member's own values."""
     topology: str = ""  # topology of the reduction
 
     @property
@@ -100,8 +100,8 @@ class ReduceCall:
     from_N: Tensor | None = None  # (N,) reference of the differences in its rows
     from_name: str = ""
     made: dict[tuple[int, Digest], Tensor] = field(default_factory=dict[tuple[int, Digest], Tensor])
-    """In pairs: by the part and the answer that names it, what I combined for myself. One attempt may differ from
-    another, and the vertex says which of them counts."""
+    """In pairs: (part, digest of its result) → mean that this member computed. Attempts may differ, and the vertex
+    decides which of them counts."""
 
     @property
     def paired(self) -> bool:

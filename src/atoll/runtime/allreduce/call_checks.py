@@ -46,7 +46,7 @@ def check_tensor(tensor: Tensor) -> None:
     if kind != strided or tensor.is_meta:
         raise UsageError("E-RED-02", f"a tensor on {tensor.device}, {kind}", fix="reduce dense tensors")
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise UsageError("E-RED-02", "a tensor whose values share memory", fix="reduce tensor.clone()")
+        raise UsageError("E-RED-02", "a tensor with values that share memory", fix="reduce tensor.clone()")
 
 
 def known_topology(name: str) -> TopologyName:

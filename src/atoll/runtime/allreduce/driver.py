@@ -258,14 +258,14 @@ class GroupDriver(driver.Driver):
 
     def _differing_calls(self, fact: RoundClosed) -> dict[PeerId, IncompatibleCall]:
         """Contributors with a call that differs from the local one; their commits may never have arrived here."""
-        mine = self.island.asked_in(fact.round)
-        if mine is None:
+        own = self.island.asked_in(fact.round)
+        if own is None:
             return {}
-        values, asked = mine
+        values, asked = own
         return {
             p: IncompatibleCall(peer=p, values=c.values, asked=c.asked, my_values=values, my_asked=asked)
             for p, c in commits_in(fact.body).items()
-            if (c.values, c.asked) != mine
+            if (c.values, c.asked) != own
         }
 
     def _differing_call_error(self, fact: IncompatibleCall) -> AtollError:
@@ -436,8 +436,8 @@ def _leavers(reports: Iterable[SignedStatement]) -> set[PeerId]:
 
 def _differs_in_held(call: IncompatibleCall) -> bool:
     """True if the calls differ in their delta reference only."""
-    mine, theirs = but_for_held(call.my_asked), but_for_held(call.asked)
-    return (call.my_values, mine) == (call.values, theirs)
+    own, theirs = but_for_held(call.my_asked), but_for_held(call.asked)
+    return (call.my_values, own) == (call.values, theirs)
 
 
 def _parts_of(body: VertexBody, among: Collection[PeerId]) -> frozenset[int]:
@@ -461,8 +461,8 @@ def _reduced(fact: RoundClosed, cuts: Cuts, me: PeerId, others: Container[PeerId
     if fact.topology != PAIRS:
         return ReduceResult(fact.round, fact.counted, fact.partly, fact.missing, parts, fact.topology)
     owners = (signed.signer if signed is not None else None for signed in fact.body.parts)
-    mine = tuple(part for part, owner in zip(parts, owners, strict=False) if owner == me)
-    rows = [frozenset(names) for _, names in mine]
+    own = tuple(part for part, owner in zip(parts, owners, strict=False) if owner == me)
+    rows = [frozenset(names) for _, names in own]
     held = frozenset[PeerId]().union(*rows)
     partly = held - held.intersection(*rows)
-    return ReduceResult(fact.round, tuple(sorted(held)), tuple(sorted(partly)), fact.missing, mine, fact.topology)
+    return ReduceResult(fact.round, tuple(sorted(held)), tuple(sorted(partly)), fact.missing, own, fact.topology)

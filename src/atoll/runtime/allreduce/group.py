@@ -154,7 +154,7 @@ class Group:
         if held is not None and self._host.island.checked is not None:
             raise UsageError(
                 "E-RED-14",
-                "held= is not possible in a group whose members may lie",
+                "held= is not possible if members may lie",
                 cause="a liar that claims to hold another mean makes all members send whole values",
                 fix="leave held out",
             )
@@ -196,7 +196,7 @@ class Group:
         if self._host.island.checked is not None:
             raise UsageError(
                 "E-RED-14",
-                "averages in pairs are not possible in a group whose members may lie",
+                "averages in pairs are not possible if members may lie",
                 cause="only the two members of a pair can check their mean",
                 fix="call all_reduce",
             )
@@ -218,7 +218,7 @@ class Group:
             raise UsageError("E-RED-14", "a call cannot choose its topology if members may lie", fix="leave it out")
         name = known_topology(asked)
         if island.remembers or island.terms.way_back == GATHERED:
-            name = row_topology(name, "private", "a group whose owners answer with more than a mean")
+            name = row_topology(name, "private", "a group with owners that return more than a mean")
         return name if name != settings.topology else ""
 
     def _begin(

@@ -65,7 +65,7 @@ def distrusting(
     if peers < least:
         raise UsageError(
             "E-RED-14",
-            f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
+            f'trust = "{trust}" with statistic = "{statistic}" withstands no liar among {peers} peers',
             fix=f'use peers = {least} or more; or trust = "private", if members do not lie',
         )
     if settings.topology not in ("auto", "butterfly", "star"):

@@ -132,13 +132,13 @@ class GroupWorker:
         parts with the mean of a different call.
         """
         self._clear_pass()
-        mine, led = self._mine(done.round), self._led
+        call, led = self._call_in(done.round), self._led
         parts = tuple((None, False) if i in others else agreed for i, agreed in enumerate(self._parts))
         self.current, self._parts = None, ()
-        if mine is None or (again and not mine.future.done()):
+        if call is None or (again and not call.future.done()):
             return  # the round went on without the local user; a later call belongs to the next round
         self.calls.popleft()
-        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, led, done)))
+        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (call, parts, led, done)))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
@@ -150,29 +150,29 @@ class GroupWorker:
         if self.current is None or self.current[0] > upto:
             return
         self._clear_pass()
-        _, mine = self.current
+        _, call = self.current
         self.current, self._parts = None, ()
         self.calls.popleft()
-        if not mine.future.done():
-            mine.future.set_exception(why)
+        if not call.future.done():
+            call.future.set_exception(why)
 
     def mark_mixed(self, round: int) -> None:
         """Mark the round as mixed: another member holds another mean or none, so differences cannot be added."""
-        mine = self._mine(round)
-        if mine is not None:
-            mine.mixed = round
+        call = self._call_in(round)
+        if call is not None:
+            call.mixed = round
 
     def repeats_call(self, round: int, anyway: bool) -> bool:
         """Return whether the call of a failed round is repeated, with whole values.
 
         Members may have held different means. All see this in one vertex, whatever commits they received.
         """
-        mine = self._mine(round)
-        if anyway or mine is None or mine.future.done():
+        call = self._call_in(round)
+        if anyway or call is None or call.future.done():
             return anyway
-        if mine.sent_whole:
+        if call.sent_whole:
             return False
-        mine.sent_whole, mine.from_name, mine.from_N = True, "", None
+        call.sent_whole, call.from_name, call.from_N = True, "", None
         return True
 
     def fail_all(self, why: AtollError) -> None:
@@ -186,21 +186,21 @@ class GroupWorker:
 
     def fail_call(self, round: int, why: AtollError) -> None:
         """Fail the call of this round at once; its tensors stay unchanged."""
-        mine = self._mine(round)
-        if mine is not None and not mine.future.done():
-            mine.future.set_exception(why)
+        call = self._call_in(round)
+        if call is not None and not call.future.done():
+            call.future.set_exception(why)
 
     def cuts_of(self, round: int) -> Cuts:
         """Bounds of the parts of this round's call; () if nothing was encoded or the call cannot succeed, since its
         cuts may then differ from those of other members.
         """
-        mine = self._mine(round)
-        return mine.cuts if mine is not None and not mine.future.done() else ()
+        call = self._call_in(round)
+        return call.cuts if call is not None and not call.future.done() else ()
 
     def asked_in(self, round: int) -> tuple[int, str] | None:
         """Values and deviations to which the local call of this round committed; None as in `cuts_of`."""
-        mine = self._mine(round)
-        return (len(mine.flat_N), self._asked(mine)) if mine is not None and not mine.future.done() else None
+        call = self._call_in(round)
+        return (len(call.flat_N), self._asked(call)) if call is not None and not call.future.done() else None
 
     # ---- what the driver asks for --------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class GroupWorker:
         return hi - lo
 
     def _call_of(self, work: CombineRows | CompareRows) -> ReduceCall:
-        call = self._mine(work.round)
+        call = self._call_in(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
         if call.future.done() or call.mixed == work.round:
@@ -480,7 +480,7 @@ class GroupWorker:
             raise RunFailedError("E-AUD-03", "members of this group trust each other")
         return self.checked
 
-    def _mine(self, round: int) -> ReduceCall | None:
+    def _call_in(self, round: int) -> ReduceCall | None:
         return self.current[1] if self.current is not None and self.current[0] == round else None
 
     def _clear_pass(self) -> None:

@@ -48,7 +48,7 @@ class LoopModel:
             raise UsageError("E-ATT-05", str(why)) from None
         self.model, self.optimizer = model, optimizer
         self.gradients: GradientSums | None = None  # set if members agree on gradients
-        self.queue_rounds = 0  # rounds whose gradients may be queued, oldest first
+        self.queue_rounds = 0  # rounds of queued gradients at most
         self._moments: AdamMoments | None = None  # set if members average moments
         self._base = FrozenBaseGuard(model, exchanged_names, by_name=bool(only))
 

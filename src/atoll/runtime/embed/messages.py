@@ -42,7 +42,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     start_peers: Peers = 1
     min_peers: Whole = 0  # 0: as many as the rule needs
     trust: Trust = "private"
-    statistic: StatisticName | None = None  # combining rule; None: the one that trust implies
+    statistic: StatisticName | None = None  # combining rule; None: default of trust
     sample: ParticipationPolicy | None = None  # members drawn per round of a run to found; None: all members
     effort: WorkloadPolicy | None = None  # adaptive length of its rounds; None: fixed length
 

@@ -28,7 +28,7 @@ class RunOptions:
 
     Members:
     `min_peers`: a round waits while fewer members are present; 0: as many as `trust` needs.
-    `statistic`: rule that combines updates; None: the one that `trust` implies. `trust="open"` allows no rule by
+    `statistic`: rule that combines updates; None: the default of `trust`. `trust="open"` allows no rule by
     distance.
     `sample` (a share) or `sample_peers` (a number): members drawn per round by the round before.
     `group`: owner of this loop's data (specs/clients.md). `name`: name of this peer.

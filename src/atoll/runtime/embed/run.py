@@ -103,7 +103,7 @@ class Run:
         self._validate: Callable[[], SupportsFloat] | None = None
         self._batch = 1
         self._span = _StepSpan()
-        self._job: TrainSteps | None = None  # job whose steps the peer waits for
+        self._job: TrainSteps | None = None  # job that the peer waits for
         self._asked_steps = 0  # steps of the last job
         self._cancelled_job = self._held_job = -1  # last job that was ended early; last one that pauses the loop
         self._steps_ahead = 0  # steps that the loop may take before the next job
