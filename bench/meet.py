@@ -17,7 +17,7 @@ from typing import Any
 from form import asking, lines, report, versions
 
 import atoll.reduce
-from atoll.runtime.allreduce.api import Group
+from atoll.runtime.allreduce.group import Group
 
 PEERS, QUICK_PEERS = (2, 3, 8), (2, 3)
 REPEATS, QUICK_REPEATS = 9, 3

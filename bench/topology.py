@@ -228,7 +228,7 @@ class Worker:
             codec="int8",
             topology=topology,
             timeout_s=PATIENCE_S,
-            listen=(f"/ip4/{address}/tcp/0",),
+            options=atoll.reduce.ReduceOptions(listen=(f"/ip4/{address}/tcp/0",)),
         )
         self.say(ticket=self.groups[topology].ticket)
 
@@ -388,7 +388,7 @@ def rows_of(
         if "links" in ways
     ]
     if "reduce" in ways:
-        from atoll.runtime.allreduce.worker import cuts, part_values
+        from atoll.runtime.allreduce.parts import cuts, part_values
         from atoll.training.codec import codec_named
 
         near = fanned(clusters_by_latency(links), SEED)

@@ -106,7 +106,9 @@ def measured(mode: str, up: str, down: str, side: int) -> dict:
 def measured_group(mode: str, up: str, down: str, side: int) -> dict:
     ways = {ANSWER: {"way_back": down}, REMEMBERING: {"way_back": down, "remembered": True}}
     way, n = ways.get(mode, {"way_back": "gathered"}), side * side
-    members = [atoll.reduce.found(peers=MEMBERS, codec=up, topology="butterfly", **way)]
+    members = [
+        atoll.reduce.found(peers=MEMBERS, codec=up, topology="butterfly", options=atoll.reduce.ReduceOptions(**way))
+    ]
     try:
         with ThreadPoolExecutor() as pool:
             members += pool.map(atoll.reduce.join, [members[0].ticket] * (MEMBERS - 1))

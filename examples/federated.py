@@ -69,8 +69,9 @@ def take_part(number: int, rounds: int, peers: int) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     averaging = {"outer_momentum": 0.0, "up": "fp32", "down": "fp32"}
-    wish = {"rounds": rounds, "inner_steps": STEPS_MOST, "epochs": 1, "sample_peers": max(1, peers // 2)}
-    run = atoll.join(group=group(number), or_found=wish | averaging)
+    options = atoll.RunOptions(epochs=1, sample_peers=max(1, peers // 2), **averaging)
+    wish = {"rounds": rounds, "inner_steps": STEPS_MOST, "options": options}
+    run = atoll.join(group=group(number), or_found=wish)
     run.attach(model, optimizer, batch=BATCH, pass_steps=len(passes))
     while not run.done:
         for x, y in passes:

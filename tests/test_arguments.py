@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.runtime.embed.messages import RunRequest
 from atoll.training.experiment.simulator import ExperimentResult
 from atoll.training.recipe.methods import diloco
 
 GROUP = atoll.reduce.Group.__new__(atoll.reduce.Group)  # what is refused never gets as far as a group
 WORK = atoll.reduce.PendingReduce.__new__(atoll.reduce.PendingReduce)
 OUTCOME = ExperimentResult.__new__(ExperimentResult)
-RUN = atoll.Run(folder=Path("nowhere"))
+RUN = atoll.Run(RunRequest("nowhere"))
 MODEL = nn.Linear(2, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 ONES = torch.ones(2)
@@ -27,10 +28,12 @@ ONES = torch.ones(2)
 DOORS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (atoll.found, ()),
     (atoll.join, ()),
+    (atoll.RunOptions, ()),
     (atoll.local, ("train.py",)),
     (atoll.experiment, (diloco(rounds=1),)),
     (atoll.ExperimentOptions, ()),
     (atoll.reduce.found, ()),
+    (atoll.reduce.ReduceOptions, ()),
     (atoll.reduce.join, ("ATOLL1:any",)),
     (GROUP.all_reduce, (ONES,)),
     (GROUP.all_reduce_async, (ONES,)),
@@ -55,7 +58,7 @@ def refusal(function: Callable[..., Any], *given: Any, **named: Any) -> str:
 
 @pytest.mark.parametrize(("function", "needed"), DOORS, ids=lambda one: getattr(one, "__qualname__", ""))
 def test_every_argument_of_every_public_function_is_judged(function: Callable[..., Any], needed: tuple[Any, ...]):
-    """An object of no kind at all fits nowhere; whoever adds an argument that nothing judges fails here."""
+    """An object of no kind at all fits nowhere; a member that adds an argument that nothing judges fails here."""
     for place, parameter in enumerate(signature(function).parameters.values()):
         stranger = object()
         if parameter.kind is Parameter.VAR_POSITIONAL:
@@ -74,16 +77,16 @@ def test_every_argument_of_every_public_function_is_judged(function: Callable[..
         (GROUP.all_reduce, {"tensors": ONES, "timeout_s": float("nan")}, "timeout_s=nan"),
         (GROUP.all_reduce, {"tensors": ONES, "weight": True}, "weight=True.*a whole number, at least 1"),
         (atoll.reduce.found, {"statistic": "mode"}, "statistic='mode'.*one of 'mean'.*leave statistic out.*'mean'"),
-        (atoll.reduce.found, {"silence_s": float("inf")}, "silence_s=inf.*at most 100,000,000"),
-        (atoll.reduce.found, {"listen": "/ip4/127.0.0.1/tcp/0"}, "listen=.*a list, of text each"),
+        (atoll.reduce.ReduceOptions, {"silence_s": float("inf")}, "silence_s=inf.*at most 100,000,000"),
+        (atoll.reduce.ReduceOptions, {"listen": "/ip4/127.0.0.1/tcp/0"}, "listen=.*a list, of text each"),
         (atoll.reduce.found, {"codec": "INT8"}, "no codec is called 'INT8' .did you mean 'int8'[?]"),
         (atoll.reduce.found, {"topology": "rings"}, "no topology rings .did you mean 'ring'[?]"),
         (atoll.reduce.found, {"peer": 4}, r"unexpected keyword argument 'peer'.*help\(atoll.reduce.found\)"),
         (atoll.found, {"trust": "friends"}, "trust='friends'.*one of 'private', 'community', 'open'"),
         (atoll.found, {"inner_steps": 2.5}, "inner_steps=2.5"),
         (atoll.found, {"inner_steps": 10**30}, "inner_steps=1000.*below 2,147,483,648"),
-        (atoll.found, {"sample": 1.5}, "sample=1.5.*at least 0, at most 1"),
-        (atoll.found, {"sample_peers": 10**6}, "sample_peers=1000000.*at most 4,096"),
+        (atoll.RunOptions, {"sample": 1.5}, "sample=1.5.*at least 0, at most 1"),
+        (atoll.RunOptions, {"sample_peers": 10**6}, "sample_peers=1000000.*at most 4,096"),
         (atoll.join, {"or_found": {"trust": 1}}, r"atoll.found\(trust=1\)"),
         (RUN.attach, {"model": SGD, "optimizer": MODEL}, "model=.*a Module"),
         (
@@ -113,13 +116,15 @@ def test_numbers_of_other_libraries_are_numbers(tmp_path: Path):
     run = atoll.found(
         folder=tmp_path,
         inner_steps=numpy.int64(3),
-        outer_lr=numpy.float32(0.5),
-        sample=numpy.float64(0.5),  # a float of Python, too, and yet another type
         start_peers=torch.tensor(2),
+        options=atoll.RunOptions(
+            outer_lr=numpy.float32(0.5),
+            sample=numpy.float64(0.5),  # a float of Python, too, and yet another type
+        ),
     )
-    assert run._wish["start_peers"] == 2 and run._wish["sample"].thousandths == 500
-    assert type(run._wish["recipe"].schedule.inner_steps) is int
-    assert atoll.found(folder=tmp_path, outer_lr=numpy.linspace(0.5, 1, 3)[0])._wish["recipe"].outer.lr == 0.5
+    assert run._request.start_peers == 2 and run._request.sample.thousandths == 500
+    assert type(run._request.recipe.schedule.inner_steps) is int
+    assert atoll.RunOptions(outer_lr=numpy.linspace(0.5, 1, 3)[0]).outer_lr == 0.5
 
 
 @pytest.mark.parametrize("order", [range(2), torch.tensor([1, 0]), list(torch.tensor([1, 0]))])
@@ -131,8 +136,8 @@ def test_ranges_and_arrays_are_lists(order: Any):
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, torch.tensor(math.nan)])
 def test_a_loss_that_is_not_finite_counts_for_nothing(loss: object):
-    """GradScaler passes over such a batch; counted, it would be the run's loss for everybody."""
-    run = atoll.Run(folder=Path("nowhere"))
+    """GradScaler passes over such a batch; counted, it would be the run's loss for every member."""
+    run = atoll.Run(RunRequest("nowhere"))
     run.report(loss)
     assert (run._span.reported, run._span.loss_sum) == (0, 0.0)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-11 run.report: (.*\n)+.*try: "):
@@ -141,7 +146,7 @@ def test_a_loss_that_is_not_finite_counts_for_nothing(loss: object):
 
 def test_a_data_set_that_is_asked_by_index_is_sharded():
     """torch's own have no __iter__."""
-    run = atoll.Run(folder=Path("nowhere"))
+    run = atoll.Run(RunRequest("nowhere"))
     run.shard_index, run.shard_count = 1, 2
     data = torch.utils.data.TensorDataset(torch.arange(4))
     assert [int(item) for (item,) in run.shard(data)] == [1, 3]
@@ -159,7 +164,7 @@ def test_what_else_stands_in_the_way_is_told(tmp_path: Path, monkeypatch: pytest
     assert "E-DIR-05" in refusal(atoll.local, tmp_path / "train.py", folder=tmp_path / "train.py")
     assert "E-USE-07" in refusal(atoll.local, tmp_path)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-12 .*int3"):
-        atoll.found(up="int3")
+        atoll.found(options=atoll.RunOptions(up="int3"))
     monkeypatch.delenv("ATOLL_TICKET", raising=False)
     monkeypatch.setenv("ATOLL_START_PEERS", "two")
     with pytest.raises(atoll.UsageError, match="E-ATT-11 ATOLL_START_PEERS='two'"):

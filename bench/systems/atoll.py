@@ -28,8 +28,9 @@ class Atoll:
                 timeout_s=PATIENCE_S,
                 statistic=statistic,
                 trust=trust,
-                way_back="" if remembers else self.task.way_back,
-                **({"remembered": True} if remembers else {}),  # which older versions do not know
+                options=atoll.reduce.ReduceOptions(
+                    way_back="" if remembers else self.task.way_back, remembered=remembers
+                ),
             )
         return self.group.ticket
 

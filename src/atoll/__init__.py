@@ -1,11 +1,10 @@
-"""Atoll trains one PyTorch model on many machines that nobody fully controls.
+"""Atoll trains one PyTorch model on many machines that do not trust each other.
 
-What stands here is promised to stay: `join` and `found` for your own training loop (`atoll.runtime.embed.api`)
-with the
-`Run` that they return (`atoll.runtime.embed.run`), `local`, which runs such a script many times on this computer
-(`atoll.runtime.local_swarm`), `experiment`, which tries a recipe in one process, `reduce`, the all-reduce alone,
-and the
-errors. All else may move. Importing this package imports nothing heavy.
+Stable API:
+- `join` and `found` for your own training loop (`atoll.runtime.embed.api`), `RunOptions` and `Run`.
+- `local` runs such a script many times on this computer (`atoll.runtime.local_swarm`).
+- `experiment` tries a recipe in one process. `reduce` is the all-reduce alone. The errors.
+All other modules may change. Importing this package imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedE
 if TYPE_CHECKING:
     from atoll import reduce
     from atoll.runtime.embed.api import found, join
+    from atoll.runtime.embed.options import RunOptions
     from atoll.runtime.embed.run import Run
     from atoll.runtime.local_swarm import local
     from atoll.training.experiment.api import ExperimentOptions, experiment
@@ -29,6 +29,7 @@ __all__ = [
     "RefusedError",
     "Run",
     "RunFailedError",
+    "RunOptions",
     "UsageError",
     "__version__",
     "experiment",
@@ -38,8 +39,9 @@ __all__ = [
     "reduce",
 ]
 
-_LAZY = {  # they import torch
+_LAZY = {  # modules that import torch
     "Run": "atoll.runtime.embed.run",
+    "RunOptions": "atoll.runtime.embed.options",
     "found": "atoll.runtime.embed.api",
     "join": "atoll.runtime.embed.api",
     "local": "atoll.runtime.local_swarm",
@@ -51,7 +53,7 @@ _LAZY = {  # they import torch
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "reduce":  # a module of its own, for whoever says no more than `import atoll`
+    if name == "reduce":  # a module; resolved here for scripts that only `import atoll`
         return import_module("atoll.reduce")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)

@@ -1,4 +1,4 @@
-"""`atoll`, and `python -m atoll`: Ctrl-C says nothing, even while the command still loads."""
+"""Entry point of `atoll` and `python -m atoll`: Ctrl-C ends it without a traceback, even while it loads."""
 
 import sys
 

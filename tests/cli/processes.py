@@ -29,7 +29,7 @@ SMALL = [  # a run of seconds: 22 k parameters, few steps
     *("--set", "train.inner_steps=8", "--set", "train.batch=2"),
 ]
 AS_TYPED = ("-m", "atoll")
-TWO = (*SMALL, "--set", "run.start_peers=2")  # nobody trains while the other one still starts
+TWO = (*SMALL, "--set", "run.start_peers=2")  # no member trains while the other one still starts
 
 
 def atoll(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -121,7 +121,7 @@ class Peer:
         )
 
     def trained_with(self, peers: int) -> dict[str, Any]:
-        """The next round that counted so many peers."""
+        """The next round that counted this number of peers."""
         self.facts.clear()
         return self.until(lambda f: f["fact"] == "RoundClosed" and len(f["counted"]) == peers)
 

@@ -1,4 +1,4 @@
-"""`sync.apart = "merge"` between real processes: who hears nobody trains on, and the history says so."""
+"""`sync.apart = "merge"` between real processes: who hears no member trains on, and the history says so."""
 
 from __future__ import annotations
 

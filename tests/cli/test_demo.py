@@ -68,7 +68,9 @@ def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monke
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: Path):
-    """Whoever may say farewell clears up; after SIGKILL the children still notice that their stdin is closed."""
+    """A member that may say farewell clears up; after SIGKILL the children still notice that their stdin
+    is closed.
+    """
     words = ["demo", "--peers", "1", "--rounds", "500", *SMALL]
     swarm = subprocess.Popen(
         [sys.executable, "-m", "atoll", *words],

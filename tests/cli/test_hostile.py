@@ -1,4 +1,6 @@
-"""Liars among real processes: what they sign and send over real sockets costs them their place, and nobody else."""
+"""Liars among real processes: what they sign and send over real sockets costs them their place, and no other
+member.
+"""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
 
 def test_a_founder_alone_turns_away_who_is_wrong_and_ends_with_who_started_it(tmp_path: Path):
     """A second peer in her folder, tickets of the other kind; then her stdin ends, which is all she sees of a
-    killed parent. Whoever joins now is told at once whom it cannot reach, and goes on trying."""
+    killed parent. A member that joins now is told at once which member it cannot reach, and goes on trying."""
     a, b = tmp_path / "a", tmp_path / "b"
     with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *SMALL)) as running:
         ada = running[0]
@@ -118,7 +118,7 @@ def test_a_founder_alone_turns_away_who_is_wrong_and_ends_with_who_started_it(tm
         second = atoll("join", ticket, "--dir", a, "--json")
         assert second.returncode == 2 and "E-DIR-01" in second.stderr
 
-        # a group has nothing to learn, and a run does not wait for anybody's tensors: both are told at once
+        # a group has nothing to learn, and a run does not wait for any member's tensors: both are told at once
         with atoll_reduce.found() as group:
             refused = atoll("join", group.ticket, "--dir", b)
         assert refused.returncode == 4 and "E-RUN-11" in refused.stderr and "atoll.reduce.join" in refused.stderr

@@ -1,4 +1,6 @@
-"""`keep.coded` between real processes: nobody holds an older state, a holder is killed, and it still comes back."""
+"""`keep.coded` between real processes: no member holds an older state, a holder is killed, and it still
+comes back.
+"""
 
 from __future__ import annotations
 

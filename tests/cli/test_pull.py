@@ -1,4 +1,4 @@
-"""`atoll checkpoint pull`: whoever passes by takes the agreed model with it, checked, and leaves no trace."""
+"""`atoll checkpoint pull`: a member that passes by takes the agreed model with it, checked, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_model_is_pulled_out_of_a_living_run_by_ticket_or_by_a_folder(run: Alo
     assert by_name.returncode == 4 and "E-JOIN-01" in by_name.stderr and "atoll invite" in by_name.stderr
     assert "this run is not public" in by_name.stderr
     assert not list((tmp_path / "y.pull" / "blobs").glob("*"))
-    elsewhere = ("--via", "/ip4/127.0.0.1/tcp/9", "--dir", a)  # nobody is there; the folder knows who is
+    elsewhere = ("--via", "/ip4/127.0.0.1/tcp/9", "--dir", a)  # no member is there; the folder knows who is
     by_folder = answer_of("checkpoint", "pull", opened["run_id"], *elsewhere, "--to", tmp_path / "z")
     another = atoll("checkpoint", "pull", "ab" * 32, *elsewhere, "--to", tmp_path / "w")
     assert another.returncode == 2 and "E-CHK-15" in another.stderr

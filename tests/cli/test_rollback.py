@@ -41,7 +41,7 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
         assert [f["trained"] for f in later] == [goal["trained"] + 3] * 2
         assert all(len(f["counted"]) == 2 for f in later)
 
-        # the state of a round whose file is gone cannot be gone back to, and the answer names one that can
+        # a round without its state file cannot be gone back to, and the answer names one that can
         rows = {row["round"]: row for row in answer_of("checkpoint", "list", a)}
         assert rows[done["round"]]["back_to"] == goal["round"] and rows[goal["round"]]["back_to"] is None
         assert rows[goal["round"]]["size_bytes"] is not None
@@ -58,7 +58,7 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
         assert f"back to round {goal['round']}" in words and "can be gone back to from here: rounds " in words
         assert f"went back to the state of round {goal['round']}" in atoll("verify", a).stdout
 
-        # by name, and only by a name that one member has, somebody is sent away for good with it
+        # by name, and only by a name that one member has, a member is sent away for good with it
         for name, what in (("zoe", "names 0 members"), ("ada", "cannot send itself away")):
             wrong = atoll("checkpoint", "rollback", str(done["round"]), "--without", name, "--dir", a)
             assert wrong.returncode == 2 and "E-CHK-14" in wrong.stderr and what in wrong.stderr

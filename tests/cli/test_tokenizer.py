@@ -1,4 +1,4 @@
-"""A run over tokens: its founder has the tokenizer, everybody who takes the model is given it."""
+"""A run over tokens: its founder has the tokenizer, every member who takes the model is given it."""
 
 from __future__ import annotations
 

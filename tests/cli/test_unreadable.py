@@ -1,4 +1,6 @@
-"""Rows that nobody can read, among real processes: their author is expelled at once, and anybody can look again."""
+"""Rows that no member can read, among real processes: their author is expelled at once, and any member can look
+again.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def folder(run: Path, tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, change: Callable[[dict[int, bytes]], None]) -> None:
-    """Tamper with the vertices in the database, as somebody with a text editor for it would."""
+    """Tamper with the vertices in the database, as a member with a text editor for it would."""
     with sqlite3.connect(folder / "kept.sqlite") as database:
         rows = database.execute("SELECT name, value FROM kept WHERE name LIKE 'vertex/%'").fetchall()
         vertices = {int(name[7:]): value for name, value in rows}
@@ -78,7 +78,7 @@ def test_a_real_run_is_intact_and_says_who_gave_what(folder: Path, capsys: pytes
 
 
 def test_eras_of_a_real_run_are_signed_by_both(folder: Path, capsys: pytest.CaptureFixture[str]):
-    """Ada alone signs until Bob has a vote, then both do; a signature whose bit is flipped is named."""
+    """Ada alone signs until Bob has a vote, then both do; a signature with a flipped bit is named."""
     _, answer = told(folder, capsys)
     eras = [e for e in answer["eras"] if e["sealed"]]
     assert eras[0]["first"] == 0 and eras[0]["of"] == 1 and any(e["signed"] == e["of"] == 2 for e in eras)
@@ -159,7 +159,7 @@ def test_dropped_exchanged_and_forged_vertices_are_named(
         rows[2], rows[3] = rows[3], rows[2]
 
     def promote(rows: dict[int, bytes]) -> None:
-        """Somebody gives itself a vote in the newest vertex and names the changed body in its certificate."""
+        """A member gives itself a vote in the newest vertex and names the changed body in its certificate."""
         newest = max(rows)
         vertex = decode_vertex(rows[newest])
         body = decode_body(vertex.body)

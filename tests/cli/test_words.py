@@ -20,6 +20,7 @@ from atoll import __version__
 from atoll.__main__ import main
 from atoll.base.errors import PeerFault, RefusedError
 from atoll.base.ids import NAME_SHOWN_MAX, SHOWN_MAX, Digest, PeerId, names_of, one_line
+from atoll.cli.checkpoint import could_train
 from atoll.cli.main import app
 from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
@@ -155,7 +156,7 @@ def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: st
     """It has failed, and says that this may be no more than too few peers or rounds."""
     done = atoll("simulate", story, "--peers", "1", "--rounds", "1")
     assert done.returncode == 5 and done.stderr.startswith("E-SIM-01")
-    assert f"{story} wants {wanted}, and may ask" in done.stderr
+    assert f"{story} needs {wanted}, and may fail" in done.stderr
 
 
 def test_the_version_is_the_packages():
@@ -181,7 +182,7 @@ def test_a_founder_that_nobody_can_dial_is_told_so():
     }
     assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"] and "--role client" in told["/ip4/127.0.0.1/tcp/1"]
     assert "--role client" not in introduction(news | {"addresses": ["/ip4/127.0.0.1/tcp/1"], "ticket": "ATOLL1:"})
-    assert "nobody dials a client" in introduction(news | {"addresses": []})
+    assert "a client cannot be dialed" in introduction(news | {"addresses": []})
     assert "behind a router" in told["/ip4/192.168.1.5/tcp/1"]
     assert "only" not in told["/dns4/a.org/tcp/1"]
 
@@ -273,8 +274,19 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     line = line_of(entry, progress)
     assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
     assert "eve" not in line  # a newcomer's first update is not waited for
-    assert "round 3 counted nobody" in line_of(entry | {"counted": []}, progress)
+    assert "round 3 counted no update" in line_of(entry | {"counted": []}, progress)
     assert line_of(entry | {"counted": [], "missing": []}, progress) == ""  # members only assembled
+
+
+def test_a_client_counts_among_those_that_could_have_trained():
+    """Two voters and a client train, an observer does not: three of three, not three of two."""
+    line = {"vote_key": b"", "addresses": (), "standing": "member", "since": 0, "step_s": 0.0}
+    members = [
+        Member(peer=PeerId(f"p{n}"), name=f"p{n}", role=role, **line)
+        for n, role in enumerate(("trainer", "trainer", "client", "observer"))
+    ]
+    assert could_train(members, {PeerId("p0"), PeerId("p1"), PeerId("p2")}) == {"p0", "p1", "p2"}
+    assert could_train(members[:1], {PeerId("p9")}) == {"p0", "p9"}, "every contributor could"
 
 
 def test_who_sent_the_very_same_update_is_named_beside_the_round():
@@ -381,7 +393,7 @@ def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
 def test_who_ends_as_we_do_is_no_trouble():
     """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
     progress, silent = RunStatus(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}
-    assert "does not answer" in line_of(silent, progress)
+    assert "does not respond" in line_of(silent, progress)
     progress.see({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
     assert line_of(silent, progress) == ""
 
@@ -418,7 +430,7 @@ def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
 
 
 def test_ctrl_c_while_the_command_still_loads_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch):
-    """Loading takes a second on a busy computer: the finder of modules stands for somebody who presses then."""
+    """Loading takes a second on a busy computer: the finder of modules stands for a member who presses then."""
 
     class Pressed:
         def find_spec(self, *_: object) -> None:

@@ -18,9 +18,9 @@ def book(tmp_path: Path) -> str:
 @pytest.fixture
 def peers_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers of attached loops are threads of this process, with all their sockets: two imports of torch less."""
-    from loops import begin_in_thread
+    from loops import start_in_thread
 
-    from atoll.runtime.embed.run import Run
+    from atoll.runtime.embed.peer_channel import PeerChannel
 
-    monkeypatch.setattr(Run, "_begin", begin_in_thread)
+    monkeypatch.setattr(PeerChannel, "start", start_in_thread)
     monkeypatch.setattr("atoll.runtime.bootstrap.prepare", lambda folder: folder.mkdir(parents=True, exist_ok=True))

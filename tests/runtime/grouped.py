@@ -9,15 +9,22 @@ from contextlib import contextmanager
 import torch
 
 import atoll.reduce
+from atoll.reduce import ReduceOptions
 
 PATIENCE_S = 60.0  # only a failing test waits so long
 
 
+def found(**wishes) -> atoll.reduce.Group:
+    """Found a group; options among the arguments become its `ReduceOptions`."""
+    options = {key: wishes.pop(key) for key in list(wishes) if key in ReduceOptions.__dataclass_fields__}
+    return atoll.reduce.found(**wishes, options=ReduceOptions(**options))
+
+
 @contextmanager
 def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[atoll.reduce.Group]]:
-    """So many members of one group; all of them gone afterwards."""
+    """This number of members of one group, all closed at the end."""
     names = names or [f"m{i}" for i in range(peers)]
-    members = [atoll.reduce.found(peers=peers, name=names[0], **wishes)]
+    members = [found(peers=peers, name=names[0], **wishes)]
     try:
         with ThreadPoolExecutor() as pool:
             members += pool.map(lambda name: atoll.reduce.join(members[0].ticket, name=name), names[1:])
@@ -30,6 +37,6 @@ def groups(peers: int, names: Sequence[str] = (), **wishes) -> Iterator[list[ato
 def together(
     members: list[atoll.reduce.Group], tensors: list[torch.Tensor], **wishes
 ) -> list[atoll.reduce.ReduceResult]:
-    """One call of all of them, to its end."""
+    """Results of one call of all members."""
     works = [m.all_reduce_async(t, **wishes) for m, t in zip(members, tensors, strict=True)]
     return [work.wait(PATIENCE_S) for work in works]

@@ -1,4 +1,4 @@
-"""Loops of somebody's own as the trainers of islands: threads, with the very words over a socket."""
+"""User loops as the trainers of workers: threads, with the real messages over a socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import torch
 from members import PEERS, Members
 from torch import nn
 
-from atoll.runtime.embed.peer_process import AttachedTrainer, AttachLoop, LoopRunOver, _beginning, room_of, serve
+import atoll
+from atoll.runtime.embed.messages import AttachLoop, LoopRunOver, RunRequest, mailbox_room_bytes
+from atoll.runtime.embed.options import RunOptions
+from atoll.runtime.embed.peer_channel import PeerChannel
+from atoll.runtime.embed.peer_process import AttachedTrainer, _run_start, serve
 from atoll.runtime.embed.run import Run
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.protocol import LENGTH
@@ -29,9 +33,15 @@ from atoll.training.recipe.recipes import Recipe, in_own_loop
 BATCH, SEQ_LEN = 2, 16  # of every step
 
 
-def begin_in_thread(run: Run, memory: int) -> None:
-    """The peer of this loop, whole, but no process of its own."""
-    run._socket, theirs = socket.socketpair()
+def found_loop(**wish) -> Run:
+    """Found a run; options among the arguments become its `RunOptions`."""
+    options = {key: wish.pop(key) for key in list(wish) if key in RunOptions.__dataclass_fields__}
+    return atoll.found(**wish, options=RunOptions(**options))
+
+
+def start_in_thread(channel: PeerChannel, memory: int) -> None:
+    """Start the peer of this loop, complete, but as a thread of this process."""
+    channel._socket, theirs = socket.socketpair()
     fd, here = theirs.detach(), os.dup(memory)
     os.close(memory)
 
@@ -41,19 +51,21 @@ def begin_in_thread(run: Run, memory: int) -> None:
 
     peer = threading.Thread(target=whole, daemon=True)
     peer.start()
-    run._process = SimpleNamespace(wait=lambda timeout=None: peer.join(timeout) or 0)
+    channel._process = SimpleNamespace(wait=lambda timeout=None: peer.join(timeout) or 0)
+    channel._owner_pid = os.getpid()
 
 
-class InThread(Run):
-    """Its peer is another thread's."""
+class ThreadChannel(PeerChannel):
+    """Channel to a peer that the test runs in another thread."""
 
     def __init__(self) -> None:
-        super().__init__(folder=Path("nowhere"), ticket="of the run that the test founds")
+        super().__init__()
         self.begun = threading.Event()
 
-    def _begin(self, memory: int) -> None:
+    def start(self, memory: int) -> None:
         self._socket, self.theirs = socket.socketpair()
         self.memory, self._process = os.dup(memory), SimpleNamespace(wait=lambda timeout=0.0: 0)
+        self._owner_pid = os.getpid()
         os.close(memory)
         self.begun.set()
 
@@ -65,7 +77,9 @@ class Loop(AttachedTrainer):
 
     def __init__(self, book: str, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         self.data, self.model, self.steps = load_data(book), build_model("gpt-nano", 0), 0
-        self.optimizer, self.run = make(self.model), InThread()
+        self.optimizer, self.channel = make(self.model), ThreadChannel()
+        self.run = Run(RunRequest("nowhere", "of the run that the test founds"))
+        self.run._channel = self.channel
         self.failed: BaseException | None = None
         self.thread = threading.Thread(target=self._trains)
         super().__init__(None, None, None)  # type: ignore[arg-type]  # once the loop has attached
@@ -81,7 +95,7 @@ class Loop(AttachedTrainer):
                     self.optimizer.zero_grad()
         except BaseException as why:  # told by the test's own thread
             self.failed = why
-            self.run.begun.set()
+            self.channel.begun.set()
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         self.steps += 1
@@ -97,20 +111,20 @@ class Loop(AttachedTrainer):
     async def start(self, spec: TrainerSpec):
         if self._mailbox is None:
             self.thread.start()
-            await asyncio.to_thread(self.run.begun.wait)
+            await asyncio.to_thread(self.channel.begun.wait)
             if self.failed is not None:
                 raise self.failed
-            self._reader, self._writer = await asyncio.open_connection(sock=self.run.theirs)
-            self._mailbox = SharedMailbox(self.run.memory, self.layout.floats, room_of(self.layout))
-            os.close(self.run.memory)
+            self._reader, self._writer = await asyncio.open_connection(sock=self.channel.theirs)
+            self._mailbox = SharedMailbox(self.channel.memory, self.layout.floats, mailbox_room_bytes(self.layout))
+            os.close(self.channel.memory)
             (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            await self._reader.readexactly(size)  # who it wants to be
-            self.hearing = asyncio.create_task(self.hear())
+            await self._reader.readexactly(size)  # its AttachLoop
+            self.hearing = asyncio.create_task(self.read_messages())
         return await super().start(spec)
 
     async def end(self) -> None:
         if self._mailbox is not None:
-            self.say(LoopRunOver(0))
+            self.send(LoopRunOver(0))
             await asyncio.to_thread(self.thread.join)
             await self.hearing
             self._writer.close()
@@ -140,8 +154,9 @@ class Loops(Members):
     def beginning(self, recipe: Recipe, book: str) -> RunStart:
         model = build_model("gpt-nano", 0)
         layout = layout_of(model)
-        wish = AttachLoop("", "", "", (), (), layout, in_own_loop(recipe), start_peers=PEERS, batch=BATCH)
-        return _beginning(wish, flatten(model, layout)[0])[0]
+        request = RunRequest("", recipe=in_own_loop(recipe), start_peers=PEERS)
+        wish = AttachLoop(request, layout, batch=BATCH)
+        return _run_start(wish, flatten(model, layout)[0])[0]
 
     def trainer(self) -> Loop:
         return Loop(self.book, self.make)

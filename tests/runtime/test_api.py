@@ -124,7 +124,7 @@ def test_the_socket_of_a_deep_folder_still_has_a_short_path(tmp_path: Path, monk
 
 
 def test_a_runtime_folder_that_others_can_enter_is_refused(monkeypatch: pytest.MonkeyPatch):
-    """Somebody made it first, in a shared /tmp, to put a socket of theirs in our way."""
+    """A member made it first, in a shared /tmp, to put a socket of theirs in our way."""
     with TemporaryDirectory(dir="/tmp") as short:  # pytest's own folders are too deep for a socket
         monkeypatch.setenv("XDG_RUNTIME_DIR", short)
         theirs = Path(short) / f"atoll-{os.getuid()}"

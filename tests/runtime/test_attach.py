@@ -17,14 +17,17 @@ import msgspec
 import psutil
 import pytest
 import torch
+from loops import found_loop
 from msgspec.structs import replace
 from torch import nn
 
 import atoll
-from atoll.runtime.embed.peer_process import AttachLoop, LoopRunOver, _beginning
+from atoll.runtime.embed.loop_model import LoopModel
+from atoll.runtime.embed.messages import AttachLoop, LoopRunOver
+from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchor, WriteParameters
 from atoll.runtime.training_spec import decode_learning, found
-from atoll.training.exchange.layout import flatten, layout_of
+from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
 from atoll.training.recipe.recipes import BATCH, SEQ_LEN, Recipe, in_swarm, over_tokens
 from training import network, train
@@ -54,7 +57,7 @@ def two_loops(tmp_path: Path, leaves: bool = False, **wish: object) -> list[dict
         with run:
             return train(run, network(seed), leaves=leaves and seed == 2)
 
-    founder = atoll.found(folder=tmp_path / "one", start_peers=2, **{"rounds": 3, "inner_steps": 6} | wish)
+    founder = found_loop(folder=tmp_path / "one", start_peers=2, **{"rounds": 3, "inner_steps": 6} | wish)
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(whole, founder, 1)]
         while not founder.ticket and not ends[0].done():
@@ -92,7 +95,7 @@ def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model
 @pytest.mark.parametrize(
     ("recipe", "steps"),
     [
-        (streaming(rounds=3, inner_steps=6, fragments=2, overlap=2), 18 + 3),  # up to 3 that nobody asked for
+        (streaming(rounds=3, inner_steps=6, fragments=2, overlap=2), 18 + 3),  # up to 3 that no member asked for
         (data_parallel(rounds=8), 8),
         (pipelined(rounds=8), 8 + 3),
         (des_loc(rounds=6, inner_steps=2), 12),
@@ -129,9 +132,7 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
             assert "E-ATT-12" in str(why) and "only for atoll.experiment" in str(why) and "diloco" in str(why)
             refused.add(name)
             continue
-        beginning, settings = _beginning(
-            AttachLoop(layout=layout, batch=32, **run._wish), torch.zeros(layout.floats)
-        )
+        beginning, settings = _run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats))
         recipe = decode_learning(found(beginning, settings).settings).recipe
         asked = in_swarm(method())
         if name == "delayed_nesterov":  # four whole updates, counted in samples
@@ -159,7 +160,7 @@ def test_two_loops_that_swap_a_few_values_end_with_one_model(tmp_path: Path, pee
     assert len(ends) == 2 and ends[0]["total"] == ends[1]["total"]
     assert all(end["trained"] == 4 and end["members"] == 2 and end["same_objects"] for end in ends)
     with pytest.raises(atoll.UsageError, match="drawn values"):
-        atoll.found(share=0.1, up="2bit")
+        found_loop(share=0.1, up="2bit")
 
 
 def test_a_loop_goes_back_with_its_run(tmp_path: Path, peers_in_threads: None):
@@ -234,7 +235,7 @@ def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
 ):
     """Else it would end at once without a word, as if it had trained."""
     run = atoll.found(folder=tmp_path / "one")
-    run._take(LoopRunOver(20))
+    run._handle(LoopRunOver(20))
     assert run.done and run.trained == 20
     assert "over after 20 rounds" in (told := capsys.readouterr().err) and f"folder than {tmp_path / 'one'}" in told
 
@@ -243,14 +244,14 @@ def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_p
     """Handed over with 4 steps to take ahead; then a paused round begins, and what was agreed comes after it."""
     model = nn.Linear(2, 2)
     run = atoll.found(folder=tmp_path / "one")
-    run._model, run._layout = model, layout_of(model)
-    values = flatten(model, run._layout)[0]
-    run._mailbox = SimpleNamespace(x_F=values.clone())
-    run._sent_F, run._full, run._may, run._span.steps = values, 8, 4, 1
-    run._say = lambda word: None
-    run._take(CancelTraining(3, stands=True))
-    run._take(MergeAnchor(0, len(values), "delta"))
-    assert run._may == 0
+    run._local = LoopModel(model, torch.optim.SGD(model.parameters()))
+    values = run._local.values()
+    run._local.mailbox = SimpleNamespace(x_F=values.clone())
+    run._sent_F, run._steps_ahead_next, run._steps_ahead, run._span.steps = values, 8, 4, 1
+    run._channel = SimpleNamespace(send=lambda message: None)
+    run._handle(CancelTraining(3, stands=True))
+    run._handle(MergeAnchor(0, len(values), "delta"))
+    assert run._steps_ahead == 0
 
 
 def words_in(sock: socket.socket) -> list[str]:
@@ -270,9 +271,9 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
     model, interrupted = nn.Linear(2, 2), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = atoll.found(folder=tmp_path / "one")
-    run._model, run._optimizer, run._layout, run._joined = model, optimizer, layout_of(model), True
-    run._mailbox, run._loop_process = SimpleNamespace(x_F=flatten(model, run._layout)[0]), os.getpid()
-    run._process = SimpleNamespace(wait=lambda timeout=None: 0)
+    run._local, run._joined, channel = LoopModel(model, optimizer), True, run._channel
+    run._local.mailbox = SimpleNamespace(x_F=run._local.values())
+    channel._process, channel._owner_pid = SimpleNamespace(wait=lambda timeout=None: 0), os.getpid()
     ours, theirs = socket.socketpair()
 
     class Interrupted:
@@ -287,19 +288,19 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
         def __getattr__(self, name: str):
             return getattr(ours, name)
 
-    run._socket = Interrupted()
+    channel._socket = Interrupted()
     word = msgspec.msgpack.encode(WriteParameters((1, 2, 3)))
     theirs.sendall(LENGTH.pack(len(word)) + word)
     with pytest.raises(KeyboardInterrupt):
-        run._hear()
-    assert run._hear() == WriteParameters((1, 2, 3)) and len(interrupted) > 3
+        channel.receive()
+    assert channel.receive() == WriteParameters((1, 2, 3)) and len(interrupted) > 3
 
     def unflatten(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("atoll.runtime.embed.run.unflatten", unflatten)
+    monkeypatch.setattr("atoll.runtime.embed.loop_model.unflatten", unflatten)
     with pytest.raises(KeyboardInterrupt):
-        run._take(WriteParameters(()))
+        run._handle(WriteParameters(()))
     assert words_in(theirs) == ["Farewell"], "what it wrote half is not said to be carried out"
     with pytest.raises(atoll.RunFailedError, match=r"E-ATT-14 .*KeyboardInterrupt"):
         optimizer.step()

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from atoll.base.errors import RunFailedError
-from atoll.runtime.embed.peer_process import AttachedTrainer, DeclineRounds, StepsTrained, ToUser
-from atoll.runtime.trainer.protocol import LENGTH, TrainSteps
+from atoll.runtime.embed.messages import DeclineRounds, ToUser
+from atoll.runtime.embed.peer_process import AttachedTrainer
+from atoll.runtime.trainer.protocol import LENGTH, StepsTrained, TrainSteps
 from atoll.training.recipe.recipes import own_loop
 
 
@@ -37,7 +38,7 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[TrainStep
         trainer = AttachedTrainer(reader, pipe, None)  # pyright: ignore[reportArgumentType]
         trainer.recipe = own_loop(rounds=3, inner_steps=20, epochs=epochs)
         trainer.pass_steps, trainer.on_decline = pass_steps, declined.append
-        hearing = asyncio.create_task(trainer.hear())
+        hearing = asyncio.create_task(trainer.read_messages())
         training = asyncio.create_task(trainer.train(20, cursor=0, shard=0, shards=1, global_step=0))
         while not pipe.said:
             await asyncio.sleep(0)

@@ -181,7 +181,7 @@ def test_a_wire_is_whole_when_it_is_returned(codec: str, gpu: list[str]):
 
 
 def test_lazily_negated_tensors_are_plain_when_they_arrive(gpu: list[str]):
-    """torch negates the copy on the host by itself: before it has arrived, if nobody waits."""
+    """torch negates the copy on the host by itself: before it has arrived, if no member waits."""
     lanes, tensor = flatten.StreamPool(), torch._neg_view(lagging.there(torch.arange(9.0)))
     fused = lanes.fused([tensor], lambda tensor: False)
     with fused.lane.work():

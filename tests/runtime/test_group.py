@@ -9,12 +9,12 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from grouped import PATIENCE_S, groups, together
+from grouped import PATIENCE_S, found, groups, together
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.peer.events import AuditEnded
-from atoll.runtime.allreduce import worker
+from atoll.runtime.allreduce import parts, worker
 from atoll.training.robust import trimmed_mean
 
 pytestmark = [pytest.mark.net]
@@ -37,7 +37,7 @@ def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
 ):
     """Blocks are opened after the call, when the tensor holds the mean and whatever its user wrote over it. They
     are of the parts that a codec makes: one of fewer bytes makes fewer."""
-    monkeypatch.setattr(worker, "TURN_VALUES_LEAST", 2**13)
+    monkeypatch.setattr(parts, "TURN_VALUES_LEAST", 2**13)
     with groups(4, trust="community", codec=codec) as members:
         findings: SimpleQueue[str] = SimpleQueue()
         for member in members:
@@ -89,7 +89,7 @@ def test_tensors_are_reduced_whatever_torch_is_told_about_new_ones():
 
 @pytest.mark.parametrize("broken", ["_encoded", "_decode"])
 def test_a_defect_in_one_call_is_told_to_who_called_and_the_next_call_works(broken: str, monkeypatch):
-    """Rounds of a call that cannot be encoded followed each other for ever, and nobody was told."""
+    """Rounds of a call that cannot be encoded followed each other for ever, and no member was told."""
 
     def breaks(*_: object) -> None:
         raise RuntimeError("no room")
@@ -103,7 +103,7 @@ def test_a_defect_in_one_call_is_told_to_who_called_and_the_next_call_works(brok
 
 
 def test_a_long_call_goes_in_slices_that_are_told_as_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("atoll.runtime.allreduce.api.SLICE_BYTES", 400_000)
+    monkeypatch.setattr("atoll.runtime.allreduce.group.SLICE_BYTES", 400_000)
     with groups(2) as members:
         tensors = [torch.arange(250_000, dtype=torch.float32) + i for i in (0, 2)]
         for done in together(members, tensors):
@@ -121,7 +121,9 @@ def test_a_member_with_a_cap_sends_no_faster():
 
 
 def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
-    """Everybody is told who called with what, nobody's tensors change, and the next call is as good as ever."""
+    """Every member is told who called with what, no member's tensors change, and the next call is as
+    good as ever.
+    """
     with groups(2) as members:
         tensors = [torch.zeros(1000), torch.ones(5_000_000)]
         works = [m.all_reduce_async(t) for m, t in zip(members, tensors, strict=True)]
@@ -137,7 +139,7 @@ def test_calls_with_other_sizes_do_not_mix_and_do_not_hang():
 def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
     """One of four, where one may lie. It learns its mistake; for the others it has no row, as they are told."""
     with groups(4, trust="open", statistic="median") as members:
-        with pytest.raises(UsageError, match=r"E-RED-14 another topology"):
+        with pytest.raises(UsageError, match=r"E-RED-14 a call cannot choose its topology"):
             members[0].all_reduce(torch.ones(3), topology="tree")
         with pytest.raises(UsageError, match=r"E-RED-14 averages in pairs"):
             members[0].average_with_partner(torch.ones(3))
@@ -154,7 +156,7 @@ def test_as_many_as_may_lie_cannot_spoil_a_call_with_another_size():
 
 
 def test_a_group_mixes_each_row_with_its_nearest_and_its_answers_are_opened():
-    """Five members, one far away: what the library makes of the same rows, the same bits at everybody."""
+    """Five members, one far away: what the library makes of the same rows, the same bits at every member."""
     draw = torch.Generator().manual_seed(1)
     rows = [torch.randn(30_000, generator=draw) + 50.0 * (i == 3) for i in range(5)]
     with groups(5, trust="community", statistic="nnm + trimmed_mean") as members:
@@ -199,7 +201,7 @@ def test_mistakes_are_told_with_what_to_do():
     with pytest.raises(UsageError, match=r"E-RED-02 float64 (.|\n)*from_numpy"):
         group.all_reduce(np.ones(3))
     for nothing in ([], torch.zeros(0), [torch.zeros(0, 3), torch.zeros(0)]):
-        with pytest.raises(UsageError, match="E-RED-02 no value"):
+        with pytest.raises(UsageError, match="E-RED-02 the tensors are empty"):
             group.all_reduce(nothing, timeout_s=0.2)
     with pytest.raises(NetworkError, match=r"E-RED-07 (.|\n)*1 of 2 members are here"):
         group.wait_for_peers(2, timeout_s=0.1)
@@ -218,7 +220,7 @@ def test_mistakes_are_told_with_what_to_do():
         {"codec": "powersgd:4"},
     ):
         with pytest.raises(UsageError, match=r"E-RED-08 (.|\n)*held=" if "delta" in str(wrong) else "E-RED-08"):
-            atoll.reduce.found(**wrong)
+            found(**wrong)
     with pytest.raises(UsageError, match=r'E-RED-08 .*powersgd:4(.|\n)*"lowrank:4\+int8"(.|\n)*ErrorFeedback'):
         group.all_reduce(torch.ones(60, 50), codec="powersgd:4")
     owed = atoll.reduce.ErrorFeedback()
@@ -251,6 +253,6 @@ def test_mistakes_are_told_with_what_to_do():
         {"codec": 8},
     ):
         with pytest.raises(UsageError, match=f"E-RED-02 .*{next(iter(wrong))}="):
-            atoll.reduce.found(**wrong)
+            found(**wrong)
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from grouped import PATIENCE_S, groups, together
+from grouped import PATIENCE_S, found, groups, together
 
 import atoll.reduce
 from atoll.base.errors import RunFailedError, UsageError
@@ -94,9 +94,9 @@ def test_whoever_cuts_its_tensors_otherwise_is_told_where_only_what_changed_trav
 )
 def test_wires_are_packed_for_a_slow_link_and_not_for_a_fast_one(codec: str, way_back: str, made: type):
     """Two members, by what they say that their uplinks carry at most: 1 MB/s and 1 GB/s. Each reads what the other
-    sends, rows or answers, and the mean is to the bit that of wires that nobody packs."""
+    sends, rows or answers, and the mean is to the bit that of wires that no member packs."""
     with ExitStack() as stack:
-        slow = stack.enter_context(atoll.reduce.found(peers=2, way_back=way_back, upload_bytes_s=1_000_000))
+        slow = stack.enter_context(found(peers=2, way_back=way_back, upload_bytes_s=1_000_000))
         fast = stack.enter_context(atoll.reduce.join(slow.ticket, upload_bytes_s=1_000_000_000))
         slow_wires, fast_wires = wires_begin_with(slow, made), wires_begin_with(fast, made)
         torch.manual_seed(0)
@@ -114,24 +114,24 @@ def coded(x: torch.Tensor) -> torch.Tensor:
 
 def wires_begin_with(member: atoll.reduce.Group, made: type) -> list[int]:
     """The first byte of every row (Encoded) or answer (Combined) that it makes from now on."""
-    found, do = list[int](), member._host.island.do
+    kinds, do = list[int](), member._host.island.do
 
     async def told(work: object) -> object:
         done = await do(work)
         if isinstance(done, made):
             wires = done.parts if isinstance(done, UpdateEncoded) else [done.payload]
-            found.extend(wire.data[0] for wire in wires if wire.size_bytes)
+            kinds.extend(wire.data[0] for wire in wires if wire.size_bytes)
         return done
 
     member._host.island.do = told
-    return found
+    return kinds
 
 
 @pytest.mark.parametrize("remembered", [False, True])
 def test_what_answers_leave_out_comes_with_later_ones_where_owners_remember(remembered: bool, monkeypatch):
     """The same tensors in every call, in slices, exact on the way up: the sum of all answers misses what two bits
     of one answer leave out, once and not every time. A call of other tensors between them changes nothing."""
-    monkeypatch.setattr("atoll.runtime.allreduce.api.SLICE_BYTES", 200_000 * 4)
+    monkeypatch.setattr("atoll.runtime.allreduce.group.SLICE_BYTES", 200_000 * 4)
     with groups(3, codec="fp32", way_back="2bit", remembered=remembered) as members:
         torch.manual_seed(0)
         mine = [torch.randn(300_000) for _ in members]

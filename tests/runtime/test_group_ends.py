@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from grouped import PATIENCE_S
+from grouped import PATIENCE_S, found
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.machine import Effect, Event, TaskDone
+from atoll.runtime.allreduce.call import ReduceCall
 from atoll.runtime.allreduce.driver import GroupDriver
 from atoll.runtime.allreduce.flatten import FlatTensors, StreamPool
-from atoll.runtime.allreduce.worker import ReduceCall
 
 pytestmark = [pytest.mark.net]
 
@@ -54,7 +54,7 @@ def test_a_closed_group_leaves_nothing_behind():
 
 
 def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
-    """Before its loop ends, and after: nobody waits for ever for a call that nobody will look at."""
+    """Before its loop ends, and after: no member waits for ever for a call that no member will look at."""
     group, stop, late = atoll.reduce.found(), GroupDriver.stop, ReduceCall(torch.ones(3), 1, "fp32")
     fused = StreamPool.fused
 
@@ -75,17 +75,17 @@ def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: 
 
 
 def test_a_member_that_cannot_come_in_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No open door, no folder, no thread: whether the address is no good, the ticket, or nobody is there."""
+    """No open door, no folder, no thread: whether the address is no good, the ticket, or no member is there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     threads = threading.active_count()
     with pytest.raises((UsageError, NetworkError)):
-        atoll.reduce.found(listen=("/ip4/192.0.2.1/tcp/1",))
+        found(listen=("/ip4/192.0.2.1/tcp/1",))
     with pytest.raises((RefusedError, UsageError), match="E-TKT"):
         atoll.reduce.join("ATOLL1:nonsense")
     with atoll.reduce.found() as over:
         pass
     monkeypatch.setattr("atoll.runtime.allreduce.api.MEET_S", 0.5)
-    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*nobody is reached: no peer listens at"):
+    with pytest.raises(NetworkError, match=r"E-RED-07 (.*\n)+.*no member can be reached: no peer listens at"):
         atoll.reduce.join(over.ticket)
     assert list(tmp_path.glob("atoll-group-*")) == [] and threading.active_count() <= threads
 
@@ -127,7 +127,7 @@ one.close()
 def test_a_script_that_ends_without_a_farewell_says_it_at_its_end():
     """It went on while Python ended the threads it works in, with a traceback for each of thousands of rounds.
 
-    Whoever is forked from it has no part in the group and ends, too: workers of data loaders waited for ever.
+    A member that is forked from it has no part in the group and ends, too: workers of data loaders waited for ever.
     """
     ended = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "2\n" + 4 * "E-RED-20\n", "")

@@ -19,10 +19,11 @@ from atoll.base.machine import Payload
 from atoll.crypto.digest import digest
 from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, UpdateEncoded
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
-from atoll.runtime.allreduce.api import PendingReduce
+from atoll.runtime.allreduce.call import GroupTerms, ReduceCall, ReduceResult
 from atoll.runtime.allreduce.flatten import StreamPool
+from atoll.runtime.allreduce.pending import PendingReduce
 from atoll.runtime.allreduce.trust import CheckedArithmetic
-from atoll.runtime.allreduce.worker import GroupTerms, GroupWorker, ReduceCall, ReduceResult
+from atoll.runtime.allreduce.worker import GroupWorker
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec import SharedKnowledge, codec_named
@@ -57,7 +58,7 @@ def story(
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str):
-    """By whoever encoded or combined them, while they come in slab by slab, and when they lie there."""
+    """By a member that encoded or combined them, while they come in slab by slab, and when they lie there."""
     nothing = SignedStatement(A, b"", b"")
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
@@ -84,7 +85,7 @@ def test_a_round_that_goes_on_after_its_call_was_told_of_a_failure_is_declined(t
     """A quorum that was lost comes back between training and encoding."""
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
-        island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
+        island.fail_all(RunFailedError("E-RED-05", "the quorum is lost"))
         with pytest.raises(RunFailedError, match="E-RED-06"):
             await island.do(EncodeUpdate(1, SHARES))
 
@@ -97,7 +98,7 @@ def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_
     began, goes_on = threading.Event(), threading.Event()
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
-        island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
+        island.fail_all(RunFailedError("E-RED-05", "the quorum is lost"))
         slow, later = (ReduceCall(torch.zeros(N), 1, "fp32") for _ in range(2))
 
         def row(lo: int, hi: int) -> torch.Tensor:
@@ -113,12 +114,12 @@ def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_
         island.call(slow)
         encoding = asyncio.ensure_future(island.do(EncodeUpdate(1, SHARES)))
         await asyncio.to_thread(began.wait, 60.0)
-        island.ousted(RunFailedError("E-RED-05", "the quorum is lost"))
+        island.fail_all(RunFailedError("E-RED-05", "the quorum is lost"))
         island.call(later)
         goes_on.set()
         with pytest.raises(RunFailedError):
             await encoding
-        island.closed(ReduceResult(1, (), (), (), ()), again=False)
+        island.deliver_round(ReduceResult(1, (), (), (), ()), again=False)
         assert list(island.calls) == [later] and not later.future.done()
 
     story(tmp_path, GroupTerms("fp32"), tell)
@@ -140,7 +141,7 @@ def test_an_answer_lies_where_rows_lay(tmp_path: Path):
 
 
 def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
-    """Two bits up, fp32 down: what a parent lost would be lost twice, and nobody feeds its error back."""
+    """Two bits up, fp32 down: what a parent lost would be lost twice, and no member feeds its error back."""
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         (row,) = encoded.parts
@@ -189,7 +190,9 @@ def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
 
 
 def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path: Path):
-    """Of three parts the second is one byte short, as everybody agreed: the first holds the mean, the third not."""
+    """Of three parts the second is one byte short, as every member agreed: the first holds the mean, the
+    third not.
+    """
 
     async def tell(island: GroupWorker, _: UpdateEncoded) -> None:
         island.calls.popleft().future.cancel()
@@ -203,7 +206,7 @@ def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path:
         answers[1] = Payload(digest(short), len(short), short)
         state = (await island.do(AdvanceState(1, digest(b"before"), tuple(answers), 1, 1, 1))).state
         await island.do(AdoptState(1, state, state, (True, True, True)))
-        island.closed(ReduceResult(1, (A,), (), (), ()), again=False)
+        island.deliver_round(ReduceResult(1, (A,), (), (), ()), again=False)
         with pytest.raises(RunFailedError, match="E-RED-17"):
             await asyncio.wrap_future(call.future)
         (_, first), (_, second), _ = call.cuts
@@ -219,7 +222,7 @@ def a_call_in_two_slices(tensors: list[torch.Tensor]) -> tuple[PendingReduce, Re
     flat_N = fused.vector_N
     half = len(flat_N) // 2
     calls = [ReduceCall(flat_N[at : at + half], 1, "fp32", at=at, whole=len(flat_N)) for at in (0, half)]
-    group = SimpleNamespace(_check_process=lambda: None, trouble=lambda: "")
+    group = SimpleNamespace(check_process=lambda: None, trouble=lambda: "")
     return PendingReduce(group, tensors, fused, calls), *calls
 
 
@@ -227,7 +230,7 @@ def test_whoever_is_told_of_a_failure_has_the_tensors_back():
     """The first slice fails, the second is still under way: its mean would be written after the user was told."""
     work, failed, goes_on = a_call_in_two_slices([torch.zeros(8)])
     failed.future.set_exception(RunFailedError("E-RED-11", "a value is not finite", fix="look for it"))
-    with pytest.raises(RunFailedError, match=r"E-RED-03 .* its tensors are its own"):
+    with pytest.raises(RunFailedError, match=r"E-RED-03 .* still owns its tensors"):
         work.wait(0.0)
     goes_on.flat_N.fill_(1.0)
     goes_on.written = 4
@@ -266,8 +269,10 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
         state = (await island.do(AdvanceState(1, digest(b"before"), answers, 1, 1, 1))).state
         await island.do(AdoptState(1, state, state, (ends == "counted",)))
         if ends == "failed":
-            island.fails(1, RunFailedError("E-RED-09", "others called with other sizes"))
-        island.closed(ReduceResult(1, (A,), (), (), ()), again=False, others={0} if ends == "of others" else ())
+            island.fail_call(1, RunFailedError("E-RED-09", "others called with other sizes"))
+        island.deliver_round(
+            ReduceResult(1, (A,), (), (), ()), again=False, others={0} if ends == "of others" else ()
+        )
         with suppress(RunFailedError):
             await asyncio.wrap_future(call.future)
         assert torch.equal(call.flat_N, sent_N) == (ends in ("unanswered", "failed", "of others"))
@@ -284,7 +289,7 @@ def test_a_call_of_which_nothing_came_goes_once_more_whoever_heard_why(tmp_path:
     """Nothing is combined because of a commitment that did not reach this member: it sees no parts."""
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
-        assert island.goes_again(0, False)
-        assert not island.goes_again(0, False)
+        assert island.repeats_call(0, False)
+        assert not island.repeats_call(0, False)
 
     story(tmp_path, GroupTerms("fp32"), tell)

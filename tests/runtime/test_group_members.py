@@ -17,8 +17,8 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Event, Received, Send
 from atoll.peer.events import MembershipChanged, RoundBegan, RoundSkipped
 from atoll.peer.round import adaptive_timeout
-from atoll.runtime.allreduce import worker
-from atoll.runtime.allreduce.driver import GIVES_WAY, GroupDriver
+from atoll.runtime.allreduce import parts
+from atoll.runtime.allreduce.driver import MEMBERSHIP_CHANGE, GroupDriver
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import (
     CommitAnnouncement,
@@ -44,7 +44,9 @@ def dies(member: atoll.reduce.Group) -> None:
 
 
 def test_survivors_of_a_death_agree_and_name_who_is_in_the_result():
-    """One of four is gone in the middle of calls that nobody else waits for any longer than it takes to notice."""
+    """One of four is gone in the middle of calls that no other member waits for any longer than it takes
+    to notice.
+    """
     with groups(4) as members:
         tensors = [torch.full((500_000,), float(i)) for i in range(4)]
         together(members, [t.clone() for t in tensors])
@@ -81,7 +83,7 @@ def test_a_newcomer_finds_the_group_by_any_member_when_the_founder_is_gone():
 
 
 def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
-    """Ada has called, Bob has not; Cleo joins meanwhile. Nobody's call is answered without Bob."""
+    """Ada has called, Bob has not; Cleo joins meanwhile. No member's call is answered without Bob."""
     with groups(2) as members:
         together(members, [torch.ones(10), torch.ones(10)])
         tensors = [torch.full((10,), float(i)) for i in range(3)]
@@ -94,7 +96,9 @@ def test_a_call_that_waits_while_a_newcomer_is_let_in_counts_everybody():
 
 @pytest.mark.parametrize("calls", [False, True], ids=["idle", "with a call that waits"])
 def test_of_two_members_one_may_leave_and_the_other_goes_on(calls: bool):
-    """Two voters agree on nothing without each other: whoever leaves stays until it is agreed that it is gone."""
+    """Two voters agree on nothing without each other: a member that leaves stays until it is agreed that it is
+    gone.
+    """
     with groups(2) as members:
         together(members, [torch.ones(10), torch.ones(10)])
         mine, yours = torch.ones(10), torch.zeros(10)
@@ -143,7 +147,7 @@ def test_whoever_is_left_alone_by_a_death_is_told_though_it_would_wait_for_ever(
 
 
 def test_a_group_that_shrinks_below_what_its_rule_needs_waits_for_others_and_says_so():
-    """Four withstand one liar, three nobody. A fourth comes, and the call that it finds waiting is done."""
+    """Four withstand one liar, three no member. A fourth comes, and the call that it finds waiting is done."""
     with groups(4, trust="community", statistic="trimmed_mean", timeout_s=0.5) as members:
         together(members, [torch.ones(10) for _ in members])
         members.pop().close()
@@ -156,8 +160,9 @@ def test_a_group_that_shrinks_below_what_its_rule_needs_waits_for_others_and_say
 
 
 def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
-    """It passes, and the round closes before its proposer hears of anybody. The surprise: the others' call was done
-    without that member, whose user then called for the first time where theirs did so for the second."""
+    """It passes, and the round closes before its proposer hears of any member. The surprise: the others' call was
+    done without that member, whose user then called for the first time where theirs did so for the second.
+    """
     with groups(3) as members:
         together(members, [torch.ones(10) for _ in members])
         round = members[0]._host.machine.round
@@ -167,7 +172,7 @@ def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
         knows._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, RoundSkipped) else None)
         tensors = [torch.full((10,), float(i)) for i in range(3)]
         works = [m.all_reduce_async(t, topology="ring") for m, t in zip(others, tensors[1:], strict=True)]
-        knows._loop.call_soon_threadsafe(knows._host.island.passes, GIVES_WAY)
+        knows._loop.call_soon_threadsafe(knows._host.island.pass_round, MEMBERSHIP_CHANGE)
         passed.get(timeout=PATIENCE_S)
         works.append(knows.all_reduce_async(tensors[0], topology="ring"))
         assert all(len(work.wait(PATIENCE_S).contributors) == 3 for work in works)
@@ -175,11 +180,11 @@ def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
 
 
 def test_a_word_that_somebody_comes_or_goes_holds_up_nobody_for_ever():
-    """One member says so in every round, and nobody ever comes: the others' call is done without it."""
+    """One member says so in every round, and no member ever comes: the others' call is done without it."""
     with groups(3) as members:
         together(members, [torch.ones(10) for _ in members])
         liar, *others = members
-        says = partial(liar._host.island.passes, GIVES_WAY)
+        says = partial(liar._host.island.pass_round, MEMBERSHIP_CHANGE)
         liar._host.listeners.append(lambda fact: says() if isinstance(fact, RoundBegan) else None)
         liar._loop.call_soon_threadsafe(says)
         works = [m.all_reduce_async(torch.ones(10)) for m in others]
@@ -235,9 +240,11 @@ def test_a_member_that_does_not_call_passes_and_is_named():
 
 
 def test_a_member_that_the_mean_does_not_reach_is_told_and_its_next_call_is_with_the_others(monkeypatch):
-    """Once its call went into the next round instead, and waited there for calls that nobody was going to make."""
+    """Once its call went into the next round instead, and waited there for calls that no member was
+    going to make.
+    """
     monkeypatch.setattr(adaptive_timeout, "REPAIR_S", 0.5)
-    monkeypatch.setattr(worker, "PART_VALUES_LEAST", 1000)  # so that everybody owns a part
+    monkeypatch.setattr(parts, "PART_VALUES_LEAST", 1000)  # so that every member owns a part
     with groups(3) as members:
         behind = members[2]._host
         hear = behind.machine.handle
@@ -271,7 +278,7 @@ def test_a_mean_of_other_calls_is_not_taken_for_ones_own():
         for member in members:
             loses_calls(member._host, third, cut_off)
         for asked in ({"codec": "fp16"}, {"topology": "star"}):
-            together(members, [torch.ones(1) for _ in members])  # whoever was missed is here again
+            together(members, [torch.ones(1) for _ in members])  # a member that was missed is here again
             cut_off.set()
             tensors = [torch.full((100_000,), 1.0 + i) for i in range(3)]
             otherwise = members[2].all_reduce_async(tensors[2], **asked)
@@ -284,7 +291,7 @@ def test_a_mean_of_other_calls_is_not_taken_for_ones_own():
 
 
 def loses_calls(host: GroupDriver, third: PeerId, cut_off: threading.Event) -> None:
-    """While it is cut off the third hears of no call, and nobody hears of its own, or that it is there."""
+    """While it is cut off the third hears of no call, and no member hears of its own, or that it is there."""
     hear, gone = host.machine.handle, host.machine.heartbeat.gone
 
     def handle(event: Event, now: float) -> list[Effect]:

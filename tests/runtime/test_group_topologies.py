@@ -12,7 +12,7 @@ from grouped import PATIENCE_S, groups, together
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.runtime.allreduce.driver import GroupDriver
-from atoll.runtime.allreduce.worker import PART_VALUES, cuts, part_values
+from atoll.runtime.allreduce.parts import PART_VALUES, cuts, part_values
 from atoll.training.codec import codec_named
 
 pytestmark = [pytest.mark.net]
@@ -46,7 +46,9 @@ def test_the_pieces_of_one_owner_pass_to_all_others_when_it_dies():
 
 
 def test_a_call_chooses_its_topology_and_the_next_one_another():
-    """Of one group, also one that makes sums on the way, and one whose owners are others; nobody agreed before."""
+    """Of one group, also one that makes sums on the way, and one whose owners are others; no member
+    agreed before.
+    """
     with groups(4, ["eu/a", "eu/b", "us/c", "us/d"], topology="star") as members:
         torch.manual_seed(0)
         for topology in ("ring", "tree", "butterfly", None, "hierarchical"):
@@ -76,9 +78,9 @@ def test_whoever_does_not_call_works_for_the_topology_that_the_others_chose():
 
 @pytest.mark.parametrize("asked", [("ring", "star"), (None, "tree")])
 def test_calls_with_other_topologies_do_not_mix_and_everybody_is_told(asked):
-    """Among three, of whom one has not called: nobody waits for rows that never come."""
+    """Among three, of whom one has not called: no member waits for rows that never come."""
     with groups(3, timeout_s=0.5, silence_s=30.0) as members:
-        together(members, [torch.zeros(1) for _ in members])  # nobody is new any more
+        together(members, [torch.zeros(1) for _ in members])  # no member is new any more
         tensors = [torch.zeros(100_000), torch.ones(100_000)]
         named = [f"topology={name or 'auto'}" for name in asked]
         begun = zip(members, tensors, asked, strict=False)
@@ -144,7 +146,7 @@ def test_a_large_call_in_fewer_bytes_has_fewer_messages(codec: str, parts: int):
 
 @pytest.mark.parametrize("owners", [2, 4, 8, 16])
 def test_a_call_of_ten_megabytes_is_everybodys_work(owners: int):
-    """One owner of all would take in and hold everybody's rows: with 8 members seven times its tensors."""
+    """One owner of all would take in and hold every member's rows: with 8 members seven times its tensors."""
     sizes = [hi - lo for lo, hi in cuts(2_500_000, (1,) * owners * 4, 4, PART_VALUES)]
     assert min(sum(sizes[owner::owners]) for owner in range(owners)) > 0.9 * 2_500_000 / owners
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from grouped import found
 
-import atoll.reduce
 from atoll.base.errors import UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.allreduce.trust import distrusting
@@ -24,21 +24,21 @@ def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
     ("asked", "says"),
     [
         ({"trust": "everybody"}, "choose one of private, community, open"),
-        ({"statistic": "median"}, 'say trust = "community"'),
-        ({"trust": "open", "statistic": "robust", "peers": 7}, 'say trust = "community"'),
+        ({"statistic": "median"}, 'use trust = "community"'),
+        ({"trust": "open", "statistic": "robust", "peers": 7}, 'use trust = "community"'),
         ({"trust": "community", "statistic": "median", "peers": 3}, "peers = 4"),
-        ({"trust": "community", "peers": 4, "codec": "topk:0.1+int8"}, 'say codec = "int8"'),
+        ({"trust": "community", "peers": 4, "codec": "topk:0.1+int8"}, 'use codec = "int8"'),
         ({"trust": "open", "peers": 4, "way_back": "randk:0.1"}, 'trust = "private"'),
         ({"trust": "community", "peers": 4, "way_back": "gathered"}, 'trust = "private"'),
         ({"trust": "open", "peers": 4, "remembered": True}, 'trust = "private"'),
-        ({"trust": "open", "peers": 4, "codec": "lowrank:4"}, 'say codec = "topk:0.1+int8"'),
-        ({"trust": "open", "peers": 4, "codec": "int8+zstd"}, 'say way_back = "int8"'),
-        ({"trust": "open", "peers": 4, "topology": "ring"}, 'say topology = "butterfly"'),
-        ({"trust": "community", "peers": 4, "topology": "tree"}, 'say topology = "butterfly"'),
+        ({"trust": "open", "peers": 4, "codec": "lowrank:4"}, 'use codec = "topk:0.1+int8"'),
+        ({"trust": "open", "peers": 4, "codec": "int8+zstd"}, 'use way_back = "int8"'),
+        ({"trust": "open", "peers": 4, "topology": "ring"}, 'use topology = "butterfly"'),
+        ({"trust": "community", "peers": 4, "topology": "tree"}, 'use topology = "butterfly"'),
     ],
 )
 def test_a_group_that_would_withstand_nobody_is_not_founded(asked: dict[str, object], says: str):
     """Told before anything listens, with the way out."""
     with pytest.raises(UsageError) as refused:
-        atoll.reduce.found(**asked)
+        found(**asked)
     assert refused.value.code == "E-RED-14" and says in refused.value.fix

@@ -55,11 +55,11 @@ def test_a_script_listens_where_its_call_or_the_environment_says(monkeypatch: py
     everywhere, here = "/ip4/0.0.0.0/tcp/7071", "/ip4/10.0.0.5/tcp/7071"
     monkeypatch.setattr("atoll.runtime.embed.api.parse", lambda ticket: None)
     monkeypatch.setenv("ATOLL_DIR", str(tmp_path / "mine"))
-    assert atoll.found()._wish["folder"] == atoll.join("ATOLL1:")._wish["folder"] == str(tmp_path / "mine")
-    assert atoll.found(folder=tmp_path)._wish["listen"] == LOOPBACK
+    assert atoll.found()._request.folder == atoll.join("ATOLL1:")._request.folder == str(tmp_path / "mine")
+    assert atoll.found(folder=tmp_path)._request.listen == LOOPBACK
     monkeypatch.setenv("ATOLL_LISTEN", everywhere)
-    assert atoll.join(or_found={}, folder=tmp_path)._wish["listen"] == (everywhere,)
-    assert atoll.join("ATOLL1:", folder=tmp_path)._wish["listen"] == (everywhere,)
-    assert atoll.join("ATOLL1:", folder=tmp_path, listen=(here,))._wish["listen"] == (here,)
+    assert atoll.join(or_found={}, folder=tmp_path)._request.listen == (everywhere,)
+    assert atoll.join("ATOLL1:", folder=tmp_path)._request.listen == (everywhere,)
+    assert atoll.join("ATOLL1:", folder=tmp_path, listen=(here,))._request.listen == (here,)
     monkeypatch.setenv("ATOLL_LISTEN", f"{everywhere} {here}")  # as many as `atoll up` takes there
-    assert atoll.found(folder=tmp_path)._wish["listen"] == (everywhere, here)
+    assert atoll.found(folder=tmp_path)._request.listen == (everywhere, here)

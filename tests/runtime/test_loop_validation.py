@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loops import Loops
+from loops import Loops, found_loop
 from members import recipe_for
 from torch import nn
 
@@ -57,7 +57,7 @@ def test_a_mean_that_a_liar_ruined_is_left_by_loops_that_look_at_it(
     """Nothing but trust is written: validation is on. The liar's row counts fully; the run goes back behind it."""
     monkeypatch.setenv("ATOLL_TICKET_USES", f"{LOOPS}")
     wish = {"trust": "community", "statistic": "mean", "rounds": ROUNDS, "inner_steps": 100, "start_peers": LOOPS}
-    founder = atoll.found(folder=tmp_path / "0", **wish)
+    founder = found_loop(folder=tmp_path / "0", **wish)
     with ThreadPoolExecutor(LOOPS) as pool:
         ends = [pool.submit(learned, founder)]
         while not founder.ticket and not ends[0].done():
@@ -144,4 +144,4 @@ def test_a_held_out_loss_that_fails_costs_a_look_and_not_the_loop(tmp_path: Path
         await watched.close()
 
     asyncio.run(story())
-    assert "Traceback" in (told := capfd.readouterr().err) and "does not look at this state" in told
+    assert "Traceback" in (told := capfd.readouterr().err) and "does not evaluate this state" in told

@@ -1,4 +1,4 @@
-"""Recipes that agree on what an optimizer has in its hands, in loops of somebody's own, beside the experiment."""
+"""Recipes that agree on what an optimizer has in its hands, in loops of a member's own, beside the experiment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from loops import Loop, Loops
+from loops import Loop, Loops, found_loop
 from members import PEERS, story
 from msgspec import UNSET
 from test_every_step import gradient_at, sums_sent
@@ -17,7 +17,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
 from atoll.base.workload import BatchGrowth, WorkloadPolicy, quota_of
-from atoll.runtime.embed.peer_process import AttachLoop, DeclineRounds, RoundsBegin, _beginning
+from atoll.runtime.embed.loop_model import LoopModel
+from atoll.runtime.embed.messages import AttachLoop, DeclineRounds, RoundsBegin, RunRequest
+from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.embed.run import Run
 from atoll.runtime.trainer.protocol import CommandDone, MergeAnchor
 from atoll.runtime.training_spec import decode_learning, effort_misfit, found
@@ -198,15 +200,15 @@ def test_what_torch_is_told_about_new_tensors_is_not_what_members_agree_in(tmp_p
 
 
 def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
-    """Genesis has it; what changes nothing, or has no meaning in somebody's own loop, is refused in words."""
+    """Genesis has it; what changes nothing, or has no meaning in a member's own loop, is refused in words."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 128) for _ in range(4)))
     asked = {"round_time": 60.0, "target_samples": 4096, "adaptive_steps": True, "inner_steps_min": 4}
-    run = atoll.found(folder=tmp_path, inner_steps=32, **asked)
+    run = found_loop(folder=tmp_path, inner_steps=32, **asked)
     layout = layout_of(model)
-    beginning, settings = _beginning(AttachLoop(layout=layout, batch=16, **run._wish), torch.zeros(layout.floats))
+    beginning, settings = _run_start(AttachLoop(run._request, layout, batch=16), torch.zeros(layout.floats))
     effort = found(beginning, settings).settings.round.effort
     assert effort == WorkloadPolicy(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
-    assert decode_learning(found(beginning, settings).settings).recipe == run._wish["recipe"]
+    assert decode_learning(found(beginning, settings).settings).recipe == run._request.recipe
     assert quota_of(effort, 32, UNSET, 16).steps == 16, "4096 samples of 16 members whose steps have 16 each"
     for wrong, why in (
         ({"inner_steps_min": 4}, "inner_steps_min changes nothing"),
@@ -215,11 +217,11 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
         ({"adaptive_steps": True, "recipe": eager()}, "trainers run on for a whole round"),
     ):
         with pytest.raises(atoll.UsageError, match=f"E-ATT-12 .*{why}"):
-            atoll.found(folder=tmp_path, **wrong)
+            found_loop(folder=tmp_path, **wrong)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-11 .*batch=4194304"):
         run.attach(model, sgd(model), batch=2**22)
     grows = msgspec.structs.replace(effort, batches=BatchGrowth(2.0, 1, 64))
-    assert "members' own loops" in effort_misfit(run._wish["recipe"], grows)
+    assert "members' own loops" in effort_misfit(run._request.recipe, grows)
 
 
 class Restless(torch.optim.SGD):
@@ -243,10 +245,10 @@ def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_pat
     ):
         with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
             atoll.found(recipe=recipe, folder=tmp_path / "one").attach(model, optimizer)
-        joiner = Run(folder=tmp_path / "one", ticket="a ticket")
-        joiner._model, joiner._optimizer, joiner._layout = model, optimizer, layout_of(model)
+        joiner = Run(RunRequest(str(tmp_path / "one"), ticket="a ticket"))
+        joiner._local = LoopModel(model, optimizer)
         with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
-            joiner._take(RoundsBegin(in_own_loop(recipe)))
+            joiner._handle(RoundsBegin(in_own_loop(recipe)))
     assert not (tmp_path / "one").exists()
 
 
@@ -262,12 +264,14 @@ def infinite(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("make", "step", "why"),
     [
-        (restless, Loop.step, "E-ATT-13 .*Restless moves parameters that have none"),
+        (restless, Loop.step, "E-ATT-13 .*Restless also moves parameters that have none"),
         (sgd, infinite, "E-ATT-10 a gradient is not finite after round -1, step 1"),
     ],
 )
 def test_a_loop_whose_step_would_be_nobodys_is_stopped(tmp_path, book, make, step, why: str):
-    """Steps of its optimizer would come on top of the agreed ones; a gradient that is none would be everybody's."""
+    """Steps of its optimizer would come on top of the agreed ones; a gradient that is none would be
+    every member's.
+    """
     members = Loops(tmp_path, data_parallel("gpt-nano", **SMALL), book, make)
     for trainer in members.trainers:
         trainer.step = partial(step, trainer)
@@ -278,7 +282,7 @@ def test_a_loop_whose_step_would_be_nobodys_is_stopped(tmp_path, book, make, ste
 def slow(loop: Loop, found: tuple[torch.Tensor, torch.Tensor]) -> None:
     """It takes no step ahead before there is something new to take in."""
     if loop.run._job is None and loop.run._merging is None:
-        select.select([loop.run._socket], [], [], 60.0)  # only a failing test waits so long
+        select.select([loop.channel._socket], [], [], 60.0)  # only a failing test waits so long
     Loop.step(loop, found)
 
 
@@ -363,11 +367,12 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     """Its peer waits for the word; without it no round would ever ask this loop again."""
     model, said = torch.nn.Linear(64, 64), []
     run = atoll.found(recipe=pipelined(rounds=9), folder=tmp_path / "one")
-    run._model, run._optimizer, run._layout = model, sgd(model), layout_of(model)
-    run._work_with(run._wish["recipe"])
-    run._mailbox, run._may, run._full = SimpleNamespace(x_F=torch.ones(64 * 65)), 3, 3
-    run._process, run._say, run._go_on = object(), said.append, lambda: None
-    run._take(MergeAnchor(0, 64 * 65, "replace"))
+    run._local = LoopModel(model, sgd(model))
+    run._local.use_recipe(run._request.recipe)
+    run._local.mailbox, run._steps_ahead, run._steps_ahead_next = SimpleNamespace(x_F=torch.ones(64 * 65)), 3, 3
+    run._channel = SimpleNamespace(is_open=True, send=said.append)
+    run._wait_for_turn = lambda: None
+    run._handle(MergeAnchor(0, 64 * 65, "replace"))
     assert not said and not bool((model.weight == 1).all()), "three gradients are of the old parameters"
     run.decline()
     assert [type(word) for word in said] == [CommandDone, DeclineRounds] and bool((model.weight == 1).all())

@@ -1,4 +1,6 @@
-"""Swarms whose rounds are audited: cheats are out, the honest stay, whatever is lost and whoever lies about it."""
+"""Swarms with audited rounds: cheats are out, the honest stay, whatever is lost and a member that lies about
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def played(kinds: dict[int, str], peers: int = 4, rounds: int = 12, seed: int = 
 
 
 def test_every_round_of_honest_trainers_is_accepted():
-    """Four peers, everybody audited in every round: one auditor each, and nothing left open."""
+    """Four peers, every member audited in every round: one auditor each, and nothing left open."""
     told, standing = played({})
     assert set(told.findings) == {"accepted"} and not told.late
     assert set(standing.values()) == {"member"}
@@ -52,7 +54,7 @@ def test_every_round_of_honest_trainers_is_accepted():
 
 def test_who_cannot_be_audited_trains_beside_the_others_and_decides_nothing():
     """A fifth member on a GPU: it counts in rounds with no weight, never votes, and its record stays a newcomer's.
-    Started on a CPU it is a member like any other; on a GPU again it is none, and nobody is accused."""
+    Started on a CPU it is a member like any other; on a GPU again it is none, and no member is accused."""
     stage = ScenarioContext("audits", 1, 4, 12, "two-thirds")
     run = replace(stage.settings(), audit_rate=1.0, reputation=True)
     on_gpu = [True]
@@ -116,7 +118,7 @@ def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> VerificationRe
 
 
 def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
-    """Its exhibit, out of the folder of one who refuted it, which was restarted since; whose it is, what was drawn
+    """Its exhibit, out of the folder of one who refuted it, which was restarted since; its author, what was drawn
     and what it was to do follow from the history on another's disk."""
     stage = ScenarioContext("audits", 1, 4, 10, "two-thirds")
     play_audits(stage, {2: "cheat"})
@@ -139,7 +141,7 @@ def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
 
 
 def test_a_false_accuser_names_an_exhibit_that_does_not_bear_it_out():
-    """Accusers name what they were shown; whoever judges it again finds nothing."""
+    """Accusers name what they were shown; a member that judges it again finds nothing."""
     stage = ScenarioContext("audits", 1, 7, 12, "two-thirds")
     play_audits(stage, {2: "accuser", 5: "accuser"})
     audit = read_by_a_stranger(stage, PeerId("p0000"))
@@ -161,7 +163,7 @@ def test_who_shows_nothing_loses_its_place_and_is_never_expelled(kind: str):
 
 @pytest.mark.parametrize("kind", sorted(set(SHIRKERS) - set(LIARS)))
 def test_false_auditors_harm_nobody_and_others_take_their_turn(kind: str):
-    """Two of seven accuse everybody, or never say a word: honest trainers are accepted by the next in order."""
+    """Two of seven accuse every member, or never say a word: honest trainers are accepted by the next in order."""
     told, standing = played({2: kind, 5: kind}, peers=7, rounds=24)
     assert set(standing.values()) == {"member"}
     assert told.findings["accepted"] > told.findings["mismatch"]
@@ -173,7 +175,7 @@ def test_a_cheat_beside_a_false_auditor_is_found_all_the_same():
 
 
 def test_at_a_rate_of_a_fifth_a_cheat_is_out_in_time():
-    """Five rounds on average until it is drawn; every other round costs nobody anything."""
+    """Five rounds on average until it is drawn; every other round costs no member anything."""
     told, standing = played({3: "cheat"}, rounds=40, share=0.2)
     assert standing["p0003"] == "expelled"
     assert len(told.drawn) < 0.4 * 4 * 40
@@ -193,7 +195,7 @@ def test_crashes_partitions_and_lost_disks_never_make_a_liar():
 
 @pytest.mark.parametrize("audited", [True, False])
 def test_an_update_comes_with_a_claim_where_rounds_are_audited_and_nowhere_else(audited: bool):
-    """Whoever signs otherwise is at fault, and counts for nobody else."""
+    """A member that signs otherwise is at fault, and counts for no other member."""
 
     def other(villain: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
@@ -218,7 +220,7 @@ def test_an_update_comes_with_a_claim_where_rounds_are_audited_and_nowhere_else(
         if isinstance(fact, ProtocolFault) and node.name != "p0001":
             faults.add(fact.what)
         if isinstance(fact, RoundClosed) and fact.body.proposer != "p0001":
-            counted.update(set(fact.counted) - set(fact.partly))  # as an owner it counts what it told nobody
+            counted.update(set(fact.counted) - set(fact.partly))  # as an owner it counts what it told no member
 
     stage.world.watchers.append(watch)
     stage.until_round(

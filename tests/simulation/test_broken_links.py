@@ -1,4 +1,4 @@
-"""Two members that do not hear each other, while all others hear both: nobody's row is lost for long."""
+"""Two members that do not hear each other, while all others hear both: no member's row is lost for long."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, 
     before = closed[BEFORE][0] - closed[BEFORE - 1][0]
     took = [closed[round][0] - closed[round - 1][0] for round in range(BEFORE + 4, AFTER + 1)]
     assert sum(took) < 2.5 * len(took) * before
-    if run.round.quorum == "majority":  # no view of a proposer that lacks somebody's commitment runs out
+    if run.round.quorum == "majority":  # no view of a proposer that lacks a member's commitment runs out
         assert max(took) < 3.2 * before
 
 
@@ -93,7 +93,7 @@ def test_nobody_seems_to_leave_rows_out_in_the_round_in_which_a_link_breaks(far:
 
 
 def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatch: pytest.MonkeyPatch):
-    """Where members may lie an answer that counts somebody unheard is left out of a body, but not unasked. The
+    """Where members may lie an answer that counts a member unheard is left out of a body, but not unasked. The
     first proposer is silent, and no row comes to the second one that would tell it."""
     swarm = VirtualSwarm(
         1,

@@ -46,7 +46,7 @@ def test_who_is_not_drawn_hands_rows_on_owns_parts_and_is_not_missed(topology: s
 
 
 def test_a_member_that_says_it_rests_keeps_its_record_and_one_that_just_passes_does_not():
-    """Six members whose records are kept, all wanted in every round. Two trainers fail; one member says so."""
+    """Six members with records, all wanted in every round. Two trainers fail; one member says so."""
     run = replace(SwarmKnobs().run, reputation=True)
     run = replace(run, round=replace(run.round, quorum="two-thirds"))
     swarm = VirtualSwarm(5, SwarmKnobs(6, run=run, island=WorkerKnobs()))
@@ -67,7 +67,7 @@ def test_a_member_that_says_it_rests_keeps_its_record_and_one_that_just_passes_d
 
     world.watchers.append(watch)
     world.run(12.0)
-    fail_from = max(swarm.heads()) + 1  # or one later, in the middle of whose training this is
+    fail_from = max(swarm.heads()) + 1  # or one round later, if this is in the middle of its training
     for name in (says, keeps_quiet):
         swarm.world.nodes[name].island.knobs = WorkerKnobs(train_failure_rate=1.0)
     world.run(22.0)

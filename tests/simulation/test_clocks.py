@@ -28,7 +28,7 @@ def start(swarm: VirtualSwarm) -> None:
 
 
 def trains_on(swarm: VirtualSwarm, within_s: float) -> bool:
-    """All members come at least ten rounds farther than the one that is farthest now."""
+    """All members come at least ten rounds farther than the farthest one now."""
     machines = [node.machine for node in swarm.honest]
     first = max(m.history.head for m in machines if m.history is not None)
     swarm.world.run(swarm.world.now + within_s)

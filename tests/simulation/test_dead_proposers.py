@@ -24,8 +24,8 @@ HOP_S = 0.02
 
 @pytest.mark.parametrize("protocol", [UNSET, "raft"])
 def test_dead_proposers_one_after_the_other_are_passed_as_fast_as_votes_travel(protocol):
-    """Three of seven die as a round begins, whose turn it is to propose. The surprise: only the first of them was
-    passed at once, each other one when most had happened to look again, which everybody does once a second."""
+    """Three of seven, the next proposers, die as a round begins. The surprise: only the first of them was
+    passed at once, each other one when most had happened to look again, which every member does once a second."""
     settings = RunSettings(protocol=protocol, round=RoundSettings(inner_steps=20, first_train_s=10))
     swarm = VirtualSwarm(1, SwarmKnobs(PEERS, NetworkKnobs(HOP_S, HOP_S, jitter_s=0.0), run=settings))
     world, reduced, closed = swarm.world, dict[str, float](), dict[str, float]()
@@ -59,7 +59,9 @@ def false_state(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("wrong", [no_body, false_state])
 def test_wrong_proposals_one_after_the_other_are_passed_as_fast_as_votes_travel(wrong):
-    """Two of seven sign what nobody can vote for. Each of their views had its whole time before: 3 s, and 6 s."""
+    """Two of seven sign what no member can vote for. Each of their views had its whole time before: 3 s,
+    and 6 s.
+    """
     settings = RunSettings(round=RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds"))
     swarm = VirtualSwarm(1, SwarmKnobs(PEERS, NetworkKnobs(HOP_S, HOP_S, jitter_s=0.0), run=settings))
     world, reduced, closed, disagreed = swarm.world, dict[str, float](), dict[str, float](), list[str]()

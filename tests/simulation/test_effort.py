@@ -1,4 +1,4 @@
-"""Whole swarms whose rounds follow the run: all plan alike, and a vertex that asks for something else is refused.
+"""Whole swarms with adaptive rounds: all plan alike, and a vertex that asks for something else is refused.
 
 In the virtual world losses fall with the rounds, and a step is 16 samples unless a round asks for others.
 """

@@ -22,7 +22,7 @@ def test_liars_that_try_bodies_have_their_turns_and_no_more():
 
 
 def test_where_the_id_of_a_vertex_draws_the_next_proposer_liars_keep_the_chair(monkeypatch: pytest.MonkeyPatch):
-    """Mutant: as it was. Once one of them has it, nobody else gets it."""
+    """Mutant: as it was. Once one of them has it, no other member gets it."""
     drawn = property(lambda plan: sorted(plan.voters)[draw_below(plan.head, "proposer", len(plan.voters))])
     monkeypatch.setattr(RoundPlan, "first", drawn)
     with pytest.raises(ScenarioFailed, match=r"3 of 10 wrote \d\d of 20"):
@@ -30,7 +30,7 @@ def test_where_the_id_of_a_vertex_draws_the_next_proposer_liars_keep_the_chair(m
 
 
 def test_a_body_that_names_another_as_its_writer_gets_no_vote():
-    """The turn after it would be that of whoever follows the name."""
+    """The turn after it would be that of a member that follows the name."""
 
     def under_another_name(liar: ByzantineMember, send: Send) -> list[Effect]:
         round = liar.peer.round

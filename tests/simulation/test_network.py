@@ -1,4 +1,4 @@
-"""Links of the virtual world: who waits for whom."""
+"""Links of the virtual world: which message waits for which."""
 
 from __future__ import annotations
 

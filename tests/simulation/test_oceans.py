@@ -12,6 +12,6 @@ def test_an_exchange_between_continents_is_hidden_behind_the_training_of_the_nex
 
 
 def test_nobody_waits_for_a_downlink_that_all_others_send_to():
-    """Three members whose downlinks are no faster than their uplinks: an exchange takes what its bytes take."""
+    """Three members with downlinks no faster than their uplinks: an exchange takes what its bytes take."""
     exchange_s = (1 / trained(ScenarioContext("oceans", 1, 3, 3, "majority"), 0) - 1) * STEPS * STEP_S
     assert 336 < exchange_s < 340, "two thirds of an update twice, at the rate of 469 s for a ring of fourteen"

@@ -1,4 +1,6 @@
-"""Swarms whose answers are opened: owners that sum wrongly are out, the honest stay, whoever lies about them."""
+"""Swarms with opened results: owners that sum wrongly are out, the honest stay, a member that lies
+about them.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_sorted_and_weighed_answers_are_opened_too(statistic: str):
 
 
 def test_false_checkers_harm_nobody_and_hide_nobody():
-    """One of two accuses everybody; the other lies about its sums."""
+    """One of two accuses every member; the other lies about its sums."""
     told = played({2: "accuser", 5: "smuggler"}, peers=7, rounds=8)
     assert told.left == {peer_name(5): (told.left[peer_name(5)][0], "expelled")}
     assert told.findings["accepted"] > 0
@@ -115,7 +117,7 @@ def test_who_promises_twice_harms_no_owner_and_is_expelled():
 
 
 def test_an_answer_says_what_it_is_made_of_where_answers_are_opened_and_nowhere_else():
-    """Whoever signs one that does not is at fault, and no vertex holds it."""
+    """A member that signs one that does not is at fault, and no vertex holds it."""
 
     def bare(villain: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
@@ -179,7 +181,7 @@ def test_where_no_part_may_be_captured_they_never_own_one_by_themselves():
 
 @pytest.mark.long
 def test_if_what_others_signed_were_forgotten_the_second_liar_would_stay(monkeypatch: pytest.MonkeyPatch):
-    """Mutant: only the owner whose answer stands is held to it."""
+    """Mutant: only the owner of the agreed result is held to it."""
     monkeypatch.setattr(
         "atoll.verification.replay_audit.machine.words_against", lambda openings, seconded, findings: {}
     )
@@ -198,11 +200,13 @@ def test_liars_own_whole_parts_only_where_openings_would_find_them():
     assert b"captured" not in encode_settings(RunSettings())
 
 
-# ---- an answer is shown by whoever made it -------------------------------------------------------------------
+"""# ---- an answer is shown by a member that made it
+-------------------------------------------------------------------
+"""
 
 
 def shut(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Sends its row to owners, since it committed to it, and never shows anything to anybody who asks."""
+    """Sends its row to owners, since it committed to it, and never shows anything to any member who asks."""
     return (
         [] if isinstance(send.message, RowResponse | ExhibitResponse | ChunkResponse | ManifestResponse) else [send]
     )
@@ -312,7 +316,7 @@ def test_if_owners_were_not_asked_for_all_rows_a_lie_would_pass(monkeypatch: pyt
 def test_who_starts_again_still_says_where_the_openings_lie_that_it_laid_out(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Its disk holds them, and a note of whom each of them is for. Where they are over, so is the note."""
+    """Its disk holds them, and a note of the peer that each of them is for. Where they are over, so is the note."""
     monkeypatch.setattr(policy, "AUDIT_ROUNDS", 4)
     stage = ScenarioContext("openings", 1, 4, 9, "two-thirds")
     settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.1, CUT.leaf_bytes))

@@ -1,4 +1,5 @@
-"""Parts that lose all their owners in the middle of a round: whoever is left combines them, and is held to it.
+"""Parts that lose all their owners in the middle of a round: a member that is left combines them, and is held to
+it.
 
 Two owners per part here, where runs have six: the same story among eight members and not twenty.
 """

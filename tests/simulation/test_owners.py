@@ -80,7 +80,7 @@ def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
 
 @pytest.mark.parametrize(("seed", "peers", "rounds"), [(1, 7, 20), (2, 4, 30), (3, 5, 30), (4, 4, 30)])
 def test_a_hundred_honest_rounds_over_a_network_that_loses_messages(seed: int, peers: int, rounds: int):
-    """One message of a hundred is lost: nobody is accused, and nobody loses its place."""
+    """One message of a hundred is lost: no member is accused, and no member loses its place."""
     check_honest(seed, peers, rounds)
 
 

@@ -1,4 +1,4 @@
-"""Silence costs some rounds' time where windows follow the pace, and nobody who is only slow is complained of.
+"""Silence costs some rounds' time where windows follow the pace, and no member who is only slow is complained of.
 
 Virtual time says how long rounds take.
 """
@@ -91,7 +91,9 @@ def test_owners_that_fall_silent_cost_seconds_until_they_are_away():
 
 
 def test_silent_owners_whom_nobody_watches_cost_the_same_few_seconds_in_every_round():
-    """In a community there is nobody to complain of them: their parts are answered by the next, nothing is lost."""
+    """In a community there is no member to complain of them: their parts are answered by the next,
+    nothing is lost.
+    """
     story = Story(PACED, mutes=True)
     story.run(HONEST + 12)
     undisturbed = median(story.length(round) for round in range(2, HONEST + 1))
@@ -138,7 +140,7 @@ def test_votes_that_take_seconds_leave_the_next_round_its_training():
 
 @pytest.mark.parametrize("witnessed", [True, False])
 def test_a_network_that_becomes_ten_times_slower_in_an_instant_loses_nobody(witnessed: bool):
-    """From 12 to 1.2 MB/s and from 20 to 400 ms: soon all count again, and nobody was complained of."""
+    """From 12 to 1.2 MB/s and from 20 to 400 ms: soon all count again, and no member was complained of."""
     story = Story(PACED, witnessed=witnessed)
     story.run(8)
     assert story.closed[7].body.window_s == WINDOW_MIN_S
@@ -180,7 +182,8 @@ def test_rows_of_a_failed_attempt_do_not_stand_in_front_of_those_of_the_next():
 @pytest.mark.parametrize("bytes_s", [0.2e6, 0.06e6])
 def test_an_owner_to_which_rows_come_late_is_not_complained_of(bytes_s: float):
     """Its downlink falls to a sixtieth, or a two-hundredth: what it answers lacks rows that others got, and as soon
-    as it is a round behind it answers nothing. Nor does it complain of the others, whose bytes do not reach it."""
+    as it is a round behind it answers nothing. Nor does it complain of the others that it cannot receive from.
+    """
     story = Story(PACED, witnessed=True)
     story.run(5)
     story.swarm.world.network.downlink_bytes_s[peer_name(3)] = bytes_s
@@ -236,7 +239,7 @@ def test_fifty_swarms_weather_everything(seed: int):
 
 
 def test_voters_refuse_a_window_that_does_not_follow():
-    """Another than the round shows, none, or one in a run whose windows are fixed."""
+    """Another than the round shows, none, or one in a run with fixed windows."""
     story, found = Story(PACED), []
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:

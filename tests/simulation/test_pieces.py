@@ -28,7 +28,7 @@ WAYS = list(combinations(range(10), 4))
 
 
 class Placed:
-    """A swarm whose states of rounds 2, 5 and 8 lie in ten pieces and nowhere whole."""
+    """A swarm with the states of rounds 2, 5 and 8 in ten pieces and nowhere whole."""
 
     def __init__(self, peers: int, seed: int = 1) -> None:
         plan = RoundSettings(inner_steps=20, first_train_s=10)
@@ -75,7 +75,7 @@ class Placed:
         )
 
     def idle(self) -> bool:
-        """Nobody is in the middle of making a piece."""
+        """No member is in the middle of making a piece."""
         made = [n.machine.pieces for n in self.swarm.honest if n.machine is not None]
         return all(pieces is not None and pieces.making is None for pieces in made)
 
@@ -167,7 +167,7 @@ def test_a_holder_whose_disk_lost_a_piece_makes_it_anew_when_it_starts():
 
 def test_more_than_may_vanish_come_back_late_and_nothing_is_lost():
     """Five of ten holders are away for longer than they are waited for, so their pieces become others', who cannot
-    make them out of five. What saves the states: nobody drops a piece before another member has it."""
+    make them out of five. What saves the states: no member drops a piece before another member has it."""
     placed = Placed(14, seed=5)
     away = placed.old[0].holders[:5]
     for peer in away:

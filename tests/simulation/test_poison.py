@@ -58,7 +58,7 @@ class Stage:
 
     @property
     def distance(self) -> float:
-        """0 where everybody wants to be; they begin at 1."""
+        """0 where every member wants to be; they begin at 1."""
         island = self.swarm.honest[0].island
         assert isinstance(island, TensorWorker)
         return island.distance()
@@ -111,7 +111,9 @@ def test_too_few_rows_are_no_answer_and_never_a_mean():
 
 
 def test_owners_that_watch_each_other_sort_alike():
-    """Three owners of every part sort the same poisoned rows with real arithmetic: nobody ever doubts an answer."""
+    """Three owners of every part sort the same poisoned rows with real arithmetic: no member ever doubts
+    an answer.
+    """
     stage = Stage("trimmed_mean", "scaling", witnessed=True).run(4)
     assert stage.distance < 0.15
     assert stage.told(PartDisputed) == [] and all(fact.parts_missing == 0 for fact in stage.told(RoundClosed))

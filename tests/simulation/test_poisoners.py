@@ -29,7 +29,9 @@ def poisoned(attack: str, statistic: str, places: tuple[int, ...] = (2, 5), roun
 @pytest.mark.parametrize("attack", GANGS)
 def test_the_default_rule_bears_every_attack_that_moves_a_mean(attack: str):
     """A mean of what was sent would be elsewhere, by far with most attacks; what is agreed on is the honest mean
-    but for a third of a spread. Whoever sends no number is refused by name and expelled, and nobody else is."""
+    except for a third of a spread. A member that sends no number is refused by name and expelled, and no other
+    member is.
+    """
     harm = poisoned(attack, "robust")
     assert harm.moved < 0.4
     hides = attack in ("alie", "alie 1.5", "min-max", "mimic", "alie, optimised")  # and does less

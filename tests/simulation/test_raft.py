@@ -104,7 +104,9 @@ def test_a_blackout_in_the_middle_of_a_vote_loses_no_round_of_a_leader_either(se
 
 
 def test_where_members_may_lie_raft_is_refused():
-    """By stories with liars, and by whoever reads a genesis that asks for both. Old settings keep their bytes."""
+    """By stories with liars, and by a member that reads a genesis that asks for both. Old settings keep their
+    bytes.
+    """
     with pytest.raises(ScenarioUnsupported, match="trust each other"):
         run_scenario("liars", 1, protocol="raft")
     assert decode_settings(encode_settings(RAFT)).by_raft

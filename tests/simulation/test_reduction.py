@@ -52,7 +52,7 @@ def played(name: str, count: int, seed: int, knobs: ReductionKnobs | None = None
 
 
 def check_counting(outcome: Outcome) -> None:
-    """Nobody twice, everybody who lives in every result, and a result for all or, without owners, for few."""
+    """No member twice, every member who lives in every result, and a result for all or, without owners, for few."""
     assert not outcome.miscounted
     for part in outcome.parts:
         assert part.twice == 0 and part.left_out == 0
@@ -109,7 +109,7 @@ def test_deaths_cost_their_detection_and_nobody_who_lives(name: str, seed: int):
 
 @pytest.mark.parametrize("name", ["butterfly", "hierarchical"])
 def test_who_notices_a_death_first_is_not_forgotten_by_who_notices_later(name: str):
-    """Four peers, seed 1: one dies, and the first to notice asks somebody who learns of it half a second later."""
+    """Four peers, seed 1: one dies, and the first to notice asks a member who learns of it half a second later."""
     knobs = ReductionKnobs(death_rate=0.25, deaths_until_s=0.25, detect_spread_s=0.5)
     outcome = played(name, 4, 1, knobs)
     check_counting(outcome)

@@ -99,7 +99,9 @@ def test_a_committee_drawn_by_records_agrees_and_who_was_away_follows_it():
 
 
 def test_a_proposer_that_praises_itself_finds_no_votes():
-    """Its own score as high as can be, in every body that it proposes: nobody votes, another proposer goes on."""
+    """Its own score as high as can be, in every body that it proposes: no member votes, another proposer
+    goes on.
+    """
 
     def praise(liar: ByzantineMember, send: Send) -> list[Effect]:
         if not isinstance(send.message, ProposalMessage) or not send.message.body:
@@ -123,7 +125,7 @@ def test_a_proposer_that_praises_itself_finds_no_votes():
 
 
 def test_who_claims_to_weigh_what_its_samples_say_counts_for_nobody():
-    """A million samples, as a mean by samples would have believed: a fault at everybody."""
+    """A million samples, as a mean by samples would have believed: a fault at every member."""
 
     def boast(liar: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
@@ -220,7 +222,9 @@ def with_numbers(rounds: int, poison: str = "", **trust: object) -> tuple[Virtua
 
 
 def after_a_lapse(closed: dict[int, RoundClosed]) -> tuple[int, dict[PeerId, int]]:
-    """The first round that counts everybody although the second peer had missed some; and what rows weigh in it."""
+    """The first round that counts every member although the second peer had missed some; and what rows
+    weigh in it.
+    """
     for round in sorted(closed)[1:]:
         weighs = influence_of(scores_of(closed[round - 1].body)) if round - 1 in closed else {}
         if len(closed[round].counted) == 7 and weighs and weighs[peer_name(1)] < 0.9 * weighs[peer_name(0)]:
@@ -229,7 +233,7 @@ def after_a_lapse(closed: dict[int, RoundClosed]) -> tuple[int, dict[PeerId, int
 
 
 def test_a_mean_weighs_rows_by_their_authors_records():
-    """What was agreed on is the mean with the weights of the scores in the vertex before, but for roundings."""
+    """What was agreed on is the mean with the weights of the scores in the vertex before, except for roundings."""
     swarm, closed = with_numbers(14)
     round, weighs = after_a_lapse(closed)
     rows = {peer: swarm.world.nodes[peer].island.sent[round].double() for peer in weighs}
@@ -244,9 +248,11 @@ def test_a_mean_weighs_rows_by_their_authors_records():
 
 
 def test_distances_look_first_and_records_count_afterwards():
-    """A poisoner with as good a record as anybody weighs next to nothing; honest rows weigh as their authors do."""
+    """A poisoner with as good a record as any member weighs next to nothing; honest rows weigh as their
+    authors do.
+    """
     _, closed = with_numbers(7, "scaling", statistic="robust", tolerance=0.33)
-    assert len(set(scores_of(closed[5].body).values())) == 1  # nobody missed anything
+    assert len(set(scores_of(closed[5].body).values())) == 1  # no member missed anything
     weights = weights_in(closed[6].body)
     assert weights[peer_name(1)] < 0.02 < 0.1 < weights[peer_name(0)]
     _, closed = with_numbers(14, statistic="robust", tolerance=0.33)
@@ -254,7 +260,7 @@ def test_distances_look_first_and_records_count_afterwards():
     weights = weights_in(closed[round].body)
     assert sum(weights.values()) == pytest.approx(1.0)
     per_worth = [weights[peer] / worth[peer] for peer in weights]
-    assert max(per_worth) < 1.1 * min(per_worth)  # the rule finds nobody worse than the others
+    assert max(per_worth) < 1.1 * min(per_worth)  # the rule finds no member worse than the others
 
 
 def weights_in(body: VertexBody) -> dict[PeerId, float]:

@@ -25,7 +25,9 @@ def seeds(*drawn: int, long: tuple[int, ...] = ()) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("name", ["calm", "growth", "frozen"])
 def test_a_story_with_one_trouble_at_most_goes_well(name: str):
-    """Under both quorum rules. Calm counts everybody in every round; the others end with everybody a member."""
+    """Under both quorum rules. Calm counts every member in every round; the others end with every member
+    a member.
+    """
     for seed in (1, 2):
         report = run_scenario(name, seed)
         assert report.quorum == ("majority", "two-thirds")[seed % 2]
@@ -109,7 +111,7 @@ def test_a_run_whose_numbers_change_all_the_time_weathers_everything(protocol: s
 
 @seeds(2, 4, long=(1, 3))
 def test_a_run_that_is_sent_back_all_the_time_weathers_everything(seed: int):
-    """Words whose states are here, elsewhere or gone; those who were down or cut off end where the others are."""
+    """Orders with states here, elsewhere or gone; peers that were down or cut off end where the others are."""
     report = run_scenario("rollback", seed, peers=6, rounds=20)
     assert report.rounds >= 20 and report.members >= 6 and report.faults["rollback"] > 3
 
@@ -151,13 +153,13 @@ def test_sixteen_peers_weather_everything():
 
 
 def test_one_comes_late_to_a_long_run():
-    """After more rounds than anybody holds in memory: genesis and the newest vertices do not touch."""
+    """After more rounds than any member holds in memory: genesis and the newest vertices do not touch."""
     assert run_scenario("late_joiner", 2).members == 5
 
 
 @seeds(3, 8, long=(1, 4, 6, 11))
 def test_liars_harm_nobody_honest(seed: int):
-    """Two of seven lie, each in its own way: nobody honest is blamed, diverges, or loses its vote."""
+    """Two of seven lie, each in its own way: no honest peer is blamed, diverges, or loses its vote."""
     assert run_scenario("liars", seed, rounds=6).rounds >= 6
 
 
@@ -237,5 +239,7 @@ def test_the_full_churn(seed: int):
 
 
 def test_two_branches_meet_and_all_prefer_the_one_where_most_are():
-    """A fifth lie about what they prefer; nobody changes sides, and nobody honest is blamed by the other side."""
+    """A fifth lie about what they prefer; no member changes sides, and no honest peer is blamed by the
+    other side.
+    """
     assert run_scenario("branches", 9, peers=12).measured["queries"] >= 20

@@ -1,4 +1,4 @@
-"""Swarms that score updates: who teaches nothing stays on probation, whoever lies about it; records agree."""
+"""Swarms that score updates: who teaches nothing stays on probation, a member that lies about it; records agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.verification.loss_scoring import policy
 def played(
     kinds: dict[int, str], peers: int = 4, rounds: int = 20, network: NetworkKnobs | None = None
 ) -> ScoringReports:
-    """Ends with a look at every record: cheats on probation, nobody honest there."""
+    """Ends with a look at every record: cheats on probation, no honest peer there."""
     return play_scores(ScenarioContext("scores", 1, peers, rounds, "two-thirds"), kinds, network)
 
 
@@ -57,12 +57,14 @@ def test_if_a_bare_sign_were_enough_copies_would_teach(monkeypatch: pytest.Monke
 
 
 def test_records_stay_the_same_in_bad_weather():
-    """Restarts, sleeps, partitions, joins: whoever differed in one score would stop voting, and nobody finishes."""
+    """Restarts, sleeps, partitions, joins: a member that differed in one score would stop voting, and no member
+    finishes.
+    """
     run_scenario("scored_churn", 3, peers=5, rounds=8, quorum="two-thirds")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [*range(20), 5014])  # the last: of one honest member nobody is ever sure
+@pytest.mark.parametrize("seed", [*range(20), 5014])  # the last: of one honest member no member is ever sure
 def test_many_swarms_that_score(seed: int):
     run_scenario("scores", seed, peers=[4, 7, 7, 10][seed % 4])
     run_scenario("scored_churn", seed)

@@ -1,4 +1,4 @@
-"""Honest peers that are slow, behind bad links, or unlucky with messages: nobody ever accuses them."""
+"""Honest peers that are slow, behind bad links, or unlucky with messages: no member ever accuses them."""
 
 from __future__ import annotations
 

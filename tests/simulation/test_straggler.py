@@ -1,4 +1,6 @@
-"""Rounds that wait for a quorum of updates and a grace: whoever is slow holds nobody up, and loses nothing."""
+"""Rounds that wait for a quorum of updates and a grace: a member that is slow holds no member up, and loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_where_each_takes_steps_by_its_own_speed_nobody_waits_for_long():
 
 
 def test_a_round_waits_until_the_quorum_is_there_and_no_longer_than_the_grace():
-    """No member shares before two have their updates; where somebody is late, one grace after the second."""
+    """No member shares before two have their updates; where a member is late, one grace after the second."""
     stage = ScenarioContext("straggler", 5, 4, 10, "majority")
     ended: dict[int, list[Seconds]] = {}
     shared: list[tuple[int, Seconds, int]] = []

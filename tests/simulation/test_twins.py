@@ -1,4 +1,6 @@
-"""Swarms whose members take each other's samples in secret: who does not learn from them is found, nobody else."""
+"""Swarms of members that replay each other's samples in secret: who does not learn from them is found, no
+other member.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from atoll.verification.redundant_training import policy
 def played(
     kinds: dict[int, str], peers: int = 4, rounds: int = 16, network: NetworkKnobs | None = None
 ) -> RedundancyReports:
-    """Ends with a look at every verdict: of nobody honest one that costs."""
+    """Ends with a look at every verdict: of no honest peer one that costs."""
     return play_twins(ScenarioContext("twins", 1, peers, rounds, "two-thirds"), kinds, network)
 
 
@@ -45,7 +47,7 @@ def test_two_referees_of_seven_who_find_everybody_far_off_move_no_record():
 
 
 def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: pytest.MonkeyPatch):
-    """Mutant: whoever one referee finds far off has strayed."""
+    """Mutant: a member that one referee finds far off has strayed."""
     monkeypatch.setattr(policy.RedundancyCase, "_of_whom_most_say", lambda case, so: one_says(case, so))
 
     def one_says(case, so) -> tuple[PeerId, ...]:
@@ -103,7 +105,7 @@ def test_nothing_that_members_say_depends_on_whose_samples_they_take(monkeypatch
 
 
 def test_records_stay_the_same_in_bad_weather():
-    """Restarts, sleeps, partitions, joins: who draws otherwise after a restart would stray, and nobody may."""
+    """Restarts, sleeps, partitions, joins: who draws otherwise after a restart would stray, and no member may."""
     run_scenario("twinned_churn", 3, peers=5, rounds=8, quorum="two-thirds")
 
 

@@ -1,4 +1,5 @@
-"""Rows that nobody can read, on the real round: their authors are out by evidence, and nobody else can be made so.
+"""Rows that no member can read, on the real round: their authors are out by evidence, and no other member can be
+made so.
 
 Seven peers with real numbers behind them; two of them lie.
 """

@@ -1,4 +1,4 @@
-"""Swarms that look at what they agreed on: poison under a mean is left behind, and liars move nobody."""
+"""Swarms that look at what they agreed on: poison under a mean is left behind, and liars move no member."""
 
 from __future__ import annotations
 

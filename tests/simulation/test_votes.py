@@ -1,4 +1,4 @@
-"""Runs whose sessions sign with ML-DSA-65: everything that signs and checks goes by what genesis says."""
+"""Runs with sessions that sign with ML-DSA-65: everything that signs and checks goes by what genesis says."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_every_rule_by_distance_learns_beside_two_poisoners(statistic: str):
 
 @pytest.mark.parametrize("statistic", DISTANCES)
 def test_a_round_makes_what_the_library_makes_of_the_same_rows(statistic: str):
-    """Cut in seven parts, compared and combined by seven owners: the rule's vector but for fp32 roundings."""
+    """Cut in seven parts, compared and combined by seven owners: the rule's vector except for fp32 roundings."""
     stage = Stage(statistic, "a little is enough").run(1)
     body = stage.closed(0).body
     *pre, name = statistic.split(" + ")
@@ -177,7 +177,7 @@ ANSWERED = lambda fact: isinstance(fact, PartAnswered)  # noqa: E731
 
 
 def closed_without(stage: Stage, phase: Callable[[Fact], bool]) -> RoundClosed:
-    """The first one of whom this is heard is killed in that very moment: the round counts all its parts."""
+    """The first peer known for this is killed in that very moment: the round counts all its parts."""
     killed: list[PeerId] = []
 
     def kill(name: PeerId) -> None:
@@ -196,7 +196,7 @@ def closed_without(stage: Stage, phase: Callable[[Fact], bool]) -> RoundClosed:
 @pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
 @pytest.mark.parametrize("phase", [SHARE, WEIGHED, ANSWERED], ids=["before it compares", "weighed", "answered"])
 def test_an_owner_may_die_at_any_moment_and_no_part_is_lost(phase, quorum: str, seed: int):
-    """The first one of whom this is heard is killed in that very moment: the round counts all its parts."""
+    """The first peer known for this is killed in that very moment: the round counts all its parts."""
     stage = Stage("robust", "scaling", quorum, seed)
     first = closed_without(stage, phase)
     assert stage.loud(first.body) < 1e-9

@@ -1,4 +1,4 @@
-"""What happens to real processes: one is killed in the middle, a trainer dies, everybody loses power.
+"""What happens to real processes: one is killed in the middle, a trainer dies, every member loses power.
 
 Nothing here is timed; `bench/survive.py` measures how long each of these takes.
 """

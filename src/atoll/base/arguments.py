@@ -96,6 +96,16 @@ def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]
     return decorate
 
 
+def checked_options(name: str, code: str) -> Callable[[type[T]], type[T]]:
+    """Check the constructor arguments of an options class like those of a function, see `arguments`."""
+
+    def decorated(options: type[T]) -> type[T]:
+        options.__init__ = arguments(name, code)(options.__init__)
+        return options
+
+    return decorated
+
+
 def _convert(value: Any, hint: object, kind: object) -> Any:
     """Convert one argument, or each item of a variadic one."""
     if kind is Parameter.VAR_POSITIONAL:

@@ -1,1 +1,1 @@
-"""Words for humans: one file per verb. Light verbs never import torch."""
+"""Command line: one file per verb. Light verbs never import torch."""

@@ -1,6 +1,7 @@
-"""`atoll amend KEY=VALUE …`: numbers of a run change while it goes on, by agreement. It asks the peer here.
+"""`atoll amend KEY=VALUE …`: changes settings of a running run by agreement.
 
-Only the founder's peer (the recovery identity) can say so. Which numbers those are: specs/tuning.md.
+Only the founder's peer (the recovery identity) can order it; the command sends the order to the local peer.
+specs/tuning.md lists the settings.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
 def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
-    """Change numbers of a run while it goes on, or give one that is over more rounds: atoll amend run.rounds=60.
+    """Change numbers of a running run, or give a finished one more rounds: atoll amend run.rounds=60.
 
     Parameters
     ----------
     numbers
-        As in run.toml: train.lr=0.002 run.rounds=60. They hold from one round on, the same one for all members.
+        As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members.
     """
     from atoll.policy.membership import AMEND_ROUNDS
     from atoll.runtime.control.socket import ask
@@ -31,5 +32,5 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     else:
         say(
             f"the members were told ({told}); it takes effect when the current round closes: atoll status says "
-            f"when. If {AMEND_ROUNDS} rounds pass without it, say it again"
+            f"when. If {AMEND_ROUNDS} rounds pass without it, run this command again"
         )

@@ -1,13 +1,13 @@
-"""`atoll blame`: after which rounds did the loss rise, and whose update was it?
+"""`atoll blame`: rounds after which the loss rose, and the members that contributed to them.
 
-    atoll blame RUN              from the history, offline: losses as each peer reported them of its own data,
-                                 and the rounds whose updates are kept
+    atoll blame RUN              offline, from the history: losses as each peer reported them of its own data,
+                                 and the rounds with kept updates
     atoll blame RUN --metric validation
-                                 the same of what the run's validators measured on held-out data
-    atoll blame RUN --round R    asks the peer that runs here: the round made again without each contributor
+                                 the same for the losses that validators measured on held-out data
+    atoll blame RUN --round R    measured by the local peer: the round recomputed without each contributor
 
-The first two say what vertices hold and no more, the third is a measurement of kept updates (specs/blame.md);
-nobody is convicted by any of them. Never imports torch.
+The first two report what vertices contain. The third is a measurement on kept updates (specs/blame.md). None of
+them is proof against a member. Never imports torch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from atoll.cli.checkpoint import read_vertex
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verify import kept_in
 
-CANNOT = (
-    "losses are each peer's own word about its own data; what one update did: atoll blame --round, if it is kept"
-)
+CANNOT = "each peer reports the loss of its own data; the effect of one kept update: atoll blame --round"
 MEASURED_BY_FEW = (
-    "losses are those that the drawn validators' verdict goes by; a mean of updates has no single culprit"
+    "losses are those behind the verdict of the drawn validators; a mean of updates has no single culprit"
 )
-MEASURED = "a measurement of one round on the data that the run holds out: no proof that anybody meant harm"
+MEASURED = "a measurement of one round on the held-out data of the run: no proof of bad intent"
 
 
 def blame(
@@ -40,11 +38,13 @@ def blame(
         Parameter(help="The loss of each peer's own data, or that of held-out data, where validators measured it."),
     ] = "loss",
     round: Annotated[
-        int | None, Parameter(help="Make this round again without each contributor in turn; a peer must run here.")
+        int | None, Parameter(help="Recompute this round without each contributor in turn; a peer must run here.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Whose loss stands apart, and who counted before it rose; with --round, what each update did to the model."""
+    """List members with outlying losses and those that counted before a rise; with --round, the effect of each
+    update.
+    """
     folder = folder_of(run)
     if round is not None:
         return _without_each(folder, round, json)
@@ -54,7 +54,7 @@ def blame(
 
 
 def _by_validation(folder: Path, json: bool) -> None:
-    """From the history, offline: what validators said in it."""
+    """Report from the history, offline, what validators measured."""
     from msgspec.structs import asdict
 
     from atoll.features.attribution.statistics import blame_by_validation, refusals
@@ -68,7 +68,7 @@ def _by_validation(folder: Path, json: bool) -> None:
     if settings.validated is None:
         raise UsageError(
             "E-BLM-08",
-            "this run has no validators: nobody measured its model on held-out data",
+            "this run has no validators: its model was not measured on held-out data",
             cause="run.validate_every was 0 when it was founded, and genesis fixes that",
             fix="atoll blame --metric loss; in the next run: atoll up --set run.validate_every=1",
         )
@@ -90,11 +90,11 @@ def _by_validation(folder: Path, json: bool) -> None:
         say(f"  round {j.round:>6}: {j.opinion:<4}  {', '.join(map(_loss, j.losses))}{right}{since}")
     for r in refused:
         say(f"  round {r.round:>6}: back to round {r.back_to}; rounds {', '.join(map(str, r.refused))} are left")
-    say(f"  {MEASURED_BY_FEW}" if judged else "  no validator was heard yet: atoll status")
+    say(f"  {MEASURED_BY_FEW}" if judged else "  no validator has reported yet: atoll status")
 
 
 def _by_loss(folder: Path, json: bool) -> None:
-    """From the history, offline."""
+    """Report from the history, offline, what members reported."""
     from msgspec.structs import asdict
 
     from atoll.features.attribution.statistics import blame_by_loss, refusals
@@ -134,7 +134,7 @@ def _by_loss(folder: Path, json: bool) -> None:
 
 
 def _without_each(folder: Path, round: int, json: bool) -> None:
-    """By the peer that runs here."""
+    """Have the local peer recompute the round without each contributor."""
     from atoll.runtime.control.socket import ask
 
     told = ask(folder, "blame", round=round)
@@ -153,14 +153,14 @@ def _without_each(folder: Path, round: int, json: bool) -> None:
 
 
 def _made_again(told: dict[str, Any]) -> str:
-    """How far what was measured is the round that was."""
+    """Agreement between the recomputed state and the agreed one, for people."""
     if told["exact"]:
-        return "made again, it is the very state that was agreed on"
+        return "recomputed, it is exactly the agreed state"
     if parts := told["parts_left_out"]:
-        return f"made again without parts {', '.join(map(str, parts))}, which count for nobody here"
+        return f"recomputed without parts {', '.join(map(str, parts))}, which are missing here"
     if (topology := told["summed_on_the_way"]) != "":
-        return f"made again it is not bit for bit the same, since rows were summed on the way ({topology})"
-    return "made again it is another state than the one that was agreed on: read this with care"
+        return f"recomputed it is not bit for bit the same, since rows were summed on the way ({topology})"
+    return "recomputed it differs from the agreed state: read this with care"
 
 
 def _loss(value: float | None) -> str:

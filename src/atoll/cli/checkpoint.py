@@ -1,14 +1,13 @@
-"""`atoll checkpoint list, show, export`: the agreed states of a run, as its vertices tell them. Offline.
+"""`atoll checkpoint list, show, export`: agreed states of a run, from its vertices. Offline.
 
-Reads a peer's folder as `atoll verify` does, without judging it, while the peer runs or after it ended. Says which
-states are still in the folder: a peer keeps the newest ones. `export` writes one of them elsewhere, whole and
-checked against the name that was agreed on, or not at all. Never changes the folder; never imports torch, but for
-`export --hf`.
+Reads a peer's folder as `atoll verify` does, without verification, while the peer runs or after it ended. Shows
+which states are still in the folder: a peer keeps the newest ones. `export` writes one state elsewhere, complete
+and checked against the agreed digest, or nothing. Never changes the folder; only `export --hf` imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,7 @@ from atoll.cli.verify import kept_in
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory
-    from atoll.wire.messages.vertex import Vertex, VertexBody
+    from atoll.wire.messages.vertex import Member, Vertex, VertexBody
 
 LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
 
@@ -42,10 +41,11 @@ def listing(
     all: Annotated[bool, Parameter(negative="", help=f"Every round, not only the newest {LISTED}.")] = False,
     json: AsJson = False,
 ) -> None:
-    """One line per agreed round: how many had trained, time, loss, who counted, state, and whether it is here.
+    """List the agreed rounds, one line each: rounds trained, time, loss, contributors, state, and size if it is
+    here.
 
-    Rounds that only assembled members are agreed on, too, so `trained` is what `atoll up` and `status` count. The
-    first line says which rounds the run can go back to from here, a mark where it went back.
+    Rounds that only assembled members are agreed as well, so `trained` is the count of `atoll up` and `status`. The
+    first line lists the rounds that the run can go back to from here; a mark shows where it went back.
     """
     from atoll.features.archive.machine import placed_rounds
 
@@ -68,7 +68,7 @@ def listing(
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
         loss = f"{row['loss']:.4f}" if row["contributors"] else "-"
         after = seconds_text(row["time_s"] - begin)
-        counted = f"{len(row['contributors'])} of {row['voters']}"
+        counted = f"{len(row['contributors'])} of {row['trainers']}"
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
         back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
         back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""
@@ -84,7 +84,9 @@ def show(
     *,
     json: AsJson = False,
 ) -> None:
-    """Everything a vertex says about its round: ids, time, loss, who counted, how much and who not, the state."""
+    """Show everything that a round's vertex contains: ids, time, loss, contributors and their shares, absent
+    members, state.
+    """
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
@@ -102,21 +104,21 @@ def show(
 
 
 def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a row says, but for what is as always: (what of, in words)."""
+    """Lines of a row as (label, text), without what has its usual value."""
     if row["contributors"]:
         yield "loss", f"{row['loss']:.4f} over {row['steps']:,} steps and {row['samples']:,} samples"
     if row["contributors"] or row["missing"]:
         missing = f"; missing: {', '.join(row['missing'])}" if row["missing"] else ""
         yield "counted", (", ".join(row["contributors"]) or "nobody") + missing
     elif row["round"] >= 0:
-        yield "counted", "nobody: members only assembled"
+        yield "counted", "none: members only assembled"
     if row["parts_missing"]:
-        yield "unanswered", f"{row['parts_missing']} parts, which counted for nobody"
+        yield "unanswered", f"{row['parts_missing']} parts, which are in no member's result"
     if row["weighed"]:
         yield "weighed", ", ".join(f"{who} {weight:.4f}" for who, weight in row["weighed"].items())
     for who, late in row["late"].items():
         yield "late", f"{who}, {late_text(late)}"
-    votes = f"{row['votes']} of {row['voters']} voters" if row["votes"] else "no votes: by its founder's word"
+    votes = f"{row['votes']} of {row['voters']} voters" if row["votes"] else "no votes: signed by its founder"
     failed = f", after {row['attempt']} attempts that failed" if row["attempt"] else ""
     epoch = f", epoch {row['epoch']}" if row["epoch"] else ""
     yield "agreed", f"{votes}, proposed by {row['proposer']}{failed}{epoch}"
@@ -151,7 +153,7 @@ def export(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed state of a round, or its model, if this folder still holds it, checked byte for byte."""
+    """Write the agreed state of a round, or its model, checked byte for byte. It must still be in this folder."""
     from atoll.cli.verify import blob_id_of
     from atoll.runtime.storage.atomic_files import write_durably
 
@@ -177,7 +179,7 @@ def export(
     if blob_id_of(source) != state:
         raise RunFailedError(
             "E-CHK-05",
-            f"the state of round {round} is not what was agreed on",
+            f"the state of round {round} is not the agreed one",
             cause="this disk or a copy of this folder lost or changed bytes",
             fix=f"atoll verify {folder} --deep",
         )
@@ -198,7 +200,7 @@ def export(
 
 
 def late_text(late: dict[str, int]) -> str:
-    """Of what somebody did apart, and a vertex took in."""
+    """Text about the work that a member did apart from the run and a vertex included."""
     return f"{late['steps']} steps apart since round {late['since']}"
 
 
@@ -217,13 +219,13 @@ def _check_round(kept: StoredHistory, folder: Path, round: int) -> None:
 
 
 def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
-    """What the vertex of this round says, unjudged. Times are seconds of run time."""
+    """Content of a round's vertex, unverified. Times are seconds of run time."""
     from atoll.features.partition_training.machine import late_of
     from atoll.peer.governance.orders import amend_of
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)
-    planned = body  # whose members the round was planned with: those of the vertex before, if that is here
+    planned = body  # the members that the round was planned with: those of the vertex before, if that is here
     if round - 1 == -1 or round - 1 in kept.rounds:
         planned = read_vertex(kept, folder, round - 1)[1]
     names = names_of((m.peer, m.name) for m in (*planned.members, *body.members))
@@ -250,22 +252,31 @@ def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
         "steps": body.metrics.steps,
         "samples": body.metrics.samples,
         "voters": len(voters),
+        "trainers": len(could_train(planned.members, counted)),
         "contributors": named(counted),
-        "missing": named(voters - counted) if body.parts else [],  # nobody can miss a round that only assembles
-        "weighed": {names.get(p, p): weight for p, weight in weighed},  # where distances weigh rows
+        # a round that only assembles members has no absentees
+        "missing": named(voters - counted) if body.parts else [],
+        "weighed": {names.get(p, p): weight for p, weight in weighed},  # only where distances weigh rows
         "late": {names.get(p, p): {"since": late.since, "steps": late.steps} for p, late in late_of(body).items()},
         "parts_missing": sum(part is None for part in body.parts),
         "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
         "back_to": back.round if back is not None else None,
-        "branch": _branch(kept, round),  # that begins beside it
+        "branch": _branch(kept, round),  # branch that begins at this round
         "state": body.state.hex(),
         "size_bytes": _size_of(_blob(folder, body.state)),
     }
 
 
+def could_train(members: Iterable[Member], counted: set[PeerId]) -> set[PeerId]:
+    """Peers with a possible update in the round: voters, clients beside them, and every contributor."""
+    return {m.peer for m in members if m.trains} | counted
+
+
 def validated(kept: StoredHistory, folder: Path, round: int) -> dict[str, float]:
-    """What the run's validators found of this state, as far as the vertices behind it say, unjudged. Empty where
-    there are none, too few spoke, or the loss is no number."""
+    """Validators' findings about this state in later vertices, unverified.
+
+    Empty if there are none, too few validators reported, or the loss is not finite.
+    """
     from atoll.base.limits import VALIDATION_OPEN
     from atoll.peer.settings import settings_of_run
     from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT, ValidationLedger
@@ -291,7 +302,7 @@ def validated(kept: StoredHistory, folder: Path, round: int) -> dict[str, float]
 
 
 def _branch(kept: StoredHistory, round: int) -> dict[str, Any]:
-    """Another vertex that closed this round, as this folder keeps it, unjudged; empty if there is none."""
+    """Another vertex that closed this round, as this folder keeps it, unverified; empty if there is none."""
     from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 
     data = kept.branch(round)
@@ -307,11 +318,11 @@ def _branch(kept: StoredHistory, round: int) -> dict[str, Any]:
             }
         )
     except PeerFault:
-        return {}  # `atoll verify` says so
+        return {}  # reported by `atoll verify`
 
 
 def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, VertexBody]:
-    """The vertex of a round that is listed, unjudged. RunFailedError if it cannot be read."""
+    """Vertex of a listed round, unverified. RunFailedError if it cannot be read."""
     from atoll.wire.codec import decode_body, decode_vertex
 
     data = kept.genesis if round == -1 else kept.read(round)
@@ -329,7 +340,7 @@ def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, 
 
 
 def _size_of(blob: Path) -> int | None:
-    """None if it is not in this folder (any more)."""
+    """Size in bytes; None if the blob is not in this folder (any more)."""
     try:
         return blob.stat().st_size
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`atoll demo`: a swarm of real peers on this computer, from nothing to a model that writes, in a few minutes."""
+"""`atoll demo`: a swarm of real peers on this computer that trains a small text model in a few minutes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def demo(
         int | None,
         Parameter(validator=Number(gte=1), help="Training rounds. Default: as the demo's recipe has it."),
     ] = None,
-    seed: Annotated[int, Parameter(help="Of the first weights and of the order of the data.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of the first weights and of the data order.")] = 0,
     chaos: Annotated[
         bool, Parameter(negative="", help="Kill the founder mid-round and let a new peer join late.")
     ] = False,
@@ -39,12 +39,13 @@ def demo(
     dir: Annotated[
         Path | None, Parameter(help="Where the peers' folders go. Default: a new temporary folder.")
     ] = None,
-    set: Sets = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    set: Sets = [],  # noqa: B006  # cyclopts reads it, no code changes it
     json: AsJson = False,
 ) -> int:
     """Train a small GPT on Python's own sources with peers on this computer; no account, no download.
 
-    Succeeds if all end with the same bits and a validation loss of 2.0 (with --set or fewer rounds: 25 % less).
+    Succeeds if all peers end with the same bits and a validation loss of 2.0 (with --set or fewer rounds: 25 %
+    less).
     """
     from atoll.runtime.demo import DemoRun, DemoSettings, versions
 
@@ -93,7 +94,7 @@ def demo(
 
 
 class _DemoScreen:
-    """The picture at the bottom, events above it; plain lines where there is no terminal."""
+    """Live picture with the events above it; plain lines if there is no terminal."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self.trained = quiet, 0

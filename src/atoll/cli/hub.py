@@ -1,7 +1,7 @@
-"""`atoll checkpoint export --hf`: an agreed state as a model folder, with a card filled in from the run's history.
+"""`atoll checkpoint export --hf`: an agreed state as a model folder, with a card from the run's history.
 
-Reads what `checkpoint` reads, unjudged (`atoll verify` judges). The folder appears whole or not at all.
-Loads torch.
+Reads what `checkpoint` reads, unverified (`atoll verify` checks it). The folder appears complete or not at all.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
-    """The files written. RunFailedError if this run or this state is none that this version can read."""
+    """Write a model folder; returns its files. RunFailedError if this version cannot read the run or the state."""
     from atoll.cli.checkpoint import read_vertex
     from atoll.peer.settings import decode_settings
     from atoll.runtime.training_spec import decode_learning
@@ -48,7 +48,7 @@ def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: byt
 
 
 def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
-    """A folder of these, under its name only once it is whole."""
+    """Write these files into a folder that gets its name once it is complete."""
     from atoll.runtime.storage.atomic_files import write_durably
     from atoll.runtime.storage.ownership import private_folder
 
@@ -56,14 +56,14 @@ def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
     private_folder(aside, "write it to another place")
     for name, data in files.items():
         write_durably(aside / name, data, exported=True)
-    os.umask(umask := os.umask(0o077))  # reading it sets it
+    os.umask(umask := os.umask(0o077))  # reading the umask sets it
     aside.chmod(0o777 & ~umask)
     aside.rename(to)
     return [to / name for name in files]
 
 
 def _blob(folder: Path, name: Digest | UnsetType) -> bytes:
-    """The run's, if it has one and this folder holds it unchanged."""
+    """Blob of the run; empty if the run has none or this folder does not hold it unchanged."""
     from msgspec import UNSET
 
     from atoll.cli.verify import blob_id_of
@@ -75,7 +75,7 @@ def _blob(folder: Path, name: Digest | UnsetType) -> bytes:
 
 
 def what_is(files: list[Path]) -> str:
-    """In the folder that was written, for people."""
+    """Kind of content in the written folder, for people."""
     return "adapters" if any(file.name.startswith("adapters.") for file in files) else "model"
 
 
@@ -125,7 +125,9 @@ def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: Tr
 
 
 def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
-    """(sent by this peer, what it would have sent data-parallel) up to a round; None: its record does not say."""
+    """(bytes sent by this peer, bytes of data-parallel training) up to a round; None if the event log does not
+    cover it.
+    """
     from atoll.runtime.event_log import TURNED, RunStatus, entries_in
 
     if not record.exists():
@@ -133,7 +135,7 @@ def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
     progress = RunStatus()
     for number, entry in enumerate(entries_in(record)):
         if number == 0 and entry.get("fact") == TURNED:
-            return None, None  # it is too long to begin where this peer did
+            return None, None  # the log was rotated, so it does not begin where this peer did
         if entry.get("round", -2) <= round:
             progress.see(entry)
     return (progress.bytes_out, progress.bytes_data_parallel) if progress.trained else (None, None)

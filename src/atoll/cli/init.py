@@ -1,4 +1,4 @@
-"""`atoll init`: a commented run.toml to begin with."""
+"""`atoll init`: writes a commented run.toml to start from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from atoll.cli.say import AsJson, say, say_json
 
 
 def init(
-    file: Annotated[Path, Parameter(help="Where to.")] = Path("run.toml"),
+    file: Annotated[Path, Parameter(help="File to write.")] = Path("run.toml"),
     /,
     *,
     force: Annotated[bool, Parameter(negative="", help="Overwrite the file.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Write a commented run.toml: every key, its default, its unit and its reason."""
+    """Write a commented run.toml: every key with its default, unit and reason."""
     from atoll.peer.config.render import commented_toml
 
     if file.exists() and not force:

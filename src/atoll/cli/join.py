@@ -1,4 +1,4 @@
-"""`atoll join TICKET`: take part in somebody's run."""
+"""`atoll join TICKET`: takes part in a run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def join(
     role: Annotated[
         Literal["trainer", "client", "observer"],
         Parameter(
-            help="A client trains but nobody can dial it: it owns nothing and has no vote. An observer only holds "
+            help="A client trains but cannot be dialed: it owns no part and has no vote. An observer only holds "
             "the model."
         ),
     ] = "trainer",
-    listen: Listen = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    listen: Listen = [],  # noqa: B006  # cyclopts reads it, no code changes it
     announce: Announce = [],  # noqa: B006
     bootstrap: Annotated[
         list[str],
@@ -61,7 +61,8 @@ def join(
         )
     parsed, folder = parse(text), folder_of(dir)
     if not (folder / "kept.sqlite").exists():
-        parsed.verify(time.time())  # a bad ticket is told before anything heavy starts; who is in needs it no more
+        # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
+        parsed.verify(time.time())
     start = PeerOptions(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 

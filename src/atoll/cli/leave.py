@@ -1,4 +1,4 @@
-"""`atoll leave`, `stop` and `recover`: how a peer, and how a stuck run, comes to an end."""
+"""`atoll leave`, `stop` and `recover`: end a peer, or revive a run that has lost its quorum."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cyclopts import Parameter
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
-GONE_S = 80.0  # above the minute that a farewell may take, with an export and the end of a trainer
+GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
 
 
 def leave(*, dir: Dir = None, json: AsJson = False) -> None:
-    """Say farewell to the others and end this peer; where they need its vote for that, with the next round."""
+    """Leave the run and end this peer. If the others need its vote for that, it ends with the next round."""
     _end("leave", "left by its owner", dir, json)
 
 
 def stop(*, dir: Dir = None, json: AsJson = False) -> None:
-    """End this peer now; `atoll up` in the same folder comes back."""
+    """End this peer now; `atoll up` in the same folder resumes it."""
     _end("stop", "stopped by its owner", dir, json)
 
 
@@ -41,21 +41,21 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     if json:
         say_json(answer)
     else:
-        say(f"ended at round {answer['round']}; atoll up --dir {folder} comes back")
+        say(f"ended at round {answer['round']}; atoll up --dir {folder} resumes it")
 
 
 def recover(
     *,
-    yes: Annotated[bool, Parameter(negative="", help="Do it without asking.")] = False,
+    yes: Annotated[bool, Parameter(negative="", help="Do it without a question.")] = False,
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
-    """Start over from the last agreed round without the members who are gone, when too few are left for a quorum.
+    """Restart from the last agreed round without lost members, if too few are left for a quorum.
 
-    Only the founder's peer can. Where enough are here, but some who had to sign the history are gone for good, it
-    signs for them instead: without that nobody new believes the history.
+    Only the founder's peer can. If a quorum is present but members that had to sign the history are gone for good,
+    the founder signs it for them: new members would not believe the history otherwise.
 
-    If the others are not gone but merely unreachable, they will go on without us, and two runs come of one.
+    If the others are only unreachable, they will continue without this peer, and the run splits into two.
     """
     from atoll.runtime.control.socket import ask
 
@@ -64,10 +64,10 @@ def recover(
     if not yes and found["present"] < found["quorum"]:
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
         lose = f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?"
-        _sure(lose if gone else "the key that this folder signs with becomes its member's; is the old one lost?")
+        _sure(lose if gone else "the key in this folder becomes the key of its member; is the old one lost?")
     elif not yes:
         _sure(
-            "a quorum is here: this signs the history as this folder holds it, for members who should have "
+            "a quorum is here: this signs the history in this folder for members that have not "
             "signed it; do the others hold the same (atoll verify), and are those members gone for good?"
         )
     answer = ask(folder, "recover")
@@ -80,11 +80,11 @@ def recover(
         )
     if answer["eras"]:
         last = ", ".join(map(str, answer["eras"]))
-        say(f"signed the history up to rounds {last} for members who did not; newcomers believe it now")
+        say(f"signed the history up to rounds {last} for members that had not; newcomers believe it now")
 
 
 def _sure(question: str) -> None:
     if not sys.stdin.isatty():
-        raise RefusedError("E-ARG-10", question, cause="recovering wants a yes", fix="atoll recover --yes")
+        raise RefusedError("E-ARG-10", question, cause="recovering needs a confirmation", fix="atoll recover --yes")
     if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
         raise RefusedError("E-ARG-10", "nothing was changed", fix="atoll status")

@@ -1,7 +1,7 @@
-"""The command `atoll`: one file per verb, one table of them, and one place where trouble becomes words.
+"""The command `atoll`: one file per verb, one table of verbs, one place that prints errors.
 
-Exit status: 0 all is well, 2 the request is wrong, 3 nobody answered, 4 somebody said no, 5 the run broke; 130
-after Ctrl-C. With `--json` trouble is an object on stderr too. Never imports torch: verbs that train start it.
+Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run broke; 130 after Ctrl-C. With
+`--json` an error is an object on stderr. Never imports torch: verbs that train start a trainer process.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SETTING = re.compile(r"[a-z]+\.\w+=")
 
 
 def _exact(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
-    """As cyclopts reads them, but for a fraction where a whole number is meant, which it would round."""
+    """Convert as cyclopts does, but refuse a fraction for a whole number, which it would round."""
     if kind is int and "." in tokens[0].value:
         raise ValueError(f"{tokens[0].value} is not a whole number")
     return cyclopts.convert(kind, tokens)
 
 
 def _each_by_itself(words: list[str]) -> list[str]:
-    """`--set a.b=1 c.d=2` as `--set a.b=1 --set c.d=2`: cyclopts would take the run.toml behind them, too."""
+    """Turn `--set a.b=1 c.d=2` into `--set a.b=1 --set c.d=2`: cyclopts would also take a run.toml behind them."""
     each = list[str]()
     for word in words:
         behind = each[-2:-1] == ["--set"] or "".join(each[-1:]).startswith("--set=")
@@ -61,10 +61,10 @@ def _each_by_itself(words: list[str]) -> list[str]:
 
 app = cyclopts.App(
     name="atoll",
-    help="Train one PyTorch model together on many machines that nobody fully controls.",
+    help="Train one PyTorch model together on many machines that do not trust each other.",
     version=__version__,
     help_format="plaintext",
-    default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts say them in words
+    default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
 for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
@@ -79,7 +79,7 @@ for verb in (pull.pull, rollback.rollback, verify.verify):
 
 
 def _verbs(words: list[str]) -> list[str]:
-    """The command that these words begin with: `status`, or `checkpoint show`; nothing if there is none."""
+    """Verb at the start of these words: `status`, or `checkpoint show`; empty if there is none."""
     at, verbs = app, list[str]()
     for word in words:
         if word.startswith("-") or word not in at:
@@ -90,28 +90,29 @@ def _verbs(words: list[str]) -> list[str]:
 
 
 def _dash_last(words: list[str]) -> list[str]:
-    """`join - --name ada` as `join --name ada -- -`: cyclopts would take `-`, standard input, for an option."""
+    """Turn `join - --name ada` into `join --name ada -- -`: cyclopts takes `-` (standard input) for an option."""
     if "-" not in words or "--" in words or _verbs(words)[-1:] not in (["join"], ["pull"]):
         return words
     return [*(word for word in words if word != "-"), "--", "-"]
 
 
 SLIPS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EEXIST}
-SLIPS |= {errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS}  # of whoever named a file; others are no fault of the name
+# errors about a file that the user named; other errors do not depend on the name
+SLIPS |= {errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS}
 
 
 def _of_a_file(why: OSError) -> UsageError:
-    """What a file or a folder that a command was given has against it."""
+    """Error about a file or folder that was passed to a command."""
     return UsageError(
         "E-ARG-12",
         f"{why.filename!s:.200}: {why.strerror}",
-        cause="a folder where a file is meant, or a file where a folder is, a place that is not yours, a slip",
-        fix=f"ls -ld {shlex.quote(str(why.filename))} says what it is; then name another one",
+        cause="a folder in place of a file, a file in place of a folder, another user's place, or a typo",
+        fix=f"ls -ld {shlex.quote(str(why.filename))} shows what it is; then name another one",
     )
 
 
 def main(tokens: list[str] | None = None) -> None:
-    """Carry out one command and end the process with its exit status."""
+    """Run one command and end the process with its exit status."""
     words = _dash_last(_each_by_itself(sys.argv[1:] if tokens is None else tokens))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -124,8 +125,8 @@ def main(tokens: list[str] | None = None) -> None:
     except cyclopts.CycloptsError as why:
         told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
         status = say_trouble(told, as_json="--json" in words)
-    except BrokenPipeError:  # whoever read us has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it told at exit
+    except BrokenPipeError:  # the reader closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second error at exit
         status = 0
     except Exception as why:
         if isinstance(why, OSError) and why.filename is not None and why.errno in SLIPS:

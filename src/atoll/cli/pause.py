@@ -1,6 +1,7 @@
-"""`atoll pause` and `atoll resume`: nobody trains for a while, by agreement. They ask the peer that runs here.
+"""`atoll pause` and `atoll resume`: stop and continue training of a whole run, by agreement.
 
-Only the founder's peer (the recovery identity) can say so. All processes stay, and so does the run's quorum.
+Only the founder's peer (the recovery identity) can order it; the commands send the order to the local peer. All
+processes stay, and so does the run's quorum.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
 def pause(*, dir: Dir = None, json: AsJson = False) -> None:
-    """Pause the whole run: the round under way ends, then members stay and nobody trains until `atoll resume`."""
+    """Pause the whole run: the current round ends, then members stay and do not train until `atoll resume`."""
     _say_so(True, dir, json)
 
 
 def resume(*, dir: Dir = None, json: AsJson = False) -> None:
-    """Let a paused run go on, at the same place in the data."""
+    """Resume a paused run at the same place in the data."""
     _say_so(False, dir, json)
 
 
@@ -29,7 +30,7 @@ def _say_so(paused: bool, dir: Dir, json: bool) -> None:
     elif not answer["agreed"]:
         say(
             "the members were told; it takes effect when the current round closes: atoll status says when. "
-            f"If {AMEND_ROUNDS} rounds pass without it, say it again"
+            f"If {AMEND_ROUNDS} rounds pass without it, run this command again"
         )
     elif paused:
         say(f"the run is paused after {answer['trained']} trained rounds; atoll resume --dir {folder} goes on")

@@ -1,4 +1,4 @@
-"""Pictures of a run for a terminal, drawn with rich: one peer's view, and the demo's view of a whole swarm."""
+"""Terminal pictures of a run, drawn with rich: one peer's view, and the demo's view of a whole swarm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CURVE_WIDTH = 48  # characters
 
 
 def peer_picture(p: RunStatus) -> RenderableType:
-    """What one peer knows: round, phase, step, loss, members, bytes."""
+    """View of one peer: round, phase, step, loss, members, bytes."""
     head = Text()
     head.append(f" {p.run or '…'} ", style="bold reverse")
     of = f"/{p.rounds}" if p.rounds else ""
@@ -45,7 +45,7 @@ def _traffic(sent: int, data_parallel: int) -> Text:
 
 
 def curve_text(losses: Sequence[float]) -> str:
-    """A loss curve in eight heights, as wide as there are rounds, at most CURVE_WIDTH."""
+    """Loss curve in eight heights, one column per round, at most CURVE_WIDTH."""
     if not losses:
         return ""
     stride = -(-len(losses) // CURVE_WIDTH)
@@ -63,7 +63,7 @@ def swarm_picture(
     sent: int,
     data_parallel: int,
 ) -> RenderableType:
-    """The demo: one line per process, one bar for the run. `gone` says what became of processes that ended."""
+    """View of the demo: one line per process, one bar for the run. `gone`: exit reasons of processes that ended."""
     table = Table(box=None, padding=(0, 2, 0, 1), show_header=True, header_style="dim")
     for title in ("peer", "phase", "step", "loss", "sent", "standing"):
         table.add_column(title, justify="left" if title in ("peer", "phase", "standing") else "right")

@@ -1,10 +1,10 @@
-"""`atoll plan`: what every recipe would cost on your links, before there is a run. Arithmetic; nothing is measured.
+"""`atoll plan`: estimated cost of every recipe on your links, before there is a run. Nothing is measured.
 
-Bytes come from the functions that count them in experiments (`training/experiment/cost_model`), the time of rounds
-with owners
-from the planner of real rounds (`policy/topology_cost.predict`, a butterfly). Left out: codec work, agreement (some
-latencies per round), lost packets, slow peers. So times are a little low, and meant for comparing.
-Loads torch, since codecs know their own sizes and live with tensors; help does not.
+Byte counts come from the functions that count them in experiments (`training/experiment/cost_model`). Times of
+rounds with owners come from the planner of real rounds (`policy/topology_cost.predict`, a butterfly). Codec work,
+agreement (some latencies per round), lost packets and slow peers are left out. Times are therefore a little low,
+and serve for comparison.
+Imports torch, since codecs know their own sizes and live with tensors; help does not.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 DEVICE_FLOPS = 1e13
 """Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
 times. A step is 6 of them per parameter and token (Kaplan et al. 2020, section 2.1)."""
-STEP_TOKENS = 32_768  # of one peer, where only a number of parameters is given
+STEP_TOKENS = 32_768  # tokens per step of one peer, if only a number of parameters is given
 BESIDE = ("streaming", "diloco", "opendiloco")
 """What `auto` is compared with: recipes of the same family, that real runs can do whoever their members are."""
-STEPS_TRIED = 500  # per round: the most that a run of others was published with (DiLoCo, OpenDiLoCo)
+STEPS_TRIED = 500  # most steps per round in published runs (DiLoCo, OpenDiLoCo)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def plan(
     uplink: Annotated[str, Parameter(help="What one peer can send: 20Mbit, 2.5MB (per second).")],
     downlink: Annotated[str, Parameter(help="What one peer can receive. Default: as much.")] = "",
     adapters: Annotated[
-        str, Parameter(help="How many parameters are exchanged, where the rest is frozen: 4M. Default: all.")
+        str, Parameter(help="Number of exchanged parameters, if the rest is frozen: 4M. Default: all.")
     ] = "",
     lora_rank: Annotated[int, Parameter(help="Rank of a built-in model's adapters, which then travel alone.")] = 0,
     only: Annotated[
@@ -65,7 +65,7 @@ def plan(
     ] = (),
     latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
     step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
-    tokens_per_s: Annotated[float | None, Parameter(help="Or: what one peer trains on per second.")] = None,
+    tokens_per_s: Annotated[float | None, Parameter(help="Or: tokens per second of one peer.")] = None,
     tokens_per_step: Annotated[
         int | None,
         Parameter(help=f"Of one peer. Default: batch 4 of a built-in model, else {STEP_TOKENS:,}."),
@@ -87,7 +87,7 @@ def plan(
 
 
 def planned(layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tokens: int) -> dict[str, Any]:
-    """Every recipe on these links, those that real runs can do first, and the recommendation."""
+    """Estimates of every recipe on these links, those that real runs support first, and the recommendation."""
     from atoll.training.recipe.methods import METHODS
     from atoll.training.recipe.recipes import in_swarm
 
@@ -109,7 +109,7 @@ def planned(layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tok
 def row_of(
     name: str, recipe: Recipe, layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tokens: int
 ) -> dict[str, Any]:
-    """What a round of this recipe takes and sends on these links."""
+    """Duration and bytes of a round of this recipe on these links."""
     from atoll.policy.pace import pace
     from atoll.training.experiment.cost_model import forecast
     from atoll.training.recipe.recipes import swarm_problem
@@ -141,10 +141,10 @@ def row_of(
 def _recommended(
     recipes: dict[str, Recipe], layout: ModelLayout, links: LinkAssumptions, step_s: float
 ) -> dict[str, Any]:
-    """`auto` in rounds as long as these links ask for, and how long those of others would have to be.
+    """Recommendation: `auto` with rounds as long as these links require, and that length for other recipes.
 
     It is nearest to synchronous training for its bytes (bench/RESULTS.md, "convergence"). Loss falls behind as
-    rounds get longer, so they are no longer than training for nine tenths of the time takes.
+    rounds get longer, so rounds are just long enough for nine tenths of the time to be training.
     """
     from atoll.policy.pace import ENOUGH, pace, steps_for
     from atoll.training.experiment.cost_model import forecast
@@ -180,7 +180,7 @@ def _recommended(
 
 
 def _exchanges_s(recipe: Recipe, exchanges: tuple[SliceExchange, ...], links: LinkAssumptions) -> list[float]:
-    """What each takes, spread over the rounds if it is not made in every one."""
+    """Seconds of each exchange, spread over the rounds if it is not part of every one."""
     from atoll.policy.pace import simple_exchange_s
 
     hops = 2 if recipe.reducer.group == "one" else 1
@@ -197,7 +197,7 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[SliceExchange, ...], links: Li
 
 
 def _owned_s(one: SliceExchange, links: LinkAssumptions, one_owner: bool) -> float:
-    """Rows to the owners of parts, answers back: as the planner of real rounds predicts it."""
+    """Seconds for rows to the owners of parts and results back, as the planner of real rounds predicts."""
     from atoll.base.ids import PeerId
     from atoll.policy.topology_cost import AgreedLinks as Agreed
     from atoll.policy.topology_cost import predict
@@ -212,8 +212,9 @@ def _owned_s(one: SliceExchange, links: LinkAssumptions, one_owner: bool) -> flo
 
 
 def _overlap(recipe: Recipe) -> int:
-    """Steps that hide an exchange. Eager and pipelined hide it behind a whole round and no more, since rounds are
-    agreed on one after the other."""
+    """Steps that hide an exchange. Eager and pipelined hide it behind at most one round, since rounds are agreed
+    one after the other.
+    """
     if recipe.reducer.own == "fresh":
         return recipe.schedule.inner_steps
     return min(recipe.hidden_steps, recipe.schedule.inner_steps)
@@ -237,13 +238,13 @@ def _links(peers: int, uplink: str, downlink: str, latency: str) -> LinkAssumpti
 def _model(
     name: str, lora_rank: int, only: tuple[str, ...], step_tokens: int | None
 ) -> tuple[str, int, ModelLayout, int]:
-    """Its name, how many parameters it has, the layout of those that a run exchanges, and tokens per step."""
+    """(name, parameters, layout of the exchanged parameters, tokens per step) of a model."""
     from atoll.training.experiment.cost_model import layout_of_size
     from atoll.training.models import MODELS, shape_of, travelling, with_adapters
     from atoll.training.recipe.methods import METHODS
 
     if step_tokens is not None and step_tokens < 1:
-        raise UsageError("E-PLAN-03", f"--tokens-per-step {step_tokens} is no step", fix="leave it out")
+        raise UsageError("E-PLAN-03", f"--tokens-per-step {step_tokens} is not a step", fix="leave it out")
     try:
         if name in MODELS or ":" in name:
             name = with_adapters(name, lora_rank) if lora_rank else name
@@ -255,14 +256,14 @@ def _model(
     if lora_rank or only:
         raise UsageError(
             "E-PLAN-06",
-            f"--model {name} is a number of parameters: it has no names, nor a place for adapters",
+            f"--model {name} is a number of parameters: it has no names and no place for adapters",
             fix=f"--model {name} --adapters 20M, or a built-in model",
         )
     return name, layout.parameters, layout, step_tokens or STEP_TOKENS
 
 
 def _adapters(count: str, model: ModelLayout) -> ModelLayout:
-    """What is exchanged where only so many of the model's parameters train."""
+    """Layout of a model of which only this many parameters train."""
     from atoll.training.experiment.cost_model import layout_of_size
 
     try:
@@ -277,9 +278,9 @@ def _adapters(count: str, model: ModelLayout) -> ModelLayout:
 def _step(
     whole: int, trained: int, tokens: int, step_s: float | None, tokens_per_s: float | None
 ) -> tuple[float, str]:
-    """(seconds per step, what was assumed about it). A frozen parameter needs no gradient of its own: 4, not 6."""
+    """(seconds per step, assumptions about it). A frozen parameter needs no gradient of its own: 4 FLOPs, not 6."""
     if step_s is not None and tokens_per_s is not None:
-        raise UsageError("E-PLAN-05", "--step-seconds and --tokens-per-s say the same", fix="give one of them")
+        raise UsageError("E-PLAN-05", "--step-seconds and --tokens-per-s mean the same", fix="use one of them")
     given = step_s if step_s is not None else tokens_per_s
     if given is None:
         step_s = (4.0 * (whole - trained) + 6.0 * trained) * tokens / DEVICE_FLOPS

@@ -1,4 +1,4 @@
-"""`atoll plot RUN_DIR`: pictures of a run from its record. Needs matplotlib: pip install 'atoll[plot]'."""
+"""`atoll plot RUN_DIR`: plots of a run from its event log. Needs matplotlib: pip install 'atoll[plot]'."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def plot(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Draw training loss and bytes sent over the rounds of a run, running or over."""
+    """Draw training loss and bytes sent over the rounds of a run, running or finished."""
     folder = folder_of(run)
     try:
         rounds = rounds_of(folder / "facts.jsonl")
     except (KeyError, TypeError) as why:
         raise RunFailedError(
             "E-PLOT-04",
-            f"{folder / 'facts.jsonl'} holds facts that say too little: {why}",
+            f"{folder / 'facts.jsonl'} holds incomplete facts: {why}",
             cause="another version of Atoll wrote it, or this disk changed bytes",
             fix=f"atoll checkpoint list {folder} has the losses as they were agreed",
         ) from None
     if not rounds:
         raise UsageError(
             "E-PLOT-01",
-            f"no trained round is on record in {folder}",
+            f"the event log in {folder} has no trained round",
             cause="the run has not trained yet, or this is not a peer's folder",
             fix="atoll plot FOLDER, with the --dir of `atoll up` or `atoll join`",
         )
@@ -47,7 +47,7 @@ def plot(
 
 
 def rounds_of(record: Path) -> list[dict[str, Any]]:
-    """One row per trained round: loss, peers, bytes sent so far and what data-parallel would have sent."""
+    """One row per trained round: loss, peers, bytes sent so far, and bytes of data-parallel training."""
     from atoll.runtime.event_log import RunStatus, entries_in
 
     if not record.exists():
@@ -55,7 +55,8 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
     progress, rows = RunStatus(), dict[int, dict[str, Any]]()
     for entry in entries_in(record):
         progress.see(entry)
-        if entry.get("fact") == "RoundClosed" and "back_to" in entry:  # what it went back behind is no part of it
+        # later rounds than the target of a rollback are no longer part of the run
+        if entry.get("fact") == "RoundClosed" and "back_to" in entry:
             rows = {trained: row for trained, row in rows.items() if trained <= entry["trained"]}
         elif entry.get("fact") == "RoundClosed" and entry.get("counted"):
             rows[entry["trained"]] = {

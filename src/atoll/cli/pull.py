@@ -1,7 +1,8 @@
-"""`atoll checkpoint pull`: an agreed model of a living run, the newest or an earlier one, and no membership.
+"""`atoll checkpoint pull`: fetches an agreed model of a running run, the newest or an earlier one, without
+membership.
 
-Everything comes from members and is believed as a joiner believes it; then the whole history is judged once more
-as `atoll verify` judges it, and the folder appears whole or not at all. Loads torch, to write tensors by name.
+Everything comes from members and is checked as a joining member checks it. The whole history is then verified as
+`atoll verify` does, and the folder appears complete or not at all. Imports torch, to write tensors by name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from atoll.peer.verify.chain import VerificationReport
     from atoll.wire.ticket import Ticket
 
-MEMBERS_ASKED = 16  # of those that a folder knows: whoever answers names the others
+MEMBERS_ASKED = 16  # members of a known folder to ask; each answer names the others
 
 Bootstrap = list[tuple[str, PeerId | None]]
 
@@ -46,23 +47,22 @@ def pull(
         Path | None,
         Parameter(
             name="--dir",
-            help="A peer's folder: its run is meant, its ticket is shown if none is given, and its members are "
-            "asked, too. A ticket that is used up or expired shows nothing: atoll invite, at a member. "
-            "Default: $ATOLL_DIR, or ./atoll-run, where neither ticket nor id is given.",
+            help="A peer's folder: names the run, supplies the ticket if none is given, and its members are "
+            "asked, too. If the ticket is used up or expired, make one at a member: atoll invite. "
+            "Default: $ATOLL_DIR, or ./atoll-run, if neither ticket nor id is given.",
         ),
     ] = None,
     to: Annotated[Path, Parameter(help="The model folder to write; it must not exist yet.")],
     via: Annotated[
         list[str], Parameter(negative="", help="Multiaddr of a member, beside those in the ticket; repeatable.")
-    ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    ] = [],  # noqa: B006  # cyclopts reads it, no code changes it
     round: Annotated[
-        int | None, Parameter(help="An earlier round, whose state members still hold, whole or in pieces.")
+        int | None, Parameter(help="An earlier round with a state that members still hold, whole or in pieces.")
     ] = None,
     timeout: Annotated[str, Parameter(help="How long it may take: 30min, 12h. Default: 1h.")] = "1h",
     json: AsJson = False,
 ) -> None:
-    """Fetch the newest agreed model of a living run (or an earlier one) and its history, verify both, write a model
-    folder."""
+    """Fetch an agreed model of a running run and its history, verify both, write a model folder."""
     source = ticket_of(source, ticket_file)
     run, bootstrap, ticket = _whom(source, via) if source or via else _known_in(folder_of(dir))
     if dir is not None and (source or via):
@@ -82,12 +82,14 @@ def pull(
     from atoll.peer.verify.chain import verify_history
     from atoll.runtime.readonly_client import take
 
-    aside = to.with_name(f"{to.name}.pull")  # as a peer's folder: what was fetched stays if this is interrupted
+    # laid out as a peer's folder: after an interruption the fetched blobs are used again
+    aside = to.with_name(f"{to.name}.pull")
     aside.mkdir(mode=0o700, parents=True, exist_ok=True)
     taken = asyncio.run(take(aside, run, bootstrap, timeout_s, round, ticket))
     blob = aside / "blobs" / taken.state.hex()
     with kept_in(aside) as found:
-        kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])  # later ones came while it did
+        # rounds agreed during the download are left out
+        kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])
         audit = verify_history(kept, SessionVerifier())
         if not audit.intact or blob_id_of(blob) != taken.state:
             raise _broken(audit, aside)
@@ -118,7 +120,7 @@ def pull(
 
 
 def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:
-    """The run, and where its members may be reached."""
+    """Run id, addresses of members, and the ticket if there is one."""
     from atoll.runtime.network.dialer import endpoint_of
     from atoll.wire.ticket import parse
 
@@ -136,16 +138,16 @@ def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | 
     if len(run) != DIGEST_BYTES or not named:
         raise UsageError(
             "E-CHK-07",
-            f"{source[:60]!r} does not say which run, or not where it is",
-            cause="a connection is made for one run: an address alone does not name it",
+            f"{source[:60]!r} names no run, or no address of a member",
+            cause="a connection belongs to one run, which an address alone does not name",
             fix="atoll checkpoint pull TICKET --to MODEL; or RUN_ID --via ADDRESS, which atoll status --json has; "
-            "or --dir FOLDER, of a peer",
+            "or --dir FOLDER, with a peer's folder",
         )
     return Digest(run), named, None
 
 
 def _known_in(folder: Path) -> tuple[Digest, Bootstrap, Ticket | None]:
-    """The run that this folder holds, where its newest vertex says that members are, and the folder's ticket."""
+    """Run id of this folder, addresses of members in its newest vertex, and its ticket."""
     from atoll.cli.checkpoint import read_vertex
     from atoll.wire.ticket import parse
 
@@ -157,13 +159,13 @@ def _known_in(folder: Path) -> tuple[Digest, Bootstrap, Ticket | None]:
 
 
 def _also_in(folder: Path, run: Digest) -> tuple[Bootstrap, Ticket | None]:
-    """Members that a folder of the very same run knows, and its ticket."""
+    """Members and ticket that another folder of the same run knows."""
     held, members, ticket = _known_in(folder)
     if held != run:
         raise UsageError(
             "E-CHK-15",
             f"{folder} holds run {short(held)}, the ticket or id is of run {short(run)}",
-            cause="--dir names a folder of the run, whose members are asked, too; the model goes to --to",
+            cause="--dir names a folder of the run, for the addresses of members; the model goes to --to",
             fix="leave one of the two out",
         )
     return members, ticket
@@ -173,7 +175,7 @@ def _broken(audit: VerificationReport, folder: Path) -> RunFailedError:
     first = f"; first of them: {audit.problems[0].what}" if audit.problems else ": the state is not its blob"
     return RunFailedError(
         "E-CHK-09",
-        f"what came is not what was agreed on, {len(audit.problems)} problems{first}",
-        cause="members gave a history that does not hold, or this disk changed bytes",
-        fix=f"atoll verify {folder} says it all; --via another member, once that folder is removed",
+        f"the fetched history or state is not the agreed one, {len(audit.problems)} problems{first}",
+        cause="members sent an invalid history, or this disk changed bytes",
+        fix=f"atoll verify {folder} lists them; remove that folder and use --via with another member",
     )

@@ -1,7 +1,7 @@
-"""`atoll checkpoint rollback ROUND`: the run goes on from what it had agreed on then. Asks the peer that runs here.
+"""`atoll checkpoint rollback ROUND`: continues the run from an earlier agreed state.
 
-Only the founder's peer (the recovery identity) can say so. History is not rewritten: the round that goes back says
-where to, and by whose signature.
+Only the founder's peer (the recovery identity) can order it; the command sends the order to the local peer. History
+is not rewritten: the round that goes back names its target and the signature behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
 def rollback(
-    round: Annotated[int, Parameter(help="The round whose state the run goes on from; -1 is genesis.")],
+    round: Annotated[int, Parameter(help="Round with the state to continue from; -1 is genesis.")],
     /,
     *,
     without: Annotated[
@@ -26,8 +26,8 @@ def rollback(
 ) -> None:
     """Send the whole run back to the state of an earlier round, which must be in this folder.
 
-    What was learned since is dropped at every member; data that was used is not used again. To undo it, go back to
-    the round before it.
+    Progress since then is dropped at every member; data that was used is not used again. To undo it, go back to the
+    round before the rollback.
     """
     from atoll.policy.membership import AMEND_ROUNDS
     from atoll.runtime.control.socket import ask
@@ -46,9 +46,9 @@ def rollback(
         gone = f", without {', '.join(without)}" if without else ""
         say(f"round {answer['round']} went back to the state of round {round}; all members go on from there{gone}")
         if answer.get("numbers"):
-            say("numbers of the run are those of that round again: atoll status, and atoll amend to change them")
+            say("settings of the run are those of that round again: atoll status, and atoll amend to change them")
     else:
         say(
             f"the members were told, and no round has ended with it yet: atoll checkpoint list {folder}. "
-            f"If {AMEND_ROUNDS} rounds pass without it, say it again"
+            f"If {AMEND_ROUNDS} rounds pass without it, run this command again"
         )

@@ -1,6 +1,7 @@
-"""How commands speak: words for people on a terminal, one JSON object for programs, trouble on stderr.
+"""Output of commands: text for people on a terminal, one JSON object for programs, errors on stderr.
 
-Never mixes the two on stdout: with `--json` (or `--facts`) stdout holds nothing but JSON.
+Invariants:
+- With `--json` (or `--facts`) stdout holds nothing but JSON.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ Sets = Annotated[
 ]
 TicketFile = Annotated[
     Path | None,
-    Parameter(name="--ticket-file", help="Read the ticket from this file: other users see a command's words."),
+    Parameter(
+        name="--ticket-file", help="Read the ticket from this file: other users can see the words of a command."
+    ),
 ]
 TICKET_FILE_MAX = 64 * 1024  # characters; a ticket is one line of some hundreds
 
 
 def ticket_of(given: str, file: Path | None) -> str:
-    """The ticket as it was given; `-` is the first line of standard input, and `file` holds one."""
+    """The ticket as given; `-` reads the first line of standard input, and `file` names a file that holds one."""
     if given and file is not None:
-        raise UsageError("E-ARG-14", "a ticket and --ticket-file are one too many", fix="leave one of them out")
+        raise UsageError("E-ARG-14", "a ticket and --ticket-file exclude each other", fix="leave one of them out")
     if given == "-":
         given = sys.stdin.readline(TICKET_FILE_MAX)
     elif file is not None:
@@ -45,21 +48,19 @@ def ticket_of(given: str, file: Path | None) -> str:
         return given
     if not given.strip():
         where = "standard input" if file is None else str(file)
-        raise UsageError(
-            "E-ARG-05", f"there is no ticket in {where}", fix="atoll invite, beside a member, makes one"
-        )
+        raise UsageError("E-ARG-05", f"there is no ticket in {where}", fix="atoll invite, at a member, makes one")
     return given.strip()
 
 
 def folder_of(given: Path | None) -> Path:
     """The peer's folder: as given, else from ATOLL_DIR, else ./atoll-run."""
     folder = (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser()
-    # the last name is not resolved: its owner is checked, where it is a link
+    # the last name is not resolved: if it is a link, its owner is checked
     return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
 def json_text(value: Any) -> str:
-    """One line of JSON that is safe to print: what a terminal may obey is spelled as \\uXXXX."""
+    """One line of JSON that is safe to print: control characters are escaped as \\uXXXX."""
     text = msgspec.json.encode(value, enc_hook=str).decode()
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
@@ -74,7 +75,7 @@ def say(text: str = "") -> None:
 
 
 def say_trouble(why: AtollError, as_json: bool) -> int:
-    """Tell what happened, the likely cause and the next command; returns the exit status."""
+    """Print what happened, the likely cause and the next command; returns the exit status."""
     if as_json:
         told = {"error": why.code, "what": why.what, "cause": why.cause, "fix": why.fix, "exit": why.exit_status}
         sys.stderr.write(json_text(told) + "\n")
@@ -84,7 +85,7 @@ def say_trouble(why: AtollError, as_json: bool) -> int:
 
 
 def qr(text: str) -> str:
-    """A QR code in half blocks; tickets are upper case base32, which the code packs tightly."""
+    """QR code in half blocks; tickets are upper case base32, which QR codes pack tightly."""
     import io
 
     import segno

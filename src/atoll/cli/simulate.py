@@ -1,4 +1,4 @@
-"""`atoll simulate`: the very same peers in a virtual world where hours take seconds and seeds replay."""
+"""`atoll simulate`: real peers in a virtual world, where hours take seconds and seeds replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def simulate(
     name: Annotated[str, Parameter(help="A scenario, or `all`. Without one: list them.")] = "",
     /,
     *,
-    seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same story.")] = 1,
+    seed: Annotated[int, Parameter(help="The first seed. The same seed gives the same world.")] = 1,
     seeds: Annotated[int, Parameter(validator=SOME, help="How many seeds to play, one after the other.")] = 1,
     peers: Annotated[
         int | None, Parameter(validator=SOME, help="Virtual peers. Default: the scenario's, or drawn.")
@@ -35,15 +35,15 @@ def simulate(
     ] = None,
     quorum: Annotated[
         Literal["", "majority", "two-thirds"],
-        Parameter(help="Whose votes make a certificate. Default: the scenario's."),
+        Parameter(help="Quorum rule of certificates. Default: the scenario's."),
     ] = "",
     protocol: Annotated[
         Literal["bft", "raft"],
-        Parameter(help="By which members agree. Raft plays the stories in which nobody lies."),
+        Parameter(help="Agreement protocol. Raft plays the scenarios without liars."),
     ] = "bft",
     topology: Annotated[
         TopologyName | None,
-        Parameter(help="By which rows are reduced; most are for stories in which nobody lies."),
+        Parameter(help="Topology of the all-reduce; most are for scenarios without liars."),
     ] = None,
     swarm: Annotated[
         bool,
@@ -58,7 +58,7 @@ def simulate(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Play a scenario with virtual peers; a failure ends with the one line that replays it."""
+    """Play a scenario with virtual peers. A failure ends with the one line that replays it."""
     from atoll.simulation import scenarios
     from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
 
@@ -107,18 +107,18 @@ def simulate(
 
 
 def _small(story: str, told: Scenario, peers: int | None, rounds: int | None) -> dict[str, str]:
-    """What to say of a failure that may be no more than a story told with too few; nothing if it has enough."""
+    """Advice if a failure may come from too few peers or rounds for this scenario; else empty."""
     from atoll.simulation.scenarios.random_campaign import least
 
     peers_least, rounds_least = least(story, told)
     if (peers or told.peers) >= peers_least and (rounds or told.rounds) >= rounds_least:
         return {}
     wanted = f"{peers_least} peers" + (f" and {rounds_least} rounds" if rounds_least else "")
-    return {story: f"; {story} wants {wanted}, and may ask of fewer what cannot be"}
+    return {story: f"; {story} needs {wanted}, and may fail with fewer"}
 
 
 def _swarm(night: Iterator[ScenarioReport | ScenarioFailed], command: str, seed: int, json: bool) -> None:
-    """Each world told as it ends; then how many there were, and what failed."""
+    """Print each world as it ends, then the number of worlds and the failures."""
     from atoll.simulation.scenarios import ScenarioFailed
 
     worlds, failures = 0, list[str]()

@@ -1,4 +1,4 @@
-"""Verbs that ask a running peer: status, peers, invite, export. They never import torch."""
+"""Verbs that query the local peer: status, peers, invite, export. They never import torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
 
-RETURNS_SHOWN = 3  # the newest; --json has all that are remembered
-LATE_SHOWN = 3  # of members that were apart
+RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
+LATE_SHOWN = 3  # newest contributions of members that were apart
 
 
 def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
-    """Which of two branches the swarm prefers, how sure that is, and what to do to be on the other."""
+    """Lines about two branches: which of them most peers prefer, how certain that is, and how to change sides."""
     found = branch.get("preferred")
     if found is None:
-        return ["which of the two most prefer is not known yet: asking takes a minute, and some of both in reach"]
+        return [
+            "which of the two most peers prefer is not known yet: that takes a minute, and peers of both in reach"
+        ]
     where = "this branch" if found["ours"] else "that other branch"
     sure = "settled" if found["settled"] else "not settled yet"
     told = f"most prefer {where}: {found['named']} of the {found['asked']} asked last, {sure}"
@@ -38,7 +40,7 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
-    """Say how the run stands: round, phase, loss, members, bytes, and why it is paused if it is."""
+    """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
     from atoll.runtime.control.socket import ask
     from atoll.runtime.event_log import alike_text
 
@@ -62,11 +64,11 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     for b in s.get("branches", []):
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
-        say("    a recovery began while a quorum was alive; nobody changes sides by itself, see specs/vertex.md")
+        say("    a recovery began while a quorum was alive; no peer changes sides by itself, see specs/vertex.md")
         for line in preference_lines(b, folder_of(dir)):
             say(f"    {line}")
     if s.get("apart_steps"):
-        say(f"  too few voters are heard: {s['apart_steps']} steps taken apart so far")
+        say(f"  too few voters are reachable: {s['apart_steps']} steps taken apart so far")
     for late in s.get("late", [])[-LATE_SHOWN:]:
         say(
             f"  round {late['round']} took in what {late['name']} did apart since round {late['since']}: "
@@ -82,7 +84,7 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
     if s["topology"] and len(s["members"]) > 1:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
     if s.get("statistic", "mean") != "mean":
-        say(f"  what they become: {s['statistic']}")
+        say(f"  combining rule: {s['statistic']}")
     if "coded" in (kept := s.get("kept") or {}):
         lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
         say(
@@ -128,9 +130,9 @@ def invite(
     uses: Annotated[
         int, Parameter(validator=Number(gte=1, lte=PEERS_MAX), help="How many peers may join with it. Default: 1.")
     ] = 1,
-    ttl: Annotated[str, Parameter(help="How long it is good: 15min, 24h, 7d. Default: 24h.")] = "24h",
+    ttl: Annotated[str, Parameter(help="Validity: 15min, 24h, 7d. Default: 24h.")] = "24h",
     role: Annotated[
-        Literal["trainer", "observer"], Parameter(help="What it admits. Default: trainer.")
+        Literal["trainer", "observer"], Parameter(help="Role that it admits. Default: trainer.")
     ] = "trainer",
     address: Annotated[
         list[str], Parameter(negative="", help="Multiaddr to put into it; default: this peer's.")
@@ -157,11 +159,11 @@ def invite(
     try:
         lasts_s = parse_duration_s(ttl)
         if lasts_s < 1:
-            raise ValueError("nobody could join in that time")
+            raise ValueError("that is too short to join")
     except ValueError as why:
         raise UsageError("E-ARG-06", f"--ttl {ttl}: {why}", fix="atoll invite --ttl 24h") from None
     for one in address:
-        endpoint_of(one)  # a slip would be found by whoever was invited
+        endpoint_of(one)  # a mistyped address would otherwise be found by the invited peer
     wish = {"uses": uses, "lasts_s": lasts_s, "role": role, "addresses": address, "revoke": revoke}
     answer = ask(folder_of(dir), "invite", **wish)
     if json:
@@ -181,14 +183,14 @@ def invite(
 def export(
     file: Annotated[
         Path | None,
-        Parameter(help="Where to; default: model.safetensors, or adapters.safetensors, in the peer's folder."),
+        Parameter(help="File to write; default: model.safetensors, or adapters.safetensors, in the peer's folder."),
     ] = None,
     /,
     *,
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed model (of a run that exchanges adapters: these) as a safetensors file."""
+    """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file."""
     from atoll.runtime.control.socket import ask
 
     answer = ask(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)

@@ -1,4 +1,4 @@
-"""`atoll up`: found a run, or go on with the one that this folder holds."""
+"""`atoll up`: founds a run, or resumes the one in this folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from atoll.base.limits import PEERS_MAX
 from atoll.cli.say import AsJson, Dir, Sets, folder_of
 
-Name = Annotated[str, Parameter(help="What others call this peer. Default: the computer's name.")]
+Name = Annotated[str, Parameter(help="Name of this peer. Default: the computer's name.")]
 Listen = Annotated[
     list[str],
     Parameter(
@@ -22,7 +22,7 @@ Listen = Annotated[
 ]
 Announce = Annotated[
     list[str],
-    Parameter(negative="", help="Multiaddr that others are told to dial, if it is another one; repeatable."),
+    Parameter(negative="", help="Multiaddr that others should dial, if it differs; repeatable."),
 ]
 Threads = Annotated[
     int,
@@ -34,7 +34,7 @@ Threads = Annotated[
 Facts = Annotated[
     bool, Parameter(negative="", help="Write every fact as a line of JSON; the end of stdin ends the peer.")
 ]
-Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, to hand the model to latecomers.")]
+Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, to serve the model to latecomers.")]
 
 
 def up(
@@ -43,7 +43,7 @@ def up(
     *,
     dir: Dir = None,
     name: Name = "",
-    listen: Listen = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    listen: Listen = [],  # noqa: B006  # cyclopts reads it, no code changes it
     announce: Announce = [],  # noqa: B006
     set: Sets = [],  # noqa: B006
     threads: Threads = 0,
@@ -58,7 +58,7 @@ def up(
     facts: Facts = False,
     json: AsJson = False,
 ) -> int:
-    """Found a run and print its ticket; in a folder that holds a run, go on with it."""
+    """Found a run and print its ticket; in a folder that holds a run, resume it."""
     from atoll.runtime.config import load_config
     from atoll.runtime.supervisor import PeerOptions, run_up
 

@@ -1,6 +1,7 @@
-"""`atoll verify --verdicts`: why is somebody out, and does what auditors found hold? For people, and for --json.
+"""`atoll verify --verdicts`: reasons why members are out, and auditors' findings judged again. For people and
+--json.
 
-What the history says needs no torch; an exhibit that is here is judged again by the auditors' code, which does.
+The history needs no torch. An exhibit in the folder is judged again by the auditors' code, which imports it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
 
 RejudgedCases: TypeAlias = "Sequence[tuple[DisputedCase, Sequence[RejudgedReport]]]"
 
-PROVEN = {  # by what a reason holds
+PROVEN = {  # ground of a reason → what proves it
     "two words": "proves itself by two signatures",
     "audit": "judged below",
     "row": "judged below",
-    "voices": "more of them than may lie: one is honest",
+    "voices": "more reporters than may lie: one is honest",
     "own word": "signed",
     "unsaid": "nothing to prove",
 }
 
 
 def judged_again(audit: VerificationReport, folders: Sequence[Path], fetch: bool) -> RejudgedCases:
-    """Everything that somebody was doubted for, looked at again. Verdicts that do not stand are problems.
+    """Judge every disputed case again. Verdicts that do not hold are problems of the audit.
 
-    `fetch`: the peer that runs in the first folder asks members for what is not here.
+    `fetch`: the peer of the first folder requests missing exhibits from members.
     """
     doubts = list(audit.out.doubts.values())
     if not doubts:
@@ -50,7 +51,7 @@ def judged_again(audit: VerificationReport, folders: Sequence[Path], fetch: bool
     found = {id(doubt): words for doubt, words in looked}
     for round, peer in fallen(doubts, lambda doubt: found[id(doubt)]):
         name = _names(audit)[peer]
-        audit.problem("verdict", round, f"{name} was refuted by words that what was judged does not bear out")
+        audit.problem("verdict", round, f"{name} was refuted by reports that the judged exhibit does not support")
     return looked
 
 
@@ -86,7 +87,7 @@ def verdicts_object(audit: VerificationReport, looked: RejudgedCases | None) -> 
 
 
 def verdicts_text(audit: VerificationReport, looked: RejudgedCases | None) -> Iterator[str]:
-    """One table: who is out and why, then what was doubted and how that looks from here."""
+    """Table of the members that are out with the reasons, then the disputed cases and their new verdicts."""
     names, out = _names(audit), audit.out
     expelled = {d.peer for d in out.departures if d.standing == "expelled"}
     if looked is None:
@@ -109,7 +110,7 @@ def verdicts_text(audit: VerificationReport, looked: RejudgedCases | None) -> It
         if len(doubt.exhibits) > 1:
             yield f"    different exhibits were judged: {', '.join(map(short, doubt.exhibits))}"
     if not out.departures and not looked:
-        yield "nobody left, and nobody was doubted"
+        yield "no member left, and no report was disputed"
 
 
 def _names(audit: VerificationReport) -> dict[PeerId, str]:

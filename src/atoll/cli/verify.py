@@ -1,8 +1,8 @@
-"""`atoll verify RUN`: was the history in this folder agreed on, vertex by vertex? Offline; nothing is written.
+"""`atoll verify RUN`: checks offline, vertex by vertex, that the history in this folder was agreed on.
 
 Works while a peer runs in the folder and after it ended: the database is read in one transaction, without the
-folder's lock. Exit status 0 if all holds, 5 if anything is broken. Asks nobody but, with `--fetch`, the peer that
-runs there; imports torch only to judge an exhibit again (`--verdicts`).
+folder's lock, and nothing is written. Exit status 0 if all holds, 5 if anything is broken. Sends nothing, except
+that `--fetch` queries the local peer. Imports torch only to judge an exhibit again (`--verdicts`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, ver
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory, VerificationReport
 
-CHANGES_SHOWN = 12  # of the membership, the newest; --json has them all
+CHANGES_SHOWN = 12  # newest membership changes shown; --json has them all
 
 
 def verify(
@@ -33,7 +33,7 @@ def verify(
     *,
     trusted: Annotated[
         str,
-        Parameter(help="Id of a vertex to believe without looking; the walk begins after it. Default: genesis."),
+        Parameter(help="Id of a vertex to trust without checking; the check begins after it. Default: genesis."),
     ] = "",
     deep: Annotated[
         bool, Parameter(negative="", help="Also read every blob and compare it with its name.")
@@ -45,10 +45,10 @@ def verify(
     also: Annotated[
         list[Path],
         Parameter(negative="", help="Another peer's folder, whose exhibits and states may be read; repeatable."),
-    ] = [],  # noqa: B006  # cyclopts reads it, nobody changes it
+    ] = [],  # noqa: B006  # cyclopts reads it, no code changes it
     fetch: Annotated[
         bool,
-        Parameter(negative="", help="Have the peer that runs here ask members for exhibits that are not here."),
+        Parameter(negative="", help="Have the local peer request missing exhibits from members."),
     ] = False,
     json: AsJson = False,
 ) -> int:
@@ -79,14 +79,14 @@ def verify(
 
 @contextmanager
 def kept_in(folder: Path) -> Iterator[StoredHistory]:
-    """The history in this folder, as it was at one moment. UsageError if there is none; changes no file."""
+    """The history in this folder at one moment. UsageError if there is none; changes no file."""
     from atoll.peer.verify.chain import StoredHistory
 
     path = folder / "kept.sqlite"
     if not path.exists():
         raise _no_run(folder)
-    # a log beside the database means that a peer is writing, or was killed: its log has to be read too; without
-    # one the file stands still, and sqlite need not make a log of its own in a folder that is not ours
+    # a write-ahead log beside the database belongs to a running or killed peer and has to be read too; without one
+    # the file is complete, and sqlite need not create a log in a folder that may belong to another user
     mode = "mode=ro" if path.with_name("kept.sqlite-wal").exists() else "immutable=1"
     try:
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
@@ -105,7 +105,7 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[StoredHistory])
         row = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
         return bytes(row[0]) if row is not None else None
 
-    database.execute("BEGIN")  # one moment for all that is read
+    database.execute("BEGIN")  # one transaction for all reads
     run, genesis = value("run"), value("genesis")
     if run is None or genesis is None:
         raise _no_run(folder)
@@ -122,15 +122,15 @@ def _kept(database: sqlite3.Connection, folder: Path, kept: type[StoredHistory])
 
 
 def check_blobs(folder: Path) -> tuple[int, list[str]]:
-    """How many finished blobs were read, and the names of those whose bytes do not hash to them."""
+    """(number of complete blobs read, names of those with a wrong digest)."""
     read, damaged = 0, list[str]()
     for path in sorted(folder.iterdir()) if folder.exists() else []:
         if path.suffix or len(path.name) != 2 * DIGEST_BYTES:
-            continue  # on its way, or set aside already
+            continue  # incomplete, or set aside already
         try:
             name = blob_id_of(path)
         except FileNotFoundError:
-            continue  # a running peer forgets what nobody needs any more
+            continue  # a running peer deletes blobs that are no longer needed
         read += 1
         if name.hex() != path.name:
             damaged.append(path.name)
@@ -138,7 +138,7 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
 
 
 def blob_id_of(path: Path) -> Digest:
-    """The name that these bytes deserve, read chunk by chunk."""
+    """Digest of these bytes, read chunk by chunk."""
     from atoll.crypto.digest import BlobManifest, blob_id, digest
 
     chunks: list[Digest] = []
@@ -180,7 +180,7 @@ def _no_run(folder: Path) -> UsageError:
     return UsageError(
         "E-VER-12",
         f"no history is kept in {folder}",
-        cause="this is not a peer's folder, or its peer has not heard of genesis yet",
+        cause="this is not a peer's folder, or its peer has not received genesis yet",
         fix="atoll verify FOLDER, with the --dir of `atoll up` or `atoll join`",
     )
 
@@ -292,13 +292,13 @@ def _say(audit: VerificationReport, blobs: int | None, looked: RejudgedCases | N
 
 
 def votes_alone(audit: VerificationReport) -> list[tuple[int, int]]:
-    """Spans of rounds that no quorum of long-lived identities holds: only the votes under them do."""
+    """Spans of rounds that no quorum of long-lived identities signed: only votes protect them."""
     held = {r for e in audit.eras if e.held for r in range(e.first, e.last + 1)}
     return spans_of([r for r in range(audit.head + 1) if r not in held])
 
 
 def votes_text(audit: VerificationReport) -> str:
-    """By what votes are signed, as its readers know it."""
+    """Signature scheme of the votes, as its readers know it."""
     return {"ed25519": "Ed25519", "ml-dsa-65": "ML-DSA-65"}[audit.settings.round.signing.kind] + " votes"
 
 

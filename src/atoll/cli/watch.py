@@ -1,4 +1,4 @@
-"""A person's, or a program's, view of one running peer.
+"""View of one running peer, for a person or a program.
 
 On a terminal: a live picture of the run. Into a pipe: one line per round. With `--facts`: every fact as JSON, for
 programs that start peers. With `--json`: one object at the end.
@@ -22,7 +22,7 @@ from atoll.runtime.supervisor import PeerView
 
 
 def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
-    """Run a peer with the fitting view of it; its exit status."""
+    """Run a peer with the fitting view; returns its exit status."""
     shell: PeerView = (
         JsonLinesView()
         if facts
@@ -44,7 +44,7 @@ def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json:
 
 
 class JsonLinesView:
-    """Lines of JSON for the program that started us; when it closes our stdin, we leave."""
+    """JSON lines for the program that started this peer; when it closes stdin, the peer leaves."""
 
     ends_with_stdin = True
 
@@ -65,7 +65,7 @@ class JsonLinesView:
             sys.stdout.buffer.write(json_text(entry).encode() + b"\n")
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            return  # the reader is gone; its end of stdin will be noticed
+            return  # the reader is gone; the end of stdin will end this peer
 
 
 class SummaryView:
@@ -86,7 +86,7 @@ class SummaryView:
 
 
 class PlainLinesView:
-    """One line per event that matters, for logs and pipes."""
+    """One line per important event, for logs and pipes."""
 
     ends_with_stdin = False
 
@@ -105,12 +105,12 @@ class PlainLinesView:
         self._say(farewell(news))
 
     def _say(self, text: str) -> None:
-        with suppress(OSError):  # a reader that left, or a full disk, is no reason to stop training
+        with suppress(OSError):  # training goes on without a reader and with a full disk
             say(text)
 
 
 class LiveTerminalView(PlainLinesView):
-    """A picture that stays at the bottom while the events scroll above it."""
+    """Picture at the bottom of the screen while the events scroll above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -146,12 +146,12 @@ class LiveTerminalView(PlainLinesView):
 
 
 def introduction(news: dict[str, Any]) -> str:
-    """What a founder must tell the others, and whether they can reach it."""
+    """Lines for a founder to pass on, with a hint if others cannot reach it."""
     lines = [f"peer {news['name']} ({news['peer'][-8:]}) of run {news['run_id'][:8]}, folder {news['folder']}"]
     scopes = {scope_of(a) for a in news["addresses"]}
     lines += [f"  reached at {a}" for a in news["addresses"]]
     if not scopes:
-        lines.append("  it dials the others; nobody dials a client")
+        lines.append("  it dials the others; a client cannot be dialed")
     elif scopes <= {"computer"}:
         client = "" if news["ticket"] else ", or --role client where nobody can dial it"
         lines.append(
@@ -172,36 +172,8 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
     """One line about a fact, empty for facts that the picture shows anyway."""
     name = progress.name_of
     match entry["fact"]:
-        case "RoundClosed" if "back_to" in entry:
-            why = "validators found the model bad; " if entry.get("by") == "validators" else ""
-            return (
-                f"! {why}round {entry['round']} went back to the state of round {entry['back_to']}; all go on there"
-            )
-        case "RoundClosed" if "pauses" in entry:
-            before = line_of({k: v for k, v in entry.items() if k != "pauses"}, progress)
-            told = "the run is paused: members stay, nobody trains until `atoll resume` in the founder's folder"
-            return "\n".join([before] * bool(before) + [f"! {told}" if entry["pauses"] else "the run goes on"])
-        case "RoundClosed" if "amends" in entry:
-            before = line_of({k: v for k, v in entry.items() if k != "amends"}, progress)
-            told = f"! from the next round on, as the founder says: {in_words(entry['amends'])}"
-            return "\n".join([before] * bool(before) + [told])
-        case "RoundClosed" if entry.get("alike"):
-            before = line_of(entry | {"alike": []}, progress)
-            return "\n".join([before, *(f"! {alike_text([name(p) for p in peers])}" for peers in entry["alike"])])
-        case "RoundClosed" if entry["counted"]:
-            absent = f", without {', '.join(name(p) for p in progress.missing)}" if progress.missing else ""
-            of = f"/{progress.rounds}" if progress.rounds else ""
-            count = len(entry["counted"])
-            less = progress.bytes_data_parallel
-            return (
-                f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {count} peer{'s' * (count > 1)}{absent}  "
-                f"sent {bytes_text(entry.get('bytes_out', 0))}"
-                + (f" (data-parallel: {bytes_text(less)})" if less else "")
-                + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
-            )
-        case "RoundClosed" if entry["missing"]:
-            of = f"/{progress.rounds}" if progress.rounds else ""
-            return f"! round {entry['trained']}{of} counted nobody; the model is as it was"
+        case "RoundClosed":
+            return _round_lines(entry, progress)
         case "MembershipChanged":
             out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
             told = "  ".join(
@@ -209,15 +181,15 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
                 + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
                 + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
             )
-            waits = progress.waits() if entry["left"] else None  # who joins has no vote yet
+            waits = progress.waits() if entry["left"] else None  # a newcomer has no vote yet
             return f"{told}\n! {waits}" if waits else told
         case "Suspected" if progress.over:
-            return ""  # they leave as we do
+            return ""  # they leave as this peer does
         case "Suspected":
             what = entry.get("paused", "the others go on")
-            return f"! {name(entry['peer'])} does not answer ({entry['why']}); {what}"
+            return f"! {name(entry['peer'])} does not respond ({entry['why']}); {what}"
         case "Returned":
-            return f"{name(entry['peer'])} is heard again"
+            return f"{name(entry['peer'])} responds again"
         case "AttemptFailed" if progress.phase == "paused" and "paused" not in entry:
             return ""  # there was nothing to agree on
         case "AttemptFailed":
@@ -225,7 +197,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"! attempt {entry['attempt'] + 1} of this round ran out of time; {why}"
         case "WorkRefused":
             told = f"! this computer cannot do its part of the round: {entry['why']}"
-            return f"{told}; make room, or mend what is broken: it is tried again"
+            return f"{told}; free memory or disk, or fix the cause: the peer tries again"
         case "Passed":
             return f"! this peer has no part in this round: {entry['why']}"
         case "ScoreMissed":
@@ -236,27 +208,75 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"! twins of round {entry['of']} are not compared here: {entry['why']}"
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
+        case "Refused":
+            return f"! {name(entry['by'])} reports: {one_line(entry['what'])}"
+        case "Fault":
+            return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
+        case "Unread":
+            return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
+        case "RunOver":
+            return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
+        case _:
+            return _history_line(entry, progress)
+
+
+def _round_lines(entry: dict[str, Any], progress: RunStatus) -> str:
+    """Lines about a closed round: its result, then what else its vertex decided."""
+    if "back_to" in entry:
+        why = "validators found the model bad; " if entry.get("by") == "validators" else ""
+        back = f"went back to the state of round {entry['back_to']}; all go on there"
+        return f"! {why}round {entry['round']} {back}"
+    lines = [_result_line(entry, progress)]
+    for peers in entry.get("alike", ()):
+        lines.append(f"! {alike_text([progress.name_of(p) for p in peers])}")
+    if "amends" in entry:
+        lines.append(f"! from the next round on, by order of the founder: {in_words(entry['amends'])}")
+    if "pauses" in entry:
+        paused = "! the run is paused: members stay and do not train until `atoll resume` in the founder's folder"
+        lines.append(paused if entry["pauses"] else "the run goes on")
+    return "\n".join(line for line in lines if line)
+
+
+def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
+    of = f"/{progress.rounds}" if progress.rounds else ""
+    if not entry["counted"]:
+        unchanged = f"! round {entry['trained']}{of} counted no update; the model is unchanged"
+        return unchanged if entry["missing"] else ""
+    absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""
+    count, less = len(entry["counted"]), progress.bytes_data_parallel
+    return (
+        f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {count} peer{'s' * (count > 1)}{absent}  "
+        f"sent {bytes_text(entry.get('bytes_out', 0))}"
+        + (f" (data-parallel: {bytes_text(less)})" if less else "")
+        + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
+    )
+
+
+def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
+    """One line about missing signatures, damaged history or another branch; empty for all other facts."""
+    name = progress.name_of
+    match entry["fact"]:
         case "EraAwaited" if entry.get("elsewhere"):
             return (
-                f"! {entry['elsewhere']} of those who should have signed the history up to round {entry['round']} "
-                "signed another one: what was shown here is made up; take a new folder and another member's ticket "
+                f"! {entry['elsewhere']} members that had to sign the history up to round {entry['round']} "
+                "signed another one: the history here is forged; take a new folder and another member's ticket "
                 "(atoll join TICKET --dir NEW_FOLDER)"
             )
         case "EraAwaited":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that should be under it; asking for the others (if none come: signers are gone, and the founder "
+                "that it needs; requesting the others (if none come: signers are gone, and the founder "
                 "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
                 "true one: atoll join TICKET --dir NEW_FOLDER)"
             )
         case "HistoryLacks":
             return (
-                f"! this disk damaged or lost the vertex of round {entry['lacks']}; asking the members for it (if "
-                "nobody comes: atoll verify names all that is damaged; peer.key in an empty folder and a member's "
+                f"! this disk damaged or lost the vertex of round {entry['lacks']}; requesting it from members (if "
+                "no member has it: atoll verify lists the damage; peer.key in an empty folder and a member's "
                 "ticket, atoll invite, lead back)"
             )
         case "HistoryMended":
-            return f"the vertex of round {entry['lacked']} is whole again: {name(entry['by'])} gave it"
+            return f"the vertex of round {entry['lacked']} is whole again: {name(entry['by'])} sent it"
         case "BranchSeen":
             members = ", ".join(map(name, entry["members"]))
             return f"! the run goes on elsewhere, too, since round {entry['round']}: {members} (atoll status)"
@@ -267,14 +287,6 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
                 f"! of two branches since round {entry['round']} most prefer {where}: {entry['named']} of the "
                 f"{entry['asked']} asked last{sure} (atoll status says how to change sides)"
             )
-        case "Refused":
-            return f"! {name(entry['by'])} says: {one_line(entry['what'])}"
-        case "Fault":
-            return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
-        case "Unread":
-            return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
-        case "RunOver":
-            return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
         case _:
             return ""
 

@@ -1,9 +1,12 @@
-"""A private swarm on this computer: real peers in their own processes, as `atoll up` and `atoll join` start them.
+"""Private swarm on this computer: real peers in their own processes, as `atoll up` and `atoll join` start them.
 
-The demo only does what a person could do with two commands per peer: it founds, joins by ticket, watches the facts
-that every peer prints, and asks at their control doors. Nothing is simulated: keys, sockets and disks are real.
-Promises: when it ends, however it ends, no child is left; a child whose stdin closes leaves by itself, so that even
-a killed demo leaves nothing behind. Never imports torch.
+The demo does what a person could do with two commands per peer: it founds, joins by ticket, follows the facts that
+every peer prints, and queries their control sockets. Nothing is simulated: keys, sockets and disks are real. Never
+imports torch.
+
+Invariants:
+- No child survives the demo, however it ends. A child leaves when its stdin closes, so even a killed demo leaves
+  none behind.
 """
 
 from __future__ import annotations
@@ -29,16 +32,16 @@ from atoll.runtime.control.socket import ask_soon
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.storage.ownership import open_private, private_folder, safe_folder
 
-PEERS_MAX = 16  # trainers share this computer's cores; more only wait for each other
-LEAVE_S = 8.0  # for a farewell; then the child is killed
-KILLED_S = 3.0  # for what was killed to be gone
-START_S = 120.0  # for the first word of a child on a busy computer
-QUIET_S = 240.0  # without any fact from anybody the demo has failed
+PEERS_MAX = 16  # trainers share this computer's cores; more would only wait for each other
+LEAVE_S = 8.0  # seconds to leave the run; then the child is killed
+KILLED_S = 3.0  # seconds until a killed process is gone
+START_S = 120.0  # seconds until the first output of a child on a busy computer
+QUIET_S = 240.0  # the demo has failed after this many seconds without a fact from any peer
 LINE_MAX = 2**20  # bytes of one fact
-LOSS_BAR = 1.9  # nats per byte after WHOLE_ROUNDS rounds of the demo as it is; a table of byte pairs reaches 2.30
+LOSS_BAR = 1.9  # nats per byte after WHOLE_ROUNDS rounds of the unchanged demo; a table of byte pairs reaches 2.30
 WHOLE_ROUNDS = 20
-SHARE_BAR = 0.75  # of the first validation loss, for other demos of SHORT_ROUNDS rounds or more
-SHORT_ROUNDS = 4  # shorter ones must only not get worse
+SHARE_BAR = 0.75  # bar as a share of the first validation loss, for other demos of SHORT_ROUNDS rounds or more
+SHORT_ROUNDS = 4  # shorter demos must only not get worse
 PROMPT = "def "
 SAMPLE_BYTES = 240
 
@@ -46,7 +49,7 @@ SAMPLE_BYTES = 240
 @dataclass(frozen=True)
 class DemoSettings:
     peers: int = 4
-    rounds: int | None = None  # as the recipe has it
+    rounds: int | None = None  # None: the recipe's
     seed: int = 0
     chaos: bool = False
     solo: bool = False
@@ -78,8 +81,8 @@ class DemoProcess:
     process: asyncio.subprocess.Process
     progress: RunStatus = field(default_factory=RunStatus)
     opened: asyncio.Event = field(default_factory=asyncio.Event)
-    news: dict[str, Any] = field(default_factory=dict)  # its first word: ticket, addresses
-    gone: str = ""  # what became of it
+    news: dict[str, Any] = field(default_factory=dict)  # first output of the process: ticket, addresses
+    gone: str = ""  # reason why it ended
 
     @property
     def here(self) -> bool:
@@ -89,11 +92,11 @@ class DemoProcess:
 @dataclass
 class DemoResult:
     figures: dict[str, Any]
-    sample: str  # what the model writes; empty if it is no model of text
-    unit: str  # of what it learned from: tokens or samples
+    sample: str  # text that the model writes; empty if it is not a text model
+    unit: str  # unit of what it learned from: tokens or samples
     model: Path
-    record: Path  # folder whose facts.jsonl tells the story
-    bar: float  # the validation loss that had to be reached
+    record: Path  # folder with the facts.jsonl of the run
+    bar: float  # validation loss that had to be reached
     reached: bool
 
 
@@ -110,7 +113,7 @@ class DemoRun:
     # ---- the story -----------------------------------------------------------------------------------------
 
     async def run(self) -> DemoResult:
-        """Found, join, train, measure. Whatever happens, no child survives."""
+        """Found, join, train, measure. No child survives, whatever happens."""
         began = time.monotonic()
         safe_folder(self.folder)
         try:
@@ -160,7 +163,7 @@ class DemoRun:
         return DemoResult(figures, sample, p.unit, Path(model["path"]), teller.folder, bar, reached)
 
     async def _sample(self, folder: Path) -> str:
-        """What the model writes; nothing where its tokens are not bytes."""
+        """Text that the model writes; empty if its tokens are not bytes."""
         try:
             wish = {"prompt": PROMPT, "count": SAMPLE_BYTES, "seed": self.settings.seed}
             return (await ask_soon(folder, "sample", **wish))["text"]
@@ -170,13 +173,13 @@ class DemoRun:
             return ""
 
     def _bar(self, start: float, rounds: int) -> float:
-        """The validation loss that this demo must reach."""
+        """Validation loss that this demo must reach."""
         if rounds >= WHOLE_ROUNDS and not self.settings.sets:
             return LOSS_BAR
         return start * (SHARE_BAR if rounds >= SHORT_ROUNDS else 1.0)
 
     async def _chaos(self) -> None:
-        """Kill the founder in the middle of a round: no server has to stay up. Then let a new peer in."""
+        """Kill the founder in the middle of a round: no server has to stay up. Then admit a new peer."""
         victim, witness = self.children[0], self.children[1]
         rounds = max(2, victim.progress.rounds)
         await self._until(lambda: witness.progress.trained >= max(1, rounds // 4))
@@ -191,7 +194,7 @@ class DemoRun:
         await self._start(late, ["join"], invitation["ticket"])
 
     async def _solo(self) -> float:
-        """One peer alone: the same number of steps, batch and schedule, plain AdamW, nothing to average with.
+        """Train one peer alone: the same number of steps, batch and schedule, plain AdamW, without averaging.
 
         It trains on slice 0 of 1 of the data, so none of its samples repeats: the best a peer could do alone.
         """
@@ -206,12 +209,12 @@ class DemoRun:
 
     @property
     def teller(self) -> DemoProcess:
-        """The first that is still there, of those who were there from the beginning; it speaks for all."""
+        """First running peer among the original ones; its facts stand for all."""
         return next((c for c in self.children if c.here), self.children[0])
 
     @property
     def shown(self) -> RunStatus:
-        """Whoever is furthest speaks for the swarm."""
+        """Status of the peer that is furthest."""
         here = [c.progress for c in self.children if c.here] or [c.progress for c in self.children]
         return max(here, key=lambda p: (p.trained, p.tokens)) if here else RunStatus()
 
@@ -221,7 +224,7 @@ class DemoRun:
 
     @property
     def data_parallel(self) -> int:
-        """What all peers together would have sent: one ring all-reduce of fp32 gradients per step."""
+        """Bytes of all peers under data-parallel training: one ring all-reduce of fp32 gradients per step."""
         return max((c.progress.bytes_data_parallel_all for c in self.children), default=0)
 
     def _sets(self) -> list[str]:
@@ -246,7 +249,7 @@ class DemoRun:
         # -P: no module comes from the working directory, which `-m` would search first
         command = [sys.executable, "-P", "-m", "atoll", *words, "--dir", str(folder), "--name", name]
         own = {"OMP_NUM_THREADS": str(threads), "ATOLL_TICKET": ticket}
-        own["ATOLL_LISTEN"] = ""  # not all at one port
+        own["ATOLL_LISTEN"] = ""  # every process at a port of its own
         errors = open_private(folder / "stderr.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -254,7 +257,7 @@ class DemoRun:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # Ctrl-C is for the demo; it says farewell through its children
+            start_new_session=True,  # Ctrl-C reaches the demo only, which ends its children
             limit=LINE_MAX,
             env=os.environ | own,
         )
@@ -265,7 +268,7 @@ class DemoRun:
         return child
 
     async def _listen(self, child: DemoProcess) -> None:
-        """Fold what a child says into what is shown, until it falls silent."""
+        """Fold a child's facts into the picture until its output ends."""
         assert child.process.stdout is not None
         async for line in child.process.stdout:
             with suppress(msgspec.DecodeError):
@@ -288,7 +291,7 @@ class DemoRun:
         self._change(self._line(child, entry))
 
     def _line(self, child: DemoProcess, entry: dict[str, Any]) -> str:
-        """What is worth a line above the picture; one speaks for all."""
+        """Line to print above the picture, empty if none; one peer stands for all."""
         if child is not self.teller or child.progress.over:
             return ""
         name = child.progress.name_of
@@ -308,7 +311,7 @@ class DemoRun:
         self.changed.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for facts. A founder that ended, or silence of everybody, is the demo's failure."""
+        """Wait for facts. The demo fails if its founder ends or all peers fall silent."""
         while not condition():
             self.changed.clear()
             with suppress(TimeoutError):
@@ -337,14 +340,14 @@ class DemoRun:
         )
 
     def tidy(self, outcome: DemoResult) -> None:
-        """Keep the model and one record; a swarm's folders hold 200 MB that nobody needs any more."""
+        """Keep the model and one event log; the folders of a swarm hold 200 MB that are no longer needed."""
         shutil.copy(outcome.record / "facts.jsonl", self.folder / "facts.jsonl")
         outcome.record = self.folder
         for child in self.children:
             shutil.rmtree(child.folder, ignore_errors=True)
 
     async def _end_all(self) -> None:
-        """Farewell by the end of their stdin; whoever does not leave is killed with its trainer."""
+        """End the children by closing their stdin; kill those that do not leave, with their trainers."""
         here = [c for c in self.children if c.process.returncode is None]
         for child in here:
             if child.process.stdin is not None:
@@ -358,7 +361,7 @@ class DemoRun:
         ends = [*waits, *self.tasks]
         if ends:
             _, silent = await asyncio.wait(ends, timeout=KILLED_S)
-            for task in silent:  # somebody still holds a child's stdout: nothing that it says matters now
+            for task in silent:  # another process still holds a child's stdout, which no longer matters
                 task.cancel()
         await asyncio.gather(*ends, return_exceptions=True)
         for child in here:
@@ -366,7 +369,7 @@ class DemoRun:
 
 
 def versions() -> dict[str, str]:
-    """What the figures were measured with."""
+    """Versions behind the figures."""
     from importlib.metadata import version
 
     return {

@@ -1,10 +1,13 @@
-"""A swarm on one computer, from a script or a notebook: `atoll.local("train.py", peers=4)`.
+"""Swarm on one computer, from a script or a notebook: `atoll.local("train.py", peers=4)`.
 
-The script is one that would run anywhere: it joins by what its environment says. Here the environment makes the
-first process found the run and the others join it.
+The script would run on any computer: it joins by its environment. Here the environment makes the first process
+found the run and the others join it.
 
-Promises: no process outlives the call. A script that fails before the run has begun ends the others, which would
-wait for it for ever; later they go on without it, as members of any run do. Never reads what the scripts print.
+Invariants:
+- No process outlives the call.
+- A script that fails before the run has begun ends the others, which would wait for it forever. Later they go on
+  without it, as members of any run do.
+- The output of the scripts is not read.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from atoll.runtime.storage.ownership import safe_folder
 
 CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
 LOOK_S = 0.1
-TICKET_S = 120.0  # for the founder to import and open its door on a busy computer
-END_S = 15.0  # for a process that was told to end
+TICKET_S = 120.0  # seconds for the founder to import and open its control socket on a busy computer
+END_S = 15.0  # seconds for a process to end after the signal
 
 Child = subprocess.Popen[bytes]
 
@@ -36,10 +39,9 @@ Child = subprocess.Popen[bytes]
 def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "") -> None:
     """Run a training script in `peers` processes on this computer that form one private swarm.
 
-    The script says `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. In a notebook, write it
-    with `%%writefile`. Peers live in `folder`, by default atoll-local/NAME for NAME.py: called again with the same
-    one they go on with their run.
-    Raises RunFailedError if a process fails, UsageError for a script that is not there.
+    The script calls `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. In a notebook, write it
+    with `%%writefile`. Peers live in `folder`, by default atoll-local/NAME for NAME.py: a second call with the same
+    folder resumes the run. Raises RunFailedError if a process fails, UsageError if the script does not exist.
     """
     script = Path(script)
     base = Path(folder or Path("atoll-local", script.stem))
@@ -76,12 +78,12 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
 def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
-    own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot listen at one port, and the first one founds
+    own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
     return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
 
 
 def _ticket_in(folder: Path, founder: Child) -> str:
-    """The ticket that the founder leaves in its folder."""
+    """Ticket that the founder leaves in its folder."""
     deadline = time.monotonic() + TICKET_S
     while time.monotonic() < deadline and founder.poll() is None:
         with suppress(sqlite3.Error):
@@ -97,7 +99,7 @@ def _ticket_in(folder: Path, founder: Child) -> str:
 
 
 def _wait(children: Sequence[Child], has_begun: Callable[[], bool]) -> None:
-    """Until all have ended. RunFailedError for one that failed while the others still waited for it."""
+    """Wait until all have ended. RunFailedError if one fails while the others still wait for it."""
     begun = False
     while any(child.poll() is None for child in children):
         failed = [n for n, child in enumerate(children, 1) if child.poll()]
@@ -113,7 +115,7 @@ def _wait(children: Sequence[Child], has_begun: Callable[[], bool]) -> None:
 
 
 def _trained(folder: Path) -> int:
-    """How many rounds were trained and agreed, by this peer's record."""
+    """Agreed training rounds in this peer's event log."""
     with suppress(FileNotFoundError):
         return RunStatus.of(entries_in(folder / "facts.jsonl")).trained
     return 0

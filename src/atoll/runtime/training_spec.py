@@ -379,7 +379,7 @@ def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
         raise UsageError(
             "E-RUN-23",
             "this recipe counts passes over data of members' own, and in this run all have the same",
-            fix="attach loops of your own (atoll.found(epochs=1)), or leave epochs out",
+            fix="attach loops of your own (atoll.found(options=RunOptions(epochs=1))), or leave epochs out",
         )
     if problem := size_problem(beginning.recipe, layout):
         few = beginning.recipe.schedule.fragments == 1

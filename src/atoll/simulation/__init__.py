@@ -1,1 +1,1 @@
-"""The virtual world: the same peers under a virtual clock, seeded links and always-on checkers."""
+"""Deterministic simulator: real peers under a virtual clock, with seeded links and always-on checkers."""

@@ -1,4 +1,4 @@
-"""`python -m atoll.simulation churn --seed 8171`: play a scenario of the virtual world."""
+"""`python -m atoll.simulation churn --seed 8171`: plays a scenario of the simulator."""
 
 from __future__ import annotations
 

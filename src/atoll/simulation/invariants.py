@@ -1,14 +1,14 @@
-"""Invariants watched in every simulated run. They read facts; they never steer.
+"""Invariants of every simulated run, checked on the facts that peers emit. They never steer.
 
-- no two vertices are agreed for one round, and all who close a round close it with the same one
-- whoever closes a round holds exactly the state that its vertex names
-- every contribution is counted exactly once in a part, or the peer is reported missing
-- with no faults, everybody is counted in every training round
-- an honest peer is never found breaking the protocol, nor saying two things, not even across a restart
-- nobody honest calls an honest owner a liar
-- steps taken apart are counted in rows that weigh something, and at most once (`late`; scenarios compare it with
-  what islands took)
-- nothing that strangers can grow grows beyond its bound
+- No two vertices are agreed for one round, and all peers close a round with the same one.
+- A peer that closes a round holds exactly the state that its vertex names.
+- Every contribution is counted exactly once in a part, or its peer is reported missing.
+- Without faults every member is counted in every training round.
+- An honest peer never breaks the protocol and never equivocates, not even across a restart.
+- No honest peer accuses an honest owner.
+- Steps taken while partitioned are counted in rows with weight, and at most once (`late`; scenarios compare it with
+  the steps of the workers).
+- Nothing that strangers can grow exceeds its bound.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Accusation, Commitment
 from atoll.wire.messages.vertex import VertexBody
 
-ANSWERS_WATCHED = 4096  # of the last few rounds
+ANSWERS_WATCHED = 4096  # answers of the last few rounds
 
 
 class InvariantBroken(AssertionError):
-    """What should never happen, happened. The message says what; the seed replays it."""
+    """An invariant was violated. The message names it; the seed replays it."""
 
 
 @dataclass
@@ -55,16 +55,17 @@ class InvariantCheckers:
     villains: frozenset[PeerId] = frozenset()
     faultless: bool = False
     vertices: dict[int, Digest] = field(default_factory=dict)
-    closed: dict[PeerId, int] = field(default_factory=dict)  # last round each peer closed
+    closed: dict[PeerId, int] = field(default_factory=dict)  # peer → last round that it closed
     closings: int = 0
     full: int = 0  # closings of training rounds that counted every voter
     training: int = 0
     missing: int = 0
     answers: dict[tuple[int, str, int, int, PeerId], Digest] = field(default_factory=dict)
     repairs: int = 0
-    complaints: int = 0  # of honest peers: the network may be to blame, and it takes many to act
-    attempts: dict[int, int] = field(default_factory=dict)  # round -> attempt that decided it
-    late: Counter[PeerId] = field(default_factory=Counter[PeerId])  # steps taken apart, as vertices count them
+    # complaints of honest peers: the network may be to blame, and they need many to take effect
+    complaints: int = 0
+    attempts: dict[int, int] = field(default_factory=dict)  # round → attempt that decided it
+    late: Counter[PeerId] = field(default_factory=Counter[PeerId])  # peer → steps taken apart that vertices count
 
     def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.villains:
@@ -132,9 +133,9 @@ class InvariantCheckers:
             self.late[signed.signer] += commit.late.steps
 
     def _answered(self, node: VirtualComputer, fact: PartAnswered) -> None:
-        """An owner gives one answer for a part of an attempt, also across a restart."""
+        """Check that an owner gives one result per part and attempt, also across a restart."""
         if fact.owner in self.villains or fact.owner == node.name:
-            return  # what an owner tells itself is not said before it is durable
+            return  # the owner's own result before it is durable, so it was not sent
         slot = (fact.round, fact.trace, fact.attempt, fact.part, fact.owner)
         if self.answers.setdefault(slot, fact.digest) != fact.digest:
             self._broken(f"honest {fact.owner} gave two answers for part {fact.part} in round {fact.round}")

@@ -1,12 +1,12 @@
-"""Islands whose updates are scored: what each learned from is a word in what it shows, and losses fall accordingly.
+"""Simulated workers for loss scoring: each update names the data behind it, and losses fall accordingly.
 
-copycat     sends what another's data taught, so its own samples gain no more than others do
-noise       sends what leads nowhere
-slanderer   finds every update hollow that it scores
-praiser     finds that all of them teach
+copycat     sends an update from another member's data, so its own samples gain no more than others do
+noise       sends an update without effect
+slanderer   scores every update as hollow
+praiser     scores every update as useful
 mute        scores none
-squatter    says that its update is what another showed it, and hands none of that over
-Beside them: refuser and joker of `audits`, who show nothing, or something else.
+squatter    claims another member's update, and serves none of its bytes
+Also refuser and joker of `replay_audits`, which show nothing, or something else.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from atoll.wire.messages.audits import ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse
 
 ERROR = 20_000  # millionths of a nat: the standard error of every score
-OTHERS = 200_000  # how far everybody's honest work lets the loss of any sample fall
-HONEST_ERRORS = 5  # own samples gain up to so many standard errors more, and at least one
+OTHERS = 200_000  # loss decrease on any sample by an honest update of another member
+HONEST_ERRORS = 5  # own samples gain up to this many standard errors more, and at least one
 
 
 def squat(villain: ByzantineMember, send: Send) -> list[Effect]:
@@ -46,13 +46,13 @@ def squat(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 SQUATTER: dict[str, Twist] = {"squatter": squat}
-SHIRKING = ("copycat", "noise", "refuser", "joker")  # whose updates are hollow, or never shown
+SHIRKING = ("copycat", "noise", "refuser", "joker")  # kinds with hollow updates, or updates that are never shown
 LYING = ("slanderer", "praiser", "mute")
 
 
 class UpdateExhibit(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Digest, ...]
-    learned: str  # what a virtual update says of itself; real ones let others see
+    learned: str  # data behind a virtual update, in plain text; real updates only imply it
 
 
 _SHOWN = msgspec.msgpack.Decoder(UpdateExhibit)
@@ -96,7 +96,7 @@ class LossScoringVirtualWorker(VirtualWorker):
 
 
 def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
-    """What stands behind each peer of a swarm whose updates are scored: honest trainers, but for these."""
+    """Workers of a swarm with loss scoring: honest trainers, except for these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
         island = LossScoringVirtualWorker(me, knobs, draw)

@@ -1,9 +1,9 @@
-"""Links of the virtual world: latency, jitter, loss, duplicates, bandwidth, partitions. Named knobs, one seed.
+"""Simulated links: latency, jitter, loss, duplicates, bandwidth, partitions. Named knobs, one seed.
 
-Latency is drawn once per pair, jitter per message, so that messages overtake each other as on real paths. Bulk
-payloads queue at the sender's uplink, where one that waits gives its turn to a newer one of its place, and at the
-receiver's downlink in the order in which their first bytes come to it (cut-through), as in policy/topology_cost;
-control messages only pay latency.
+Latency is drawn once per pair, jitter per message, so messages overtake each other as on real paths. Bulk payloads
+queue at the sender's uplink, where a newer payload of the same slot replaces a waiting one. At the receiver's
+downlink they queue by arrival of their first bytes (cut-through), as in policy/topology_cost. Control messages only
+pay latency.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class NetworkKnobs:
     latency_min_s: Seconds = 0.010
     latency_max_s: Seconds = 0.080
     jitter_s: Seconds = 0.010
-    loss_rate: float = 0.0  # of messages; the real host loses only what a broken connection loses
+    loss_rate: float = 0.0  # share of lost messages; the real host loses only what a broken connection loses
     duplicate_rate: float = 0.0
     uplink_bytes_s: float = 12.5e6  # 100 Mbit/s
     downlink_bytes_s: float = 12.5e6
@@ -29,11 +29,11 @@ class NetworkKnobs:
 
 @dataclass(slots=True)
 class QueuedMessage:
-    """A payload's message until it leaves: what arrives is what was said last."""
+    """Message with a payload until it has left; a newer message of its slot replaces it."""
 
     event: Received
-    begins: Seconds  # to leave
-    whole_at: Seconds = 0.0  # at the receiver's downlink, if that is free
+    begins: Seconds  # time at which it starts to leave
+    whole_at: Seconds = 0.0  # end at the receiver's downlink, if that is free
 
     @property
     def size_bytes(self) -> int:
@@ -50,17 +50,18 @@ class VirtualNetwork:
     uplink_free: dict[PeerId, Seconds] = field(default_factory=dict)
     downlink_free: dict[PeerId, Seconds] = field(default_factory=dict)
     latency: dict[tuple[PeerId, PeerId], Seconds] = field(default_factory=dict)
-    uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # of peers whose link is unlike the others'
+    uplink_bytes_s: dict[PeerId, float] = field(default_factory=dict)  # peers with a special uplink
     downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
-    waiting: dict[PeerId, dict[tuple[PeerId, Hashable], QueuedMessage]] = field(default_factory=dict)  # by sender
+    # sender → messages that have not left
+    waiting: dict[PeerId, dict[tuple[PeerId, Hashable], QueuedMessage]] = field(default_factory=dict)
     sent: int = 0
     lost: int = 0
     bytes: int = 0
 
     def arrivals(self, now: Seconds, to: PeerId, event: Received) -> tuple[QueuedMessage, list[Seconds]]:
-        """World times at which copies of this message arrive: none, one or two; and what says it then.
+        """(message, world times at which its copies arrive): none, one or two.
 
-        A payload's is when its first byte is at the receiver's downlink: see `through`.
+        For a payload it is the time of its first byte at the receiver's downlink: see `through`.
         """
         sender, payload = event.sender, event.payload
         said = QueuedMessage(event, now)
@@ -89,7 +90,7 @@ class VirtualNetwork:
         return said, copies
 
     def through(self, now: Seconds, to: PeerId, said: QueuedMessage) -> Seconds:
-        """When a payload whose first byte comes to its receiver's downlink now is there whole."""
+        """Time at which a payload is complete, if its first byte reaches the receiver's downlink now."""
         worked_off = self._queue(self.downlink_free, to, now, said.size_bytes / self.downlink_of(to))
         return max(said.whole_at, worked_off)
 
@@ -108,7 +109,7 @@ class VirtualNetwork:
         return base + self.knobs.jitter_s * self.draw.random()
 
     def split(self, side: set[PeerId], others: set[PeerId], both_ways: bool = True) -> None:
-        """Nothing passes from `side` to `others`, and, unless the partition is asymmetric, nothing back."""
+        """Block messages from `side` to `others`, and back unless the partition is asymmetric."""
         for a in side:
             for b in others:
                 self.blocked.add((a, b))

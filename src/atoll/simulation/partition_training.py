@@ -1,7 +1,7 @@
-"""What a virtual trainer does while its peer hears no quorum, and the book that is kept of it.
+"""Simulated trainer of a partitioned peer, with exact accounts of its steps.
 
-Steps are numbers here, so that they can be counted: `taken` of them are held, under way, given, dropped or lost in
-a crash, and vertices say how many were given. Never looks at a vertex: what it is told by its peer is all it knows.
+Steps are numbers here, so that they can be counted: `taken` of them are held, in flight, given, dropped or lost in
+a crash, and vertices report how many were given. It never reads a vertex: it only knows what its peer passes.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from atoll.wire.messages.statements import LateShare
 
 @dataclass
 class OfflineSteps:
-    out: int = 0  # steps since it went apart
+    out: int = 0  # steps since the partition began
     held: int = 0  # late work that waits for a round
-    since: int = 0  # the round in which that began
+    since: int = 0  # round in which that began
     merge: bool = False
     taken: int = 0
     dropped: int = 0
-    lost: int = 0  # in crashes, at most: what was under way may have been counted
-    adopted: int = -2  # round
-    head: Digest = ZERO_DIGEST  # vertex
-    private: tuple[Digest, int, int] = (ZERO_DIGEST, 0, 0)  # on disk: good for this vertex, held, since
+    lost: int = 0  # upper bound of steps lost in crashes: in-flight ones may have been counted
+    adopted: int = -2  # last adopted round
+    head: Digest = ZERO_DIGEST  # its vertex
+    private: tuple[Digest, int, int] = (ZERO_DIGEST, 0, 0)  # on disk: (vertex, steps held, round of their start)
 
     def may_take(self, work: TrainApart) -> int:
         return max(0, min(work.steps, work.steps_max - self.held - self.out))
@@ -40,11 +40,11 @@ class OfflineSteps:
         return steps
 
     def late(self, round: int, batch: int) -> LateShare | None:
-        """What rides on the update of this round."""
+        """Late share that rides on the update of this round."""
         return LateShare(self.since, self.held, self.held * batch) if self.held and self.since < round else None
 
     def back(self, round: int, counted: tuple[bool, ...] | None, late: bool, steps: int) -> None:
-        """The round that was under way is over; `steps` of it count late if nobody counted them."""
+        """End the round in flight; `steps` of it count as late if it was not counted."""
         self.adopted = round
         if late:
             self.held = 0
@@ -67,6 +67,6 @@ class OfflineSteps:
 
     def restored(self, round: int, vertex: Digest) -> None:
         self.adopted, self.head = round, vertex
-        if self.private[0] == vertex and not self.held:  # a new life; in an old one the same is at hand
+        if self.private[0] == vertex and not self.held:  # after a restart; otherwise the same values are in memory
             _, self.held, self.since = self.private
             self.lost -= self.held

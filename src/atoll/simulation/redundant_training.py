@@ -1,13 +1,13 @@
-"""Islands that take each other's samples: what each learned from is a word in what it shows.
+"""Simulated workers for redundant training: each update names the samples behind it.
 
-skipper     takes half of the steps that it says
+skipper     takes half of the steps that it reports
 stale       sends an old update again
-elsewhere   learns from other samples than it was given, whosever they are
-slanderer   finds everybody far from what it was to send
-praiser     finds everybody near
-mute        compares nobody
-forger      reveals a secret that is not the one that it drew by
-Beside them: refuser and joker of `audits`, who show nothing, or something else.
+elsewhere   learns from samples that it was not assigned
+slanderer   finds every update far from the expected one
+praiser     finds every update near
+mute        compares none
+forger      reveals a secret that it did not draw by
+Also refuser and joker of `replay_audits`, which show nothing, or something else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import CommitAnnouncement, RowContribution
 from atoll.wire.messages.statements import Commitment, SealedDraw
 
-CHEATING = ("skipper", "stale", "elsewhere")  # whose updates are none of the samples that they were given
+CHEATING = ("skipper", "stale", "elsewhere")  # kinds with updates from other samples than the assigned ones
 HIDING = ("refuser", "joker")
 LYING = ("slanderer", "praiser", "mute")
 
@@ -64,7 +64,7 @@ _SHOWN = msgspec.msgpack.Decoder(UpdateExhibit)
 
 class RedundancyVirtualWorker(VirtualWorker):
     kind = ""
-    learned: dict[int, str]  # by round: whose samples, if they are
+    learned: dict[int, str]  # round → member that the samples belong to, if they are another member's
 
     def takes_s(self, work: Any) -> Seconds:
         if isinstance(work, ReplayBoth):
@@ -110,7 +110,7 @@ class RedundancyVirtualWorker(VirtualWorker):
 
 
 def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
-    """What stands behind each peer of a swarm with twins: honest trainers, but for these."""
+    """What stands behind each peer of a swarm with redundant training: honest trainers, except for these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
         island = RedundancyVirtualWorker(me, knobs, draw)

@@ -4,7 +4,7 @@ cheat       takes other steps than assigned, in every segment, and commits to wh
 starter     begins its chain with moments of its own choice
 refuser     never says where its exhibit lies
 joker       points to a blob that is no exhibit
-accuser     finds everybody guilty that it audits
+accuser     finds every audited member guilty
 silent      never tells what it found
 """
 
@@ -27,7 +27,7 @@ from atoll.wire.messages.statements import AuditReport
 
 
 def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
-    """What stands behind each peer of an audited swarm: honest trainers, but for those of these kinds."""
+    """What stands behind each peer of an audited swarm: honest trainers, except for these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
         chain = VirtualChain(me)

@@ -1,9 +1,9 @@
-"""Signatures of the virtual world: a keyed hash behind the same door as the real ones, or the real ones.
+"""Signatures of the simulator: a keyed hash behind the interface of the real ones, or the real ones.
 
-A keyed hash is unforgeable inside a simulation because villains sign through their own signer only. One that stands
-for ML-DSA-65 is as long, and worlds with it can be replayed, which real ones, randomised, cannot. `RealKeys` puts
-sessions certified by Ed25519 + ML-DSA-65 identities behind the door, so that the door itself is proven; its peers
-are named as in the real world.
+A keyed hash is unforgeable in a simulation because villains sign through their own signer only. The stand-in
+for ML-DSA-65 has its length, and its worlds can be replayed; real ML-DSA signatures are randomized. `RealKeys` uses
+sessions certified by Ed25519 + ML-DSA-65 identities, which tests the interface itself; its peers are named as in
+the real world.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class WorldKeys(Protocol):
     def vote_key(self, index: int) -> bytes: ...
 
     def identity(self, index: int) -> bytes:
-        """The public long-lived identity, as `identity_holds` reads it."""
+        """Public long-lived identity, as `identity_holds` reads it."""
         ...
 
     def signer(self, index: int, run: bytes, session: int = 0) -> Signer:
-        """Of its `session`-th session: whoever loses its disk begins another."""
+        """Signer of a session; a peer that loses its disk begins another session."""
         ...
 
     def vouch(self, peer: PeerId) -> IdentitySigner:
-        """The long-lived identity of a peer of this world."""
+        """Long-lived identity of a peer of this world."""
         ...
 
 
@@ -85,7 +85,7 @@ class VirtualKeys:
 class RealKeys:
     """Identities and sessions drawn from a seed, so that a world with real keys can be replayed too.
 
-    With ML-DSA-65 sessions it cannot: their signatures are randomised, and vertices hold them.
+    With ML-DSA-65 sessions it cannot: their signatures are randomized, and vertices contain them.
     """
 
     def __init__(self, seed: int, votes: VoteKind = "ed25519") -> None:
@@ -106,7 +106,7 @@ class RealKeys:
 
     def signer(self, index: int, run: bytes, session: int = 0) -> Signer:
         one = index, session
-        if one not in self._sessions:  # kept on disk outside: a restarted peer goes on with the same one
+        if one not in self._sessions:  # stored on disk in the real world: a restarted peer continues its session
             self._sessions[one] = SessionSigner.certified(
                 self._identity(index),
                 run,
@@ -168,7 +168,7 @@ class VirtualVerifier:
 
 
 def sign_as_identity(identity: bytes, data: bytes) -> bytes:
-    """What `identity_holds` believes: the virtual world's long-lived signature."""
+    """Long-lived signature of the simulator, which `identity_holds` accepts."""
     return _mark(identity, data)
 
 

@@ -1,8 +1,8 @@
-"""How a virtual trainer shows its work, and how a virtual auditor takes it again.
+"""Simulated training chain, and its replay by a simulated auditor.
 
-A virtual chain is made of names: each link is the digest of the one before and of the steps between them, so a
-segment is taken again by hashing once, and a trainer that took others has other links. Moments are one name, too:
-they go on from the last claim that a vertex holds, or begin anew. Never looks at anything but names.
+A virtual chain consists of digests: each link hashes the link before and the steps between them. A segment is
+replayed by hashing once, and a trainer with other steps has other links. Moments are one digest: they continue from
+the last claim that a vertex contains, or begin anew.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from atoll.crypto.digest import digest
 from atoll.peer.tasks import JudgeReplay, JudgmentResult
 
 FRESH = digest(b"fresh moments")
-CLAIMS_HELD = 4  # rounds whose chain a virtual trainer remembers
+CLAIMS_HELD = 4  # rounds of which a virtual trainer remembers the chain
 
 
 class VirtualClaim(msgspec.Struct, frozen=True, array_like=True):
-    """What a virtual trainer says about its round; its digest is what it commits to."""
+    """Claim of a virtual trainer about its round; it commits to the digest."""
 
     round: int
     steps: int
     root: Digest
-    begins: Digest  # moments before the first step
+    begins: Digest  # digest of the moments before the first step
     links: tuple[Digest, ...]
 
     @property
@@ -38,14 +38,14 @@ class VirtualClaim(msgspec.Struct, frozen=True, array_like=True):
 
 class VirtualExhibit(msgspec.Struct, frozen=True, array_like=True):
     claim: VirtualClaim
-    last: VirtualClaim | None  # counted before it
+    last: VirtualClaim | None  # last counted claim before it
 
 
 _SHOWN = msgspec.msgpack.Decoder(VirtualExhibit)
 
 
 class VirtualChain:
-    """What a virtual trainer remembers of its rounds. `kept` survives a crash, all else does not."""
+    """Rounds that a virtual trainer remembers. `kept` survives a crash, all else does not."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me
@@ -56,7 +56,7 @@ class VirtualChain:
     def crash(self) -> None:
         self.moments, self.last = FRESH, None
         self.made: dict[int, VirtualExhibit] = {}
-        self.taken: dict[int, int] = {}  # steps, by round
+        self.taken: dict[int, int] = {}  # round → steps taken
 
     def claim(self, round: int, before: Digest, root: Digest) -> Digest:
         steps = self.taken[round]
@@ -72,9 +72,10 @@ class VirtualChain:
         return claim.name
 
     def adopt(self, round: int, vertex: Digest, claimed: Digest | None, afresh: bool) -> None:
-        """A round that no vertex holds against me never happened; one whose record I lost begins anew.
+        """Adopt a round.
 
-        So does what follows where the run went back: moments are fresh, the last claim is still the last.
+        A round without a vertex never happened for the record; if the local record is lost, it begins anew. After a
+        rollback moments are fresh, and the last claim is still the last.
         """
         made = self.made.get(round)
         if claimed is not None and made is not None and made.claim.name == claimed:
@@ -104,7 +105,7 @@ def next_link(link: Digest, peer: PeerId, round: int, segment: int, honest: bool
 
 
 def judged(work: JudgeReplay, data: bytes) -> JudgmentResult:
-    """The verdict of an honest auditor, by the rules of the real one."""
+    """Verdict of an honest auditor, by the rules of the real one."""
     try:
         shown = _SHOWN.decode(data)
     except msgspec.DecodeError:

@@ -1,16 +1,16 @@
-"""Owners that lie about their sums where blocks of answers are opened, and checkers that lie about owners.
+"""Simulated owners that lie about their sums, and checkers that lie about owners, where blocks are opened.
 
-one_block    answers with one other value, in one block
-all_blocks   answers with other values in every block
-forger       leaves one contributor out of the sum, and lists it all the same
+one_block    result with one wrong value, in one block
+all_blocks   result with wrong values in every block
+forger       leaves one contributor out of the sum, and lists it anyway
 smuggler     sums a contributor that it does not list
-hider        answers with other values in every block, and never says where its openings lie
-juggler      answers with other values in every block, and shows rows that make them
-joker        answers rightly, and points to a blob that is no opening
-accuser      answers rightly, and finds everybody guilty whose answers it looks at
-accomplice   answers with other values where it owns a part with its like alone, who say the same; else rightly,
-             and finds that all is as it should be whatever it looks at
-buried       the same, and never says where its openings lie
+hider        wrong values in every block, and never serves its openings
+juggler      wrong values in every block, and shows rows that lead to them
+joker        right result, and points to a blob that is not an opening
+accuser      right result, and reports every result that it checks as wrong
+accomplice   wrong values where only liars of its kind own the part, agreed among them; else right. Reports every
+             result that it checks as right
+buried       the same, and never serves its openings
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from atoll.wire.weights import weights_left
 LEAF_VALUES = 64  # small, as the virtual model is
 VALUES = 7 * 4096
 CUT = LeafLayout(CODECS["fp32"], LEAF_VALUES)
-BY = 2.0**-10  # what a lie adds to a value: the smallest parts of an update are larger
+BY = 2.0**-10  # error that a lie adds to a value: the smallest parts of an update are larger
 
-PROVEN = ("one_block", "all_blocks", "forger", "smuggler")  # what they show is their own proof
+PROVEN = ("one_block", "all_blocks", "forger", "smuggler")  # kinds that their own openings prove guilty
 UNSHOWN = ("hider", "juggler", "joker")
-CHEATS = (*PROVEN, "hider", "juggler")  # who sum wrongly
-TOGETHER = ("accomplice", "buried")  # who lie where owners watch each other: only when nobody else owns the part
+CHEATS = (*PROVEN, "hider", "juggler")  # kinds that sum wrongly
+# kinds that lie only if no honest peer owns the part, where owners watch each other
+TOGETHER = ("accomplice", "buried")
 TWISTS: dict[str, Twist] = {"hider": refuse, "joker": joke, "buried": refuse}
 
 
 class LyingOwnerWorker(TensorWorker):
-    """Sums as its kind does; an honest one where it has none."""
+    """Worker that sums as its kind does; honest without a kind."""
 
     def __init__(self, me: PeerId, knobs: WorkerKnobs, draw: random.Random, kind: str = "") -> None:
         super().__init__(me, knobs, draw, cut=CUT, values=VALUES)
         self.kind = kind
-        self.captures: Callable[[int], bool] = lambda part: False  # whether friends alone own this part
-        self.false: set[Digest] = set()  # answers that it signed and that are none
+        self.captures: Callable[[int], bool] = lambda part: False  # whether liars alone own this part
+        self.false: set[Digest] = set()  # digests of wrong results that it signed
         if kind in CHEATS:
             self.handlers[CombineRows] = self._miscombined
         if kind in TOGETHER:
@@ -92,7 +93,7 @@ class LyingOwnerWorker(TensorWorker):
         return replace(true, payload=self._payload(values_P.numpy().tobytes()))
 
     def _juggled(self, work: BuildOpening) -> OpeningBuilt:
-        """The first row shown is the one that would have made what I answered."""
+        """Open with a first row that leads to the wrong result."""
         first = work.rows[0]
         share = first.weight / sum(row.weight for row in work.rows)
         row_P = torch.frombuffer(bytearray(first.payload.data), dtype=torch.float32) + BY / share
@@ -101,10 +102,10 @@ class LyingOwnerWorker(TensorWorker):
 
 
 def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, random.Random], LyingOwnerWorker]:
-    """What stands behind each peer of a swarm whose answers are opened."""
+    """Workers of a swarm with opened results."""
     return lambda me, knobs, draw: LyingOwnerWorker(me, knobs, draw, kinds.get(me, ""))
 
 
 def twist_of(kind: str) -> Twist:
-    """What this kind says otherwise than it is."""
+    """Lie of this kind in messages."""
     return TWISTS.get(kind, as_it_is)

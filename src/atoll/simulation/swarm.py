@@ -1,4 +1,4 @@
-"""A virtual swarm: genesis, peers with their clocks, disks and islands, checkers that always watch."""
+"""Simulated swarm: genesis, peers with clocks, disks and workers, and checkers that always run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from atoll.wire.ticket import Ticket, TicketBody, ticket_id
 CAPABILITIES = (*VERIFIERS, ARCHIVE)
 """The optional capabilities whose ledgers and verifiers a peer runs."""
 
-OPENED = 16384  # words that all peers know to be good: some rounds of a hundred
+OPENED = 16384  # messages that all peers know to be valid: some rounds of a hundred peers
 
 __all__ = ["SwarmKnobs", "VirtualSwarm", "peer_name"]
 
@@ -62,17 +62,17 @@ class SwarmKnobs:
     island: WorkerKnobs = field(default_factory=WorkerKnobs)
     clock_offset_s: Seconds = 0.0
     clock_drift: float = 0.0
-    names: tuple[str, ...] = ()  # of the founders, for people; none: their numbers
+    names: tuple[str, ...] = ()  # names of the founders, for people; empty: their numbers
     run: RunSettings = field(
         default_factory=lambda: RunSettings(open_to_all=True, round=RoundSettings(inner_steps=20, first_train_s=10))
     )
 
 
 class VirtualSwarm:
-    """`peers` founding members that all stand in genesis; others may join later with `join`.
+    """`peers` founding members that are all in genesis; others may join later with `join`.
 
-    `villains` maps the index of a founder to how its peer is made; all others are honest. `island` makes what
-    stands behind each peer.
+    `villains` maps the index of a founder to a maker of its peer; all others are honest. `island` makes the worker
+    behind each peer.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class VirtualSwarm:
         self.checkers = InvariantCheckers(frozenset(self.keys.name(i) for i in self.makers))
         self.world.watchers.append(self.checkers.watch)
         self.draw = random.Random(f"swarm/{seed}")
-        self.sessions = Counter[int]()  # how often each began anew
+        self.sessions = Counter[int]()  # index → number of sessions begun
         self.founders = tuple(self.keys.name(i) for i in range(self.knobs.peers))
         self.opened = VerifiedCache(OPENED)
         self.genesis = self._genesis()
@@ -99,7 +99,7 @@ class VirtualSwarm:
             self._place(index, self.genesis, (), b"")
 
     def join(self, index: int, via: PeerId, ticket: Ticket | None = None, role: str = "trainer") -> PeerId:
-        """A stranger that knows one address: it links, downloads, observes, and becomes a member by vertex."""
+        """Add a stranger that knows one address: it links, downloads, observes, and becomes a member by vertex."""
         name = self.keys.name(index)
         node = self._place(index, None, (via,), ticket.redeem(name) if ticket else b"", role)
         node.contacts.add(via)
@@ -107,7 +107,7 @@ class VirtualSwarm:
         return name
 
     def lose_disk(self, index: int, via: PeerId) -> None:
-        """Its computer dies; the next one knows its identity and one address, and begins a new session."""
+        """Replace a dead computer by one that knows its identity and one address, and begins a new session."""
         name = self.keys.name(index)
         self.world.crash(name)
         self.sessions[index] += 1
@@ -119,7 +119,7 @@ class VirtualSwarm:
         self.world.dial(name, via)
 
     def invite(self, by: PeerId, uses: int = 1, lasts_s: Seconds = 1e6) -> Ticket:
-        """`by` puts a ticket before the members, and here it is; good once a vertex holds it."""
+        """Ticket proposed to the members by `by`; valid once a vertex contains it."""
         seed = self.world.seed.to_bytes(8, "big", signed=True)
         secret = Ed25519PrivateKey.from_private_bytes(draw_bytes(seed, f"ticket/{self.world.now}", 32))
         key = secret.public_key().public_bytes_raw()

@@ -1,7 +1,7 @@
-"""Openings of answers that are names of names: what a row is worth nobody need decode.
+"""Symbolic openings of results: digests in place of values, so rows need no decoding.
 
-The name of an answer follows from the names of its rows, and these from commitments, so whoever is shown them can
-make it again: the same conversation and the same findings as with real blocks. Never looks at what names stand for.
+The digest of a result follows from the digests of its rows, and these from commitments. A peer that is shown them
+can recompute the result: the same messages and findings as with real blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from atoll.wire.opening import rows_of
 
 
 class SymbolicOpening(msgspec.Struct, frozen=True, array_like=True):
-    """Rows in the order of the answer's contributors, with what leads from each to its commitment."""
+    """Rows in the order of the result's contributors, each with its path to the commitment."""
 
     rows: tuple[Digest, ...]
     paths: tuple[tuple[Digest, ...], ...]

@@ -1,8 +1,8 @@
-"""A virtual island with real numbers: a small vector that learns, through the codecs and rules of the real one.
+"""Simulated worker with real numbers: a small vector that learns through the real codecs and rules.
 
-Everybody's loss is the squared distance to one point, seen through noise of its own. What a poisoner sends is
-committed to and signed like any honest update: only a rule that looks at the values can tell. Nothing here is
-faster or slower than in the island of names.
+The loss of every peer is the squared distance to one point, with noise of its own. A poisoner commits to its row
+and signs it like an honest update: only a rule that compares values can detect it. Nothing is faster or slower here
+than with the symbolic worker.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from atoll.verification.malformed_updates.tensors import judge as judge_row
 from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, OpenedRow, judge, lay_out
 from atoll.wire.opening import opening_bytes
 
-VALUES = 16 * 256  # so that each of up to 16 parts has a block of its own
-STEP = 0.5  # of the way to the point, per round
-NOISE = 0.1  # of one peer's update, per value
+VALUES = 16 * 256  # one block for each of up to 16 parts
+STEP = 0.5  # share of the distance to the point per round
+NOISE = 0.1  # noise of one peer's update, per value
 FP32 = CODECS["fp32"]
 
-Poison = Callable[[Tensor], Tensor]  # what an honest update becomes
-Sends = Callable[[int, Tensor, Tensor], Tensor]  # (round, anchor, what was learnt) -> what is sent
+Poison = Callable[[Tensor], Tensor]  # honest update → update that is sent
+Sends = Callable[[int, Tensor, Tensor], Tensor]  # (round, anchor, learned update) → update that is sent
 
 POISONS: dict[str, Poison] = {
     "sign flip": lambda delta_V: -delta_V,
@@ -66,8 +66,9 @@ POISONS: dict[str, Poison] = {
     "not a number": lambda delta_V: torch.full_like(delta_V, nan),
     "infinity": lambda delta_V: torch.full_like(delta_V, inf),
     "1e30": lambda delta_V: torch.full_like(delta_V, 1e30),
-    "a little is enough": lambda delta_V: delta_V - 1.5 * NOISE,  # inside the others' spread, every value one way
-    "huge": lambda delta_V: torch.full_like(delta_V, 1e17),  # the largest that a codec lets through
+    # within the spread of the others, every value in one direction
+    "a little is enough": lambda delta_V: delta_V - 1.5 * NOISE,
+    "huge": lambda delta_V: torch.full_like(delta_V, 1e17),  # largest values that a codec accepts
 }
 
 
@@ -80,9 +81,11 @@ _LEARNED = msgspec.msgpack.Decoder(VirtualUpdate)
 
 
 class TensorWorker(VirtualWorker):
-    """The state is the anchor itself; `poison` twists what this peer encodes in these rounds (None: in all),
-    `sends` takes the place of whatever it encodes, `says` of the loss that it tells as a validator. With `cut`
-    answers can be opened."""
+    """Worker with the anchor itself as state.
+
+    `poison` twists the peer's updates in these rounds (None: in all), `sends` replaces them, `says` twists the loss
+    that it reports as a validator. With `cut` results can be opened.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class TensorWorker(VirtualWorker):
             }
 
     def distance(self, state: Digest | None = None) -> float:
-        """How far the head (or this state) is from the point that everybody learns, per value."""
+        """Distance of the head (or this state) from the point to learn, per value."""
         return float((self.anchor(state or self.head) - self.point_V).abs().mean())
 
     def losses(self, state: bytes) -> tuple[float, ...]:
@@ -147,7 +150,7 @@ class TensorWorker(VirtualWorker):
         return (anchor_V - self.point_V) * STEP + noise_V
 
     def ahead(self, anchor_V: Tensor) -> Tensor:
-        """What it will have learnt next, from this anchor, (V,)."""
+        """(V,) next update from this anchor."""
         return self._learnt(anchor_V, self.generator.clone_state())
 
     def _combined(self, work: CombineRows) -> RowsCombined:

@@ -1,8 +1,10 @@
-"""A deterministic world: one queue, a virtual clock, seeded links and disks, the very same peers as outside.
+"""Deterministic world: one event queue, a virtual clock, seeded links and disks, and the real peers.
 
-Promises: the same seed and the same code give the same history, event for event (`digest()`), in any process and
-under any hash seed. Every peer has its own drifting clock and its own disk; a crash loses what was not synced.
-Never lets a peer see world time.
+Invariants:
+- The same seed and code give the same history, event for event (`digest()`), in any process and under any hash
+  seed.
+- Every peer has its own drifting clock and its own disk; a crash loses what was not synced.
+- Peers never see world time.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ from atoll.simulation.network import NetworkKnobs, QueuedMessage, VirtualNetwork
 from atoll.simulation.worker import VirtualWorker
 from atoll.wire.codec import encode
 
-REDIAL_S = 0.5  # how often a peer that wants a connection tries again
-BROKEN_S = 2.0  # a connection over which nothing passes for this long is given up by both ends
+REDIAL_S = 0.5  # interval at which a peer retries a connection
+BROKEN_S = 2.0  # both ends give up a connection without traffic after this time
 
 
 @dataclass(frozen=True)
 class DriftingClock:
-    """A peer's own clock: offset from and drift against world time."""
+    """Clock of one peer: offset from and drift against world time."""
 
     offset_s: Seconds = 0.0
     drift: float = 0.0  # seconds per second
@@ -66,7 +68,7 @@ class DriftingClock:
 
 @dataclass
 class VirtualComputer:
-    """One virtual computer: what survives a crash, and the process that runs on it now."""
+    """One virtual computer: the state that survives a crash, and the process that runs on it."""
 
     name: PeerId
     make: Callable[[], Peer]
@@ -75,14 +77,15 @@ class VirtualComputer:
     fsync_s: Seconds = 0.004
     kept: dict[str, bytes] = field(default_factory=dict)
     machine: Peer | None = None
-    life: int = 0  # grows with every start: events of an earlier life are not delivered
+    life: int = 0  # incremented with every start: events of an earlier life are not delivered
     asleep: bool = False
     missed: list[tuple[Seconds, Event]] = field(default_factory=list)
     timers: dict[str, int] = field(default_factory=dict)
     contacts: set[PeerId] = field(default_factory=set)
-    training: Callable[[], None] | None = None  # ends what its trainer was asked for last
+    training: Callable[[], None] | None = None  # ends the current job of its trainer
     disk_free: Seconds = 0.0
-    dies_after: int | None = None  # keeps left until it is killed: between this write and its sync, or just after
+    # durable writes until it is killed, between a write and its sync or just after; None: it lives
+    dies_after: int | None = None
 
 
 class VirtualWorld:
@@ -96,7 +99,7 @@ class VirtualWorld:
         self.queue: list[tuple[Seconds, int, Callable[[], None]]] = []
         self.watchers: list[Callable[[Seconds, VirtualComputer, Fact], None]] = []
         self.events = 0
-        self.kinds: Counter[str] = Counter()  # of messages that peers wanted to send
+        self.kinds: Counter[str] = Counter()  # kind → messages that peers wanted to send
         self.weighs = False  # measure control messages too; costs an encoding per broadcast
         self.control_bytes = 0
         self._weighed: tuple[Message, int] | None = None
@@ -123,7 +126,7 @@ class VirtualWorld:
         self._handle(node, BandwidthMeasured(self.network.uplink_of(name), ()))
 
     def crash(self, name: PeerId) -> None:
-        """The process dies: unsynced writes are lost, its sockets are reset, redials are refused."""
+        """Kill the process: unsynced writes are lost, its sockets are reset, redials are refused."""
         node = self.nodes[name]
         if node.machine is None:
             return
@@ -135,26 +138,26 @@ class VirtualWorld:
             self._drop_link(name, other, refused=True)
 
     def leave(self, name: PeerId, why: str = "enough for today") -> None:
-        """Farewell in good order: the process ends once its last words are out."""
+        """Leave in good order: the process ends once its last messages are out."""
         node = self.nodes[name]
         if node.machine is None or node.asleep:
             return
-        if isinstance(node.machine, Peer):  # villains just go
+        if isinstance(node.machine, Peer):  # a villain ends without a leave report
             self.carry_out(node, farewell(node.machine, why, node.clock.local(self.now)))
         life = node.life
         self.at(max(self.now, node.disk_free) + 0.05, lambda: self.crash(name) if node.life == life else None)
 
     def doom(self, name: PeerId, keeps: int) -> None:
-        """Kill it around its `keeps`-th durable write from now: the moment at which forgetting would hurt most."""
+        """Kill it around its `keeps`-th durable write from now: the moment at which a loss would hurt most."""
         self.nodes[name].dies_after = keeps
 
     def cut(self, a: PeerId, b: PeerId) -> None:
-        """Nothing passes between these two; their connection breaks a little later."""
+        """Cut the link between two peers; their connection breaks a little later."""
         self.network.split({a}, {b})
         self.at(self.now + BROKEN_S, lambda: self._break_link(a, b))
 
     def split(self, side: set[PeerId], both_ways: bool = True) -> None:
-        """Nothing passes from `side` to everybody else; connections across the cut break a little later."""
+        """Block messages from `side` to all others; connections across the cut break a little later."""
         others = set(self.nodes) - side
         self.network.split(side, others, both_ways)
         for a in sorted(side):
@@ -162,7 +165,7 @@ class VirtualWorld:
                 self.at(self.now + BROKEN_S, lambda a=a, b=b: self._break_link(a, b))
 
     def sleep(self, name: PeerId) -> None:
-        """Suspended: nothing is handled until `wake`, and nobody is told."""
+        """Suspend the process: nothing is handled until `wake`, and no peer is informed."""
         node = self.nodes[name]
         if node.machine is not None and not node.asleep:
             node.asleep = True
@@ -186,7 +189,7 @@ class VirtualWorld:
         return self._sequence
 
     def run(self, until: Seconds, stop: Callable[[], bool] | None = None) -> None:
-        queue = self.queue  # the same list for ever
+        queue = self.queue  # one list object for the whole run
         while queue and queue[0][0] <= until:
             self.now, _, act = heapq.heappop(queue)
             act()
@@ -195,7 +198,7 @@ class VirtualWorld:
         self.now = max(self.now, until)
 
     def digest(self) -> str:
-        """Names the whole history up to now."""
+        """Digest of the whole history so far."""
         return self._digest.hexdigest()
 
     # ---- events and effects --------------------------------------------------------------------------------
@@ -212,7 +215,7 @@ class VirtualWorld:
             self._carry_out(node, effect)
 
     def dial(self, name: PeerId, other: PeerId) -> None:
-        """A peer that knows an address and nothing else."""
+        """Start a peer that knows an address and nothing else."""
         self._dial(name, other, self.nodes[name].life)
 
     def _carry_out(self, node: VirtualComputer, effect: Effect) -> None:
@@ -243,7 +246,7 @@ class VirtualWorld:
         self.kinds[tag_of(send.message)] += 1
         if self.weighs:
             self.control_bytes += self._weight(send.message)
-        leave = self._durable_at(node)  # a Keep is durable before any later Send leaves
+        leave = self._durable_at(node)  # a Persist is durable before any later Send leaves
         life = other.life
         event = Received(node.name, send.message, send.payload)
         if leave > self.now:
@@ -253,14 +256,14 @@ class VirtualWorld:
             self._depart(node, node.life, send, other, life, event)
 
     def _durable_at(self, node: VirtualComputer) -> Seconds:
-        """When everything that this peer has kept so far is on its disk."""
+        """Time at which all writes of this peer so far are on its disk."""
         return max(self.now, node.disk_free)
 
     def _depart(
         self, node: VirtualComputer, own: int, send: Send, other: VirtualComputer, life: int, event: Received
     ) -> None:
         if node.life != own:
-            return  # it crashed before its disk was done: these words were never said
+            return  # it crashed before its disk was done: these messages were never sent
         said, arrivals = self.network.arrivals(self.now, send.to, event)
         for when in arrivals:
             if event.payload is None:
@@ -269,7 +272,7 @@ class VirtualWorld:
                 self.at(when, lambda: self._arrive(other, life, said))
 
     def _arrive(self, node: VirtualComputer, life: int, said: QueuedMessage) -> None:
-        """The first byte of a payload is here."""
+        """Handle the first byte of a payload."""
         self.at(self.network.through(self.now, node.name, said), lambda: self._deliver(node, life, said.event))
 
     def _deliver(self, node: VirtualComputer, life: int, event: Event) -> None:
@@ -295,7 +298,7 @@ class VirtualWorld:
                 self._deliver(node, life, TimerFired(name))
 
         node.timers[name] = number
-        # as outside, time passes before a timer fires: a moment rounded to just before it is not met twice
+        # as in reality, time passes before a timer fires: a time rounded to just before it is not met twice
         self.at(max(node.clock.world(at), self.now + 1e-6), fire)
 
     def _ask(self, node: VirtualComputer, job: str, work: Any) -> None:
@@ -305,29 +308,29 @@ class VirtualWorld:
             nonlocal over
             if node.life != life or over:
                 return
-            over = True  # a training may have ended before its time
+            over = True  # a training job may have ended before its time
             try:
                 answer: Event = TaskDone(job, node.island.do(work))
             except (RuntimeError, KeyError) as why:
                 answer = TaskFailed(job, str(why))
             self._deliver(node, life, answer)
 
-        begin = self._durable_at(node)  # a Keep is durable before any later Ask begins
+        begin = self._durable_at(node)  # a Persist is durable before any later RunTask begins
         if isinstance(work, TrainRound):
             node.training = finish
         self.at(begin + node.island.takes_s(work), finish)
-        if isinstance(work, HandOver) and node.training is not None:  # not before it has heard of it
+        if isinstance(work, HandOver) and node.training is not None:  # not before the job is known
             self.at(begin + max(node.island.step_ends_s(), node.island.takes_s(work)), node.training)
 
     def _keep(self, node: VirtualComputer, name: str, blob: bytes | None) -> None:
         life = node.life
         node.disk_free = max(self.now, node.disk_free) + node.fsync_s
-        # drawn now, so that the fate of this write does not depend on what happens later
+        # drawn now, so that the outcome of this write does not depend on later events
         survives_unsynced = self.draw.random() < 0.3
 
         def synced() -> None:
             if node.life != life and not survives_unsynced:
-                return  # torn or lost: the process died before the disk said yes
+                return  # torn or lost: the process died before the disk confirmed
             if node.life == life or survives_unsynced:
                 _write(node.kept, name, blob)
 
@@ -363,7 +366,7 @@ class VirtualWorld:
             )
 
     def _break_link(self, a: PeerId, b: PeerId) -> None:
-        """Both ends give up a connection that is still cut; whoever wants it dials until the cut is healed."""
+        """Both ends give up a connection that is still cut; they redial until the cut is healed."""
         cut = (a, b) in self.network.blocked or (b, a) in self.network.blocked
         if not cut or _pair(a, b) not in self.links:
             return
@@ -396,12 +399,12 @@ def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
         kept[name] = blob
 
 
-# in digests of histories, whatever the classes are called
+# labels in digests of histories, independent of class names
 _LABELS = {Start: "Start", LinkUp: "LinkUp", LinkDown: "LinkDown", Resumed: "Woke", BandwidthMeasured: "Carried"}
 
 
 def _label(event: Event) -> str:
-    if isinstance(event, Received):  # nearly all of them; a pattern would be looked up for each
+    if isinstance(event, Received):  # nearly all events; a match would test every case first
         return f"{event.sender}>{tag_of(event.message)}"
     if isinstance(event, TimerFired):
         return event.name

@@ -1,16 +1,18 @@
-"""The tensors of an all-reduce as one vector, and the vector back in the tensors, wherever they lie.
+"""Flattening of an all-reduce's tensors into one vector, and back, on any mix of devices.
 
-    vector   the host's memory for tensors on several devices, and for codecs that work on a CPU;
-             memory of the device where all lie on one GPU and the codec works there
+    vector   host memory for tensors on several devices, and for codecs that work on a CPU;
+             device memory if all lie on one GPU and the codec works there
              (`training/codec/compiled/device.py`)
-    lane     what has to happen before the vector is worked on, and in which stream that is done
+    lane     the stream in which the vector is worked on, and the events that it waits for
 
-Copies and codecs have a stream of their own on every device. It begins behind what the user's current stream was
-told before the call, so a kernel that is still writing a tensor is waited for, by the device and not by the caller;
-nothing that the user's stream is told later waits for it. Memory on the host is pinned (`device.pinned`): torch
-keeps it between calls, `StreamPool.close` gives it back.
-Promises: nobody reads on the host what has not arrived there; a call has its result once all of it is done.
-Never lets memory go that a stream still works with: torch is told which streams do (record_stream).
+Copies and codecs have their own stream on every device. It starts after the work that the user's current stream had
+at the call, so the device waits for a kernel that still writes a tensor, and the caller does not. Later work of the
+user's stream does not delay it. Host memory is pinned (`device.pinned`): torch keeps it between calls,
+`StreamPool.close` returns it.
+
+Invariants:
+- Host code reads no value before its copy has arrived; a call has its result once all its work is done.
+- No memory is freed while a stream uses it: torch knows the streams (record_stream).
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from atoll.training.codec.compiled import device
 
 @dataclass(frozen=True)
 class DeviceStream:
-    arriving: tuple[Any, ...] = ()  # an event for each device whose copies to the host are under way
-    stream: Any = None  # in which the vector is worked on; None: it lies on the host
+    arriving: tuple[Any, ...] = ()  # one event per device with copies to the host in progress
+    stream: Any = None  # stream in which the vector is worked on; None: the vector lies on the host
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """What is done with the vector in here is done when this is left."""
+        """Context that completes the work on the vector at its exit."""
         for event in self.arriving:
             event.synchronize()
         if self.stream is None:
@@ -53,17 +55,17 @@ ON_HOST = DeviceStream()
 class FlatTensors:
     vector_N: Tensor  # (N,) fp32
     lane: DeviceStream
-    own: bool = False  # it is the one tensor's own memory
+    own: bool = False  # True if the vector is the one tensor's own memory
 
 
 class StreamPool:
-    """Of one group: a stream on every device that its calls brought tensors of."""
+    """Streams of one group: one for every device of its calls."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
 
     def fused(self, tensors: Sequence[Tensor], works_on: Callable[[Tensor], bool]) -> FlatTensors:
-        """`works_on`: whether the call's codec works where this tensor lies."""
+        """`works_on`: whether the call's codec works on the device of this tensor."""
         devices = list(dict.fromkeys(tensor.device for tensor in tensors if tensor.is_cuda))
         if not devices:
             return _on_host(tensors)
@@ -73,7 +75,7 @@ class StreamPool:
         pieces = list(zip(_pieces(vector_N, tensors), tensors, strict=True))
         arriving = []
         for where in devices:
-            stream = self._behind_user(where)
+            stream = self._stream_after_user(where)
             with cuda.stream(stream):
                 for piece, tensor in pieces:
                     if tensor.is_cuda and tensor.device == where:
@@ -85,13 +87,13 @@ class StreamPool:
         return FlatTensors(vector_N, DeviceStream(tuple(arriving)))
 
     def close(self) -> None:
-        """Give back what was pinned, once nobody works with it any more."""
+        """Return pinned memory once no copy uses it."""
         if self._streams:
             self._streams.clear()
             _give_back()
 
     def _there(self, tensors: Sequence[Tensor]) -> FlatTensors:
-        stream = self._behind_user(tensors[0].device)
+        stream = self._stream_after_user(tensors[0].device)
         lane = DeviceStream(stream=stream)
         if len(tensors) == 1 and _is_vector(tensors[0]):
             return FlatTensors(tensors[0].detach().view(-1), lane, own=True)
@@ -102,8 +104,8 @@ class StreamPool:
                 _copy(piece, tensor, stream)
         return FlatTensors(vector_N, lane)
 
-    def _behind_user(self, where: torch.device) -> Any:
-        """The stream of this device, which goes on when what its user's was told until now is done."""
+    def _stream_after_user(self, where: torch.device) -> Any:
+        """Stream of this device, ordered after the current work of the user's stream."""
         if where not in self._streams:
             self._streams[where] = cuda.Stream(where)
         stream = self._streams[where]
@@ -112,11 +114,11 @@ class StreamPool:
 
 
 def unfused(fused: FlatTensors, tensors: Sequence[Tensor]) -> None:
-    """Write the vector back, each tensor in its own dtype and on its own device, in its user's stream."""
+    """Write the vector back in the user's stream, each tensor in its own dtype and on its own device."""
     if fused.own:
         return
     for piece, tensor in zip(_pieces(fused.vector_N, tensors), tensors, strict=True):
-        if tensor.is_cuda and not piece.is_cuda:  # in fp32: a device rounds faster
+        if tensor.is_cuda and not piece.is_cuda:  # copied as fp32: a device rounds faster
             piece = tensor.new_empty(piece.shape, dtype=torch.float32).copy_(piece, non_blocking=True)
         elif piece.is_cuda:
             piece.record_stream(cuda.current_stream(piece.device))
@@ -125,7 +127,7 @@ def unfused(fused: FlatTensors, tensors: Sequence[Tensor]) -> None:
 
 
 def moved(x_N: Tensor, beside: Tensor) -> Tensor:
-    """The vector where the other one lies, to be read."""
+    """The vector, for reading, on the device of the other tensor."""
     return x_N if x_N.device == beside.device else beside.new_empty(x_N.shape).copy_(x_N)
 
 
@@ -144,23 +146,24 @@ def _pieces(vector_N: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _copy(piece: Tensor, tensor: Tensor, stream: Any) -> None:
-    """In this stream, which is the current one, without waiting."""
+    """Copy in this stream, which is the current one, without waiting."""
     piece.copy_(_flat(tensor), non_blocking=True)
     tensor.record_stream(stream)
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """A lazily negated one in plain numbers: torch negates a copy that has not arrived yet."""
+    """The tensor as a flat vector; a lazy negation is resolved, since torch negates copies before they arrive."""
     return tensor.detach().resolve_neg().reshape(-1)
 
 
 def _is_vector(tensor: Tensor) -> bool:
-    """Such that another thread can read and write it where it lies."""
+    """True if another thread can read and write the tensor in place."""
     fits = tensor.dtype == torch.float32 and tensor.is_contiguous()
     return fits and not tensor.is_neg() and not tensor.is_inference()
 
 
 def _give_back() -> None:
     accelerator = torch.accelerator
-    if hasattr(accelerator, "empty_host_cache"):  # of newer versions; in older ones it stays for the next group
+    # newer torch only; with older ones the memory stays for the next group
+    if hasattr(accelerator, "empty_host_cache"):
         accelerator.empty_host_cache()

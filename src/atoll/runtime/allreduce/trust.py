@@ -1,8 +1,9 @@
-"""What a member of a group does otherwise where members may lie: names that hold, sums that can be checked.
+"""Checks among members that may lie: collision-resistant digests and sums that can be verified.
 
-A group of `trust = "private"` names bytes by a fast hash and believes its owners. In the others wires are named by
-BLAKE3, rows are combined by the group's statistic, and where answers are opened wires are cut into leaves. Never
-decides anything: who is believed is said by the vertices.
+A group with `trust = "private"` names bytes by a fast hash and trusts its owners. Other groups use BLAKE3 and
+combine rows by the group's statistic. Where results are opened, encoded bytes are cut into leaves.
+
+Not responsible for: deciding which peer is right (the vertices do).
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ TRUSTS = ("private", "community", "open")
 def distrusting(
     settings: RunSettings, trust: str, statistic: StatisticName, up: str, down: str, peers: int
 ) -> RunSettings:
-    """A group's settings for members that trust each other so much. UsageError for what would withstand nobody."""
+    """Group settings for this level of trust. UsageError for settings that withstand no liar."""
     if trust not in TRUSTS:
         raise UsageError("E-RED-14", f"no trust {trust!r}", fix=f"choose one of {', '.join(TRUSTS)}")
     if trust == "private":
         if statistic != "mean":
             raise UsageError(
                 "E-RED-14",
-                f'statistic = "{statistic}" withstands liars, and trust = "private" says that there are none',
-                fix='say trust = "community", or statistic = "mean"',
+                f'statistic = "{statistic}" withstands liars, but trust = "private" assumes that there are none',
+                fix='use trust = "community", or statistic = "mean"',
             )
         return settings
     if trust == "open" and statistic in DISTANCES:
@@ -57,46 +58,46 @@ def distrusting(
             "E-RED-14",
             f'statistic = "{statistic}" cannot work with trust = "open"',
             cause=UNCHECKED,
-            fix='say trust = "community", where openings check the sums of owners; or statistic = "trimmed_mean", '
+            fix='use trust = "community", where openings check the sums of owners; or statistic = "trimmed_mean", '
             '"median" or "meamed"',
         )
     least = peers_for_one_liar(TOLERANCE, statistic)
     if peers < least:
         raise UsageError(
             "E-RED-14",
-            f'trust = "{trust}" with statistic = "{statistic}" withstands nobody among {peers} peers',
-            fix=f'say peers = {least} or more; or trust = "private", if members do not lie',
+            f'trust = "{trust}" with statistic = "{statistic}" withstands no liar among {peers} peers',
+            fix=f'use peers = {least} or more; or trust = "private", if members do not lie',
         )
     if settings.topology not in ("auto", "butterfly", "star"):
         raise UsageError(
             "E-RED-14",
             f'topology = "{settings.topology}" with trust = "{trust}"',
-            cause="rows are combined on the way, and whoever hands on a sum could say anything of those below it",
-            fix='say topology = "butterfly" (or "star", or "auto"), or trust = "private"',
+            cause="rows are combined on the way, so a relaying member could misreport the rows below it",
+            fix='use topology = "butterfly" (or "star", or "auto"), or trust = "private"',
         )
     if "lowrank" in f"{up} {down}":
         raise UsageError(
             "E-RED-14",
             f'codec or way_back = "lowrank" with trust = "{trust}"',
-            cause="its rows are read by the shapes of the reader's own tensors, and nobody could compare answers",
-            fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
+            cause="rows decode by the shapes of the reader's own tensors, so results cannot be compared",
+            fix='use codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
         )
     if "randk" in f"{up} {down}":
         raise UsageError(
             "E-RED-14",
             f'codec or way_back = "randk" with trust = "{trust}"',
-            cause="its places follow from the number of the call, which liars know beforehand",
-            fix='say codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
+            cause="its places follow from the number of the call, which liars know in advance",
+            fix='use codec = "topk:0.1+int8" with trust = "open", or trust = "private"',
         )
     if trust == "open" and not codec_named(down).same_everywhere:
         raise UsageError(
             "E-RED-14",
             f'answers in "{down}" with trust = "open"',
-            cause="what a compressor writes differs between its versions, and answers are compared byte by byte",
-            fix=f'say way_back = "{codec_named(down).name.rpartition("+")[0]}"',
+            cause="compressors differ between versions, and results are compared byte by byte",
+            fix=f'use way_back = "{codec_named(down).name.rpartition("+")[0]}"',
         )
     rounds = replace(settings.round, quorum="two-thirds")
-    # fewer would go on by a rule that withstands nobody: they wait for others instead
+    # with fewer members the rule withstands no liar, so the group waits
     more: dict[str, object] = {
         "round": rounds,
         "statistic": statistic,
@@ -110,19 +111,19 @@ def distrusting(
             return replace(settings, **more)
     if problem:
         words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
-        raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='say codec = "int8" or "fp32"')
+        raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='use codec = "int8" or "fp32"')
     return replace(settings, openings=SumCheckTerms(SHARE, LeafLayout(codec_named(down)).leaf_bytes), **more)
 
 
 class CheckedArithmetic:
-    """The arithmetic and the names of one member of such a group."""
+    """Arithmetic and digests of one member of such a group."""
 
     def __init__(self, store: PeerStore, up: str, down: str, opened: bool) -> None:
         self.store, self.up = store, codec_named(up)
         self._opened = WireDigestCache(up, down) if opened else None
 
     def made(self, codec: Codec, encode: Encode) -> Payload:
-        """A row or an answer of mine, named while it is encoded."""
+        """Encode a local row or result and compute its digest on the way."""
         if self._opened is not None:
             wire, name = self._opened.of_mine(codec, encode)
         else:
@@ -159,7 +160,7 @@ class CheckedArithmetic:
     def judge(self, work: JudgeOpening, values: int) -> JudgmentResult:
         names, shown = self._names, self.store.read_blob(work.blob)
         if shown is None:
-            raise RunFailedError("E-AUD-03", "what this opening needs is not here any more")
+            raise RunFailedError("E-AUD-03", "the blobs of this opening are no longer stored")
         statistic = RowStatistic(work.statistic, work.liars, work.weights)
         claimed = ExpectedPart(work.answered, work.commits, values, work.blocks, statistic)
         (finding, why), others = judge(claimed, shown, names.up, names.down)
@@ -168,11 +169,11 @@ class CheckedArithmetic:
     @property
     def _names(self) -> WireDigestCache:
         if self._opened is None:
-            raise RunFailedError("E-AUD-03", "answers of this group are not opened")
+            raise RunFailedError("E-AUD-03", "results of this group are not opened")
         return self._opened
 
 
 def values_of(work: JudgeOpening) -> int:
-    """Of the whole call, as its contributors committed to it."""
+    """Values of the whole call, as its contributors committed to it."""
     commits = (decode_statement(signed.body, signed.signer) for signed in work.commits)
     return next(commit.values for commit in commits if isinstance(commit, Commitment))

@@ -1,10 +1,12 @@
-"""The island of a peer that only reduces: its tensors are whatever its user hands in, call by call.
+"""Worker of a reduce-only peer: its updates are the tensors of its user's calls.
 
-Stands where a trainer stands in a run that learns: a round "trains" when the user calls, its update is the tensors
-themselves, its state is the name of what was agreed. So an all-reduce is a round: agreed, elastic, encrypted.
-Promises: tensors of a call change only once its round is agreed, and then to the same bits at every member; a
-member whose user does not call for `timeout_s` while others wait passes, and says so.
-Never keeps tensors between calls (what error feedback owes is its caller's), never writes them to disk.
+Stands in the place of a trainer: a round "trains" when the user calls, its update is the tensors themselves, and
+its state is the digests of the agreed parts. So an all-reduce is a round: agreed, elastic, encrypted.
+
+Invariants:
+- Tensors of a call change only once its round is agreed, and to the same bits at every member.
+- If a user does not call for `timeout_s` while others wait, its member passes and reports that.
+- Tensors are not kept between calls (residuals belong to the caller) and never written to disk.
 """
 
 from __future__ import annotations
@@ -12,21 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, repeat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
-import msgspec
 import torch
 import xxhash
-from torch import Tensor
 
 from atoll.base.errors import AtollError, PeerFault, RunFailedError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
+from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.machine import Message, Payload
 from atoll.crypto.digest import Buffer, digest
-from atoll.peer.round.topology_choice import ASKED, PAIRS
 from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
@@ -45,157 +44,38 @@ from atoll.peer.tasks import (
     UpdateEncoded,
 )
 from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, ComputedWeights, RowsCombined, WeighRows
-from atoll.runtime.allreduce.delta_reference import DeltaReference
-from atoll.runtime.allreduce.flatten import ON_HOST, DeviceStream, moved
+from atoll.runtime.allreduce.call import (
+    GATHERED,
+    SAMPLE,
+    Cuts,
+    GroupTerms,
+    ReduceCall,
+    ReduceResult,
+    asked_for,
+    is_shaped,
+)
+from atoll.runtime.allreduce.parts import cuts, paired_cuts, part_values, seed_of
 from atoll.runtime.allreduce.trust import CheckedArithmetic, values_of
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.storage.store import PeerStore, stored
-from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack_spans
-from atoll.training.codec.blocks import Room, spans_of
+from atoll.training.codec import Codec, SharedKnowledge, codec_named
+from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
-from atoll.training.codec.compiled.device import pack_there
 from atoll.training.codec.fp32 import TRUSTED_FP32
 from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine, gather
 from atoll.training.exchange.distance_weights import weigh
 from atoll.training.recipe.reply_formats import ReplyFormat
-from atoll.training.recipe.update import TensorPlace, matrices, part_bounds, tensor_sizes, whole_sizes
+from atoll.training.recipe.update import matrices, tensor_sizes, whole_sizes
 from atoll.verification.malformed_updates.tensors import UNJUDGED
 from atoll.wire.messages.round import PartResponse, PartResult, RowContribution, RowResponse
-from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
-SAMPLE_VALUES = 2**20
-SAMPLE = SharedKnowledge(seed=b"sample", shapes=((2**10, 2**10),))  # of a codec, to see how long its wires are
-SHAPED = frozenset({"lowrank", "changed"})  # codecs that ask what tensors a vector is made of
-PART_VALUES = 2 * 2**20  # of a part in fp32: while one is combined the next ones are on their way
-PART_VALUES_MOST = 4 * 2**20  # of one in codecs with fewer bytes: half as many messages for the same work
-TURNS = 3  # of every owner, in fp32: it holds everybody's rows of one of them, not of its whole share
-TURN_VALUES_LEAST = 2**19  # of a part for that: below it more messages cost more than the memory is worth
-PART_VALUES_LEAST = 2**16  # below it a part costs everybody more in messages than its owner in work
-GATHERED = "gathered"  # a way back without a codec: answers are the rows themselves, and everybody combines them
 QUICK = (
     RowContribution | RowResponse | PartResult | PartResponse
-)  # messages whose payloads a private group names by XXH3
-STATES_KEPT = 16  # names of agreed states: a newcomer fetches one while the next ones are agreed, ten a second
-HELD = "held="  # the word for it
-Cuts = tuple[tuple[int, int], ...]  # [lo, hi) of every part
-Part = tuple[tuple[int, int], tuple[PeerId, ...]]  # [lo, hi) of the fused values, and who is in it
-Agreed = tuple[Payload | None, bool]  # a part's answer, and whether what I sent is in it
-
-
-class GroupTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What genesis of a group fixes for its members. Strict, or a training run could be read as a group."""
-
-    codec: str = "fp32"
-    way_back: str = ""  # codec of the combined parts; empty: the same one; or GATHERED
-    timeout_s: Seconds = 60.0
-
-
-def is_shaped(name: str) -> bool:
-    return not SHAPED.isdisjoint(stage.partition(":")[0] for stage in name.split("+"))
-
-
-def asked_for(codec: str, topology: str, tensors: tuple[TensorPlace, ...] = (), held: str = "") -> str:
-    """What a call wants otherwise than its group, in the words in which members commit to it; empty: nothing. Where
-    tensors matter rows of others would be read as if they were these; `held` is what rows are differences from."""
-    shapes = digest(repr([tuple(tensor) for tensor in tensors]).encode()).hex()[:16] if tensors else ""
-    words = f"{ASKED}{topology}", f"codec={codec}", f"shapes={shapes}", f"{HELD}{held}"
-    return " ".join(word for word in words if not word.endswith("="))
-
-
-def but_for_held(asked: str) -> str:
-    return " ".join(word for word in asked.split(" ") if not word.startswith(HELD))
-
-
-@dataclass(frozen=True)
-class ReduceResult:
-    """What an all-reduce did. Peers are ids, in order."""
-
-    round: int
-    contributors: tuple[PeerId, ...]  # in at least one part of the mean
-    partly: tuple[PeerId, ...]  # of those, the ones missing from some part
-    missing: tuple[PeerId, ...]  # members that are in no part
-    parts: tuple[Part, ...]
-    """A slice that nobody answered for names nobody, and keeps this member's own values."""
-    topology: str = ""  # by which it was reduced
-
-    @property
-    def complete(self) -> bool:
-        """Every value is the mean over all contributors."""
-        return not self.partly and all(names for (lo, hi), names in self.parts if hi > lo)
-
-
-@dataclass
-class ReduceCall:
-    """One slice of one all-reduce: `flat_N` is read while it is under way, and overwritten when it is agreed."""
-
-    flat_N: Tensor  # (N,) fp32, on the host or on a GPU
-    weight: int
-    codec: str
-    owed_N: Tensor | None = None
-    """(N,) what earlier calls left out, where this one feeds errors back. May lie elsewhere than the vector."""
-    topology: str = ""  # that its caller wants otherwise than its group
-    tensors: tuple[TensorPlace, ...] = ()  # where a codec asks what `flat_N` is made of
-    owing: DownlinkErrorFeedback | None = None  # what my answers for these tensors left out, where owners remember
-    at: int = 0  # where `flat_N` begins in what was called for, which has so many values
-    whole: int = 0
-    held: DeltaReference | None = None  # what its user holds of an earlier mean of these tensors
-    lane: DeviceStream = ON_HOST  # in which `flat_N` is worked on
-    future: Future[ReduceResult] = field(default_factory=Future[ReduceResult])
-    written: int = 0  # values of `flat_N` up to here may be the mean's, or of a part of it that could not be read
-    cuts: Cuts = ()
-    left_N: Tensor | None = None  # (N,) what its rows leave out: owed where the agreed mean holds them
-    members: int = 1  # in pairs: as many parts follow each other that hold the same of everybody's rows
-    mixed: int = -1  # in this round others held another mean, or none: nothing may be added up
-    sent_whole: bool = False  # so no differences this time
-    from_N: Tensor | None = None  # (N,) what its rows are differences from
-    from_name: str = ""
-    made: dict[tuple[int, Digest], Tensor] = field(default_factory=dict[tuple[int, Digest], Tensor])
-    """In pairs: by the part and the answer that names it, what I combined for myself. One attempt may differ from
-    another, and the vertex says which of them counts."""
-
-    @property
-    def paired(self) -> bool:
-        return self.topology == PAIRS
-
-    def coded_as(self, part: int) -> int:
-        """The part whose draw this one's codec goes by: what is one row of all has one wire."""
-        return part - part % self.members
-
-    def begins(self) -> None:
-        """What an earlier call of the same tensors agreed on is in them."""
-        if self.held is not None and not self.sent_whole:
-            self.from_name, self.from_N = self.held.slice(self.at, len(self.flat_N))
-
-    def row(self, lo: int, hi: int) -> Tensor:
-        """What members send of these values: the values, or how they differ from those that all hold."""
-        return self.flat_N[lo:hi] if self.from_N is None else self.flat_N[lo:hi] - self.from_N[lo:hi]
-
-    def encoded(self, codec: Codec, lo: int, hi: int) -> Buffer:
-        x_N = self.row(lo, hi)
-        if self.owed_N is None or self.left_N is None:
-            return codec.encode(x_N)
-        owed_N, left_N = moved(self.owed_N[lo:hi], x_N), self.left_N[lo:hi]
-        if x_N.is_cuda:
-            return pack_there(codec, x_N, owed_N, left_N)
-        return pack_spans(codec, (x_N[a:b] for a, b in spans_of(hi - lo)), owed_N, 1.0, left_N)
-
-    def encoded_apart(self, codec: Codec, lo: int, hi: int, room: Room) -> Buffer:
-        """The same in memory of its own: the mean is written over the tensor before rows are shown."""
-        if self.owed_N is not None or self.flat_N.is_cuda or codec.spanwise is None:  # a wire in any case
-            return self.encoded(codec, lo, hi)
-        x_N = self.row(lo, hi)
-        return codec.encode_spans(hi - lo, (x_N[a:b] for a, b in spans_of(hi - lo)), room)
-
-    def settle(self, lo: int, hi: int, counted: bool) -> None:
-        """A mean of these values was agreed on, with mine or without, and is about to be written over them."""
-        if self.owed_N is None or self.left_N is None:
-            return
-        if counted:
-            self.owed_N[lo:hi] = self.left_N[lo:hi]
-        else:
-            self.owed_N[lo:hi] += moved(self.flat_N[lo:hi], self.owed_N)
+)  # messages with payloads that a private group names by XXH3
+STATES_KEPT = 16  # states of which the digests are kept: a new member fetches one while up to ten a second follow
+Agreed = tuple[Payload | None, bool]  # result of a part, and whether the local row is in it
 
 
 class GroupWorker:
@@ -203,119 +83,124 @@ class GroupWorker:
         self.store = store
         self.terms = GroupTerms()
         self.pieces = self.pair_pieces = 1
-        self.remembers = False  # what answers left out, where a call says with what
+        self.remembers = False  # owners keep residuals of results in the `ErrorFeedback` of a call
         self.calls: deque[ReduceCall] = deque()
         self._closed = False
-        self.current: tuple[int, ReduceCall] | None = (
-            None  # the round that is under way, and what was encoded for it
-        )
+        self.current: tuple[int, ReduceCall] | None = None  # current round, and the call encoded for it
         self._agreed: dict[Digest, tuple[Payload | None, ...]] = {}
-        self._parts: tuple[Agreed, ...] = ()  # of the round that was agreed last, until they are delivered
-        self._led: tuple[Digest, ...] = ()  # of those, the ones that I answered
+        self._parts: tuple[Agreed, ...] = ()  # results of the last agreed round, until they are delivered
+        self._led: tuple[Digest, ...] = ()  # digests of the results among them that this member gave
         self._deliveries: set[asyncio.Future[None]] = set()
         self._states: deque[Digest] = deque(maxlen=STATES_KEPT)
-        self._changed = asyncio.Event()  # there is a call, or it is time to pass
+        self._changed = asyncio.Event()  # set by a new call, or when it is time to pass
         self._waited_for: asyncio.TimerHandle | None = None
-        self._passes = ""  # why the round that is under way goes on without my user
+        self._pass_reason = ""  # reason why the current round goes on without the local user
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
-        self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # what it carries, as far as is known
-        self.room: Room = BufferPool()  # for wires; better the one that arriving parts lie in
-        self.checked: CheckedArithmetic | None = None  # where members may lie
-        self._needed: dict[str, tuple[Digest, ...]] = {}  # blobs, for openings under way and for verdicts
+        # estimated rate of the local uplink; None: unknown
+        self.uplink_bytes_s: Callable[[], float | None] = lambda: None
+        self.room: Room = BufferPool()  # buffers for encoded bytes; best the pool that arriving parts use
+        self.checked: CheckedArithmetic | None = None  # set where members may lie
+        self._needed: dict[str, tuple[Digest, ...]] = {}  # job → blobs in use by openings and verdicts
 
     # ---- what the group's owner does -----------------------------------------------------------------------
 
     def call(self, call: ReduceCall) -> None:
-        if self._closed:  # meanwhile, by another thread than its user's
-            call.future.set_exception(_never_agreed())
+        if self._closed:  # in between, by another thread than its user's
+            call.future.set_exception(_closed_error())
             return
         native.load_for(len(call.flat_N))
         self.calls.append(call)
         self._changed.set()
 
-    def others_wait(self) -> None:
-        """Somebody committed to a round that my user has not called for yet."""
+    def start_pass_timer(self) -> None:
+        """Start the timeout: another member committed to a round that the local user has not called for yet."""
         if self.calls or self._waited_for is not None:
             return
         loop = asyncio.get_running_loop()
         why = f"its user did not call for {self.terms.timeout_s:.0f} s"
-        self._waited_for = loop.call_later(self.terms.timeout_s, self.passes, why)
+        self._waited_for = loop.call_later(self.terms.timeout_s, self.pass_round, why)
 
-    def passes(self, why: str) -> None:
-        """This round goes on without my user, unless it has called."""
-        self._passes = why
+    def pass_round(self, why: str) -> None:
+        """Let this round go on without the local user, unless it has called."""
+        self._pass_reason = why
         self._changed.set()
 
-    def closed(self, done: ReduceResult, again: bool, others: Container[int] = ()) -> None:
-        """The round was agreed. `again`: it only made room for a newcomer, the call is for the next one. `others`:
-        of these parts the mean is of other calls than mine."""
-        self._others_are_served()
-        mine, led = self._mine(done.round), self._led
+    def deliver_round(self, done: ReduceResult, again: bool, others: Container[int] = ()) -> None:
+        """Deliver an agreed round.
+
+        `again`: the round only admitted or released members, and the call is repeated in the next one. `others`:
+        parts with the mean of a different call.
+        """
+        self._clear_pass()
+        call, led = self._call_in(done.round), self._led
         parts = tuple((None, False) if i in others else agreed for i, agreed in enumerate(self._parts))
         self.current, self._parts = None, ()
-        if mine is None or (again and not mine.future.done()):
-            return  # it went on without me: the call, if there is one, is for the next round
+        if call is None or (again and not call.future.done()):
+            return  # the round went on without the local user; a later call belongs to the next round
         self.calls.popleft()
-        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (mine, parts, led, done)))
+        delivery = asyncio.ensure_future(self._off_loop(self._deliver, (call, parts, led, done)))
         self._deliveries.add(delivery)
         delivery.add_done_callback(self._deliveries.discard)
 
-    def missed(self, upto: int, why: AtollError) -> None:
-        """The group went past the round of my call and I do not hold its mean: the next call is for the next round.
+    def fail_missed(self, upto: int, why: AtollError) -> None:
+        """Fail the call of a round that the group has passed without a mean here.
 
-        Kept for the next round it would be averaged with calls that come after it, or wait for ever for one.
+        Kept for the next round, it would be averaged with later calls, or wait forever.
         """
         if self.current is None or self.current[0] > upto:
             return
-        self._others_are_served()
-        _, mine = self.current
+        self._clear_pass()
+        _, call = self.current
         self.current, self._parts = None, ()
         self.calls.popleft()
-        if not mine.future.done():
-            mine.future.set_exception(why)
+        if not call.future.done():
+            call.future.set_exception(why)
 
-    def mixes(self, round: int) -> None:
-        """Others hold another mean than mine, or none: differences from one are not added to those from another."""
-        mine = self._mine(round)
-        if mine is not None:
-            mine.mixed = round
+    def mark_mixed(self, round: int) -> None:
+        """Mark the round as mixed: another member holds another mean or none, so differences cannot be added."""
+        call = self._call_in(round)
+        if call is not None:
+            call.mixed = round
 
-    def goes_again(self, round: int, anyway: bool) -> bool:
-        """Nothing came of the call of this round. True if it goes once more, with whole values: members may have
-        held different means. All see so in one vertex, whoever of them heard of whose call."""
-        mine = self._mine(round)
-        if anyway or mine is None or mine.future.done():
+    def repeats_call(self, round: int, anyway: bool) -> bool:
+        """Return whether the call of a failed round is repeated, with whole values.
+
+        Members may have held different means. All see this in one vertex, whatever commits they received.
+        """
+        call = self._call_in(round)
+        if anyway or call is None or call.future.done():
             return anyway
-        if mine.sent_whole:
+        if call.sent_whole:
             return False
-        mine.sent_whole, mine.from_name, mine.from_N = True, "", None
+        call.sent_whole, call.from_name, call.from_N = True, "", None
         return True
 
-    def ousted(self, why: AtollError) -> None:
-        """The others go on without this member: nobody answers the calls that wait, and their users are told."""
-        self._others_are_served()
+    def fail_all(self, why: AtollError) -> None:
+        """Fail all pending calls: the group goes on without this member."""
+        self._clear_pass()
         self.current, self._parts = None, ()
         calls, self.calls = self.calls, deque[ReduceCall]()
         for call in calls:
             if not call.future.done():
                 call.future.set_exception(why)
 
-    def fails(self, round: int, why: AtollError) -> None:
-        """The call of this round cannot succeed: its user is told at once, its tensors stay as they are."""
-        mine = self._mine(round)
-        if mine is not None and not mine.future.done():
-            mine.future.set_exception(why)
+    def fail_call(self, round: int, why: AtollError) -> None:
+        """Fail the call of this round at once; its tensors stay unchanged."""
+        call = self._call_in(round)
+        if call is not None and not call.future.done():
+            call.future.set_exception(why)
 
     def cuts_of(self, round: int) -> Cuts:
-        """Where the parts of this round's call lie; nothing if nothing was encoded for it, or it cannot succeed: it
-        may have been cut as nobody else's."""
-        mine = self._mine(round)
-        return mine.cuts if mine is not None and not mine.future.done() else ()
+        """Bounds of the parts of this round's call; () if nothing was encoded or the call cannot succeed, since its
+        cuts may then differ from those of other members.
+        """
+        call = self._call_in(round)
+        return call.cuts if call is not None and not call.future.done() else ()
 
     def asked_in(self, round: int) -> tuple[int, str] | None:
-        """What my call of this round committed to, its values and what it wants; nothing as above."""
-        mine = self._mine(round)
-        return (len(mine.flat_N), self._asked(mine)) if mine is not None and not mine.future.done() else None
+        """Values and deviations to which the local call of this round committed; None as in `cuts_of`."""
+        call = self._call_in(round)
+        return (len(call.flat_N), self._asked(call)) if call is not None and not call.future.done() else None
 
     # ---- what the driver asks for --------------------------------------------------------------------------
 
@@ -334,12 +219,12 @@ class GroupWorker:
             case BuildOpening():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():
-                # where rows are shown all calls are in this codec
+                # where rows are shown, all calls use this codec
                 each = part_values(codec_named(self.terms.codec, SAMPLE))
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
             case ExhibitRow() | JudgeRow():
-                return RowJudged(fault=UNJUDGED)  # what a row has to be is its caller's choice
+                return RowJudged(fault=UNJUDGED)  # any row is valid: its content is the caller's choice
             case PinBlobs(blobs, why):
                 self._needed[why] = blobs
                 return None
@@ -348,52 +233,53 @@ class GroupWorker:
             case AdoptState():
                 return await self._off_loop(self._adopt, work)
             case RestoreState():
-                return StateRestored() if self.store.has_blob(work.state) else None  # calls want every mean
+                # every call needs its own mean, so an older state cannot be restored
+                return StateRestored() if self.store.has_blob(work.state) else None
             case _:
                 return stored(self.store, work)
 
     def name_of(self, message: Message, payload: Buffer) -> Digest:
-        """Parts are named by a fast hash: members of a group trust each other, and the link authenticates bytes."""
+        """Fast hash of a part: members of a private group trust each other, and the link authenticates bytes."""
         if self.checked is not None:
             return self.checked.name_of(message, payload)
         return _quick_name(payload) if isinstance(message, QUICK) else digest(payload)
 
     def follow(self) -> PayloadHasher | None:
-        """Hashes one payload on its way in."""
+        """Hasher for one incoming payload."""
         return xxhash.xxh3_128() if self.checked is None else None
 
     def named(self, message: Message, followed: bytes) -> Digest | None:
-        """What a payload that was followed is called; None if it has a slower name."""
+        """Digest of a payload hashed on arrival; None if it needs the slower hash."""
         return _padded(followed) if self.checked is None and isinstance(message, QUICK) else None
 
     async def close(self) -> None:
         self._closed = True
-        self._others_are_served()
+        self._clear_pass()
         for call in self.calls:
             if not call.future.done():
-                call.future.set_exception(_never_agreed())
+                call.future.set_exception(_closed_error())
         await asyncio.gather(*self._deliveries, return_exceptions=True)
         self._arithmetic.shutdown(wait=True, cancel_futures=True)
 
     # ---- the work ------------------------------------------------------------------------------------------
 
     async def _train(self) -> TrainingResult:
-        while not self.calls and not self._passes:
+        while not self.calls and not self._pass_reason:
             self._changed.clear()
             await self._changed.wait()
         if not self.calls:
-            raise RunFailedError("E-RED-06", self._passes)
+            raise RunFailedError("E-RED-06", self._pass_reason)
         call = self.calls[0]
         if call.held is not None:
             await asyncio.gather(*self._deliveries, return_exceptions=True)
-            if not self._is_first(call):  # ousted meanwhile
+            if not self._is_first(call):  # removed from the group in between
                 return await self._train()
-            call.begins()
+            call.load_reference()
         return TrainingResult(1, call.weight, 0.0, 0.0, len(call.flat_N), self._asked(call))
 
     async def _encode(self, work: EncodeUpdate) -> UpdateEncoded:
         told = RunFailedError("E-RED-06", "its user was told that its call failed")
-        if not self.calls:  # ousted since it trained, and the round goes on after all
+        if not self.calls:  # removed from the group after training, and the round goes on after all
             raise told
         call = self.calls[0]
         try:
@@ -403,15 +289,15 @@ class GroupWorker:
             self._refuse(call, refused)
             raise refused from why
         except Exception as why:  # it would fail again in every round
-            self._refuse(call, _defect(why))
+            self._refuse(call, _defect_error(why))
             raise
-        if not self._is_first(call):  # ousted meanwhile: what its user calls now is another call
+        if not self._is_first(call):  # removed in between: the user's next call is another one
             raise told
         self.current = work.round, call
         return UpdateEncoded(payloads)
 
     def _refuse(self, call: ReduceCall, why: AtollError) -> None:
-        if self._is_first(call) and not self._closed:  # which tells everybody
+        if self._is_first(call) and not self._closed:  # the future informs the user
             self.calls.popleft().future.set_exception(why)
 
     def _is_first(self, call: ReduceCall) -> bool:
@@ -425,7 +311,7 @@ class GroupWorker:
         else:
             call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
         if call.owing is not None:
-            call.owing.settle((), call.whole)  # what waits is of a round that failed here
+            call.owing.settle((), call.whole)  # staged residuals belong to a round that failed here
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         with call.lane.work():
             call.left_N = None if call.owed_N is None else torch.empty_like(call.flat_N)
@@ -444,7 +330,7 @@ class GroupWorker:
         return RowsCombined(payload, counted, faulty, done.why)
 
     def _combine_trusting(self, call: ReduceCall, work: CombineRows, values: int) -> tuple[Made, Payload | None]:
-        """Sums made on the way travel as answers do, which is the finer codec."""
+        """Partial sums travel with the codec of results, which is the finer one."""
         rows = [(row.weight, row.payload.data) for row in work.rows]
         if call.paired:
             return self._combine_pair(call, work, rows)
@@ -468,7 +354,7 @@ class GroupWorker:
     def _combine_pair(
         self, call: ReduceCall, work: CombineRows, rows: Sequence[tuple[int, Buffer]]
     ) -> tuple[Made, Payload | None]:
-        """The mean is mine alone, so its name is all that the others hear of it, and no codec comes between."""
+        """Mean of a pair: only its digest is sent, and no codec is applied."""
         lo, hi = call.cuts[work.part]
         done = gather(rows, hi - lo, self._codec(call.codec, call, work.round, work.part))
         if done.mean_N is None:
@@ -483,7 +369,7 @@ class GroupWorker:
         return hi - lo
 
     def _call_of(self, work: CombineRows | CompareRows) -> ReduceCall:
-        call = self._mine(work.round)
+        call = self._call_in(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")
         if call.future.done() or call.mixed == work.round:
@@ -491,7 +377,7 @@ class GroupWorker:
         return call
 
     def _advance(self, work: AdvanceState) -> StateAdvanced:
-        """The state is the names of the agreed parts: enough for every member to see that it holds the same."""
+        """The state is the digests of the agreed parts: enough for members to compare what they hold."""
         names = [ABSENT if p is None else p.digest for p in work.parts]
         state = self.store.put_blob(work.before + b"".join(names))
         self._agreed[state] = work.parts
@@ -506,7 +392,7 @@ class GroupWorker:
     def _deliver(self, delivery: tuple[ReduceCall, tuple[Agreed, ...], tuple[Digest, ...], ReduceResult]) -> None:
         call, parts, led, done = delivery
         if call.future.done():
-            return  # its user was told that it cannot succeed
+            return  # its user already got an error
         try:
             with call.lane.work():
                 for part, ((payload, counted), (lo, hi)) in enumerate(zip(parts, call.cuts, strict=bool(parts))):
@@ -523,8 +409,8 @@ class GroupWorker:
                 fix="see that all members have the same version; go on with the next call",
             )
             call.future.set_exception(why)
-        except Exception as why:  # whatever it is, somebody waits
-            call.future.set_exception(_defect(why))
+        except Exception as why:  # whatever the error, a user waits for this future
+            call.future.set_exception(_defect_error(why))
             raise
         else:
             if call.owing is not None:
@@ -532,7 +418,7 @@ class GroupWorker:
             if call.held is not None:
                 call.held.take(call.at, call.flat_N)
             call.from_N = None
-            call.left_N, call.made = None, {}  # whoever keeps the result need not keep these
+            call.left_N, call.made = None, {}  # a user that keeps the result must not keep these alive
             call.future.set_result(done)
 
     def _decode(self, call: ReduceCall, round: int, part: int, answer: Payload) -> None:
@@ -547,12 +433,12 @@ class GroupWorker:
             call.flat_N[lo:hi] += call.from_N[lo:hi]
 
     def _gathering(self, call: ReduceCall, round: int, part: int) -> ReplyFormat:
-        """Of a part that is one tensor, and nobody asks how much the rows agree."""
+        """Reply format of a part that is one tensor, without agreement statistics."""
         lo, hi = call.cuts[part]
         return ReplyFormat(self._codec(call.codec, call, round, part), None, "mean", False, (hi - lo,))
 
     def _both_ways(self, call: ReduceCall, work: CombineRows) -> tuple[Codec, Codec]:
-        """An answer goes to all whose rows are in it, a sum to one: so much less does my uplink carry of it."""
+        """A result goes to all contributors, a partial sum to one: the uplink's rate per receiver differs."""
         up, carried_bytes_s = self._codec(call.codec, call, work.round, work.part), self.uplink_bytes_s()
         receivers = 1 if work.onward else max(1, len(work.rows) - 1)
         each_bytes_s = carried_bytes_s / receivers if carried_bytes_s is not None else None
@@ -570,7 +456,7 @@ class GroupWorker:
     def _codec(
         self, name: str, call: ReduceCall, round: int, part: int, link_bytes_s: float | None = None
     ) -> Codec:
-        """Where members trust each other nobody looks for numbers that are none."""
+        """Codec of a part. Trusting members do not check for non-finite values."""
         if name == "fp32" and self.checked is None:
             return TRUSTED_FP32
         known = SharedKnowledge(seed=seed_of(round, call.coded_as(part)), link_bytes_s=link_bytes_s)
@@ -594,11 +480,11 @@ class GroupWorker:
             raise RunFailedError("E-AUD-03", "members of this group trust each other")
         return self.checked
 
-    def _mine(self, round: int) -> ReduceCall | None:
+    def _call_in(self, round: int) -> ReduceCall | None:
         return self.current[1] if self.current is not None and self.current[0] == round else None
 
-    def _others_are_served(self) -> None:
-        self._passes = ""
+    def _clear_pass(self) -> None:
+        self._pass_reason = ""
         if self._waited_for is not None:
             self._waited_for.cancel()
             self._waited_for = None
@@ -610,47 +496,14 @@ class GroupWorker:
 ABSENT = Digest(bytes(DIGEST_BYTES))
 
 
-def _never_agreed() -> AtollError:
+def _closed_error() -> AtollError:
     return RunFailedError("E-RED-04", "the group was closed before this all-reduce was agreed")
 
 
-def _defect(why: Exception) -> AtollError:
+def _defect_error(why: Exception) -> AtollError:
     text = f"an error of Atoll itself: {type(why).__name__}: {why}"
     fix = "free memory, if that is what it lacked, and call again; else report it with the lines above"
     return RunFailedError("E-INT-01", text, cause="a defect, or no memory left", fix=fix)
-
-
-def seed_of(round: int, part: int) -> bytes:
-    """Of `randk`: what all members of a round know, however they came to it. Known beforehand, also to liars."""
-    return digest(b"atoll/group/seed/1" + round.to_bytes(8, "big") + part.to_bytes(4, "big"))
-
-
-def part_values(codec: Codec) -> int:
-    """How many values of a large call make a part: as many bytes as in fp32, but not too much work at once."""
-    return min(PART_VALUES_MOST, 4 * PART_VALUES * SAMPLE_VALUES // codec.wire_bytes(SAMPLE_VALUES))
-
-
-def cuts(values: int, shares: Sequence[int], pieces: int, each: int) -> Cuts:
-    """[lo, hi) per part, in proportion to the shares, cut between blocks of the codecs.
-
-    The parts are `pieces` turns of all owners, of about `each` values, or less for the sake of memory. Few values
-    fill only the first turn, or a part of it, and the other parts are empty: every part costs each member a message
-    there and back. An owner alone would take in and give out what all together do, and hold everybody's rows, so
-    all are owners as soon as that pays.
-    """
-    owners = len(shares) // pieces
-    share = values / owners
-    turns = min(pieces, max(round(share / each), min(TURNS * PART_VALUES // each, int(share / TURN_VALUES_LEAST))))
-    used = turns * owners if turns > 1 else min(owners, max(1, round(values / PART_VALUES_LEAST)))
-    filled = part_bounds(values, shares[:used])
-    return filled + ((values, values),) * (len(shares) - len(filled))
-
-
-def paired_cuts(values: int, members: int, pieces: int, each: int) -> Cuts:
-    """The same where members exchange in pairs: pieces of about `each` values, and of each a part per member."""
-    filled = part_bounds(values, (1,) * min(pieces, max(1, round(values / each))))
-    bounds = filled + ((values, values),) * (pieces - len(filled))
-    return tuple(bound for bound in bounds for _ in range(members))
 
 
 def _quick_name(data: Buffer) -> Digest:
@@ -663,13 +516,3 @@ def _quickly_named(wire: Buffer, hashed: bytes) -> Payload:
 
 def _padded(hashed: bytes) -> Digest:
     return Digest(hashed.ljust(DIGEST_BYTES, b"\0"))
-
-
-def placed(tensors: Sequence[Tensor], origin: int) -> tuple[TensorPlace, ...]:
-    """Where they lie in such a vector, counted from `origin`."""
-    ends = accumulate(tensor.numel() for tensor in tensors)
-    return tuple(
-        TensorPlace(end - t.numel() - origin, t.numel(), tuple(t.shape))
-        for t, end in zip(tensors, ends, strict=True)
-        if t.numel()
-    )

@@ -1,9 +1,11 @@
-"""What `trust` stands for where the loops are their owners' own: the rule, how few members go on by it, and what is
-lacking.
+"""Defaults of `trust` for runs of user loops: combining rule, least number of members, and missing protections.
 
-`atoll up` says the same of a run.toml (`peer/config`), out of the same table. Promises: a rule that would withstand
-nobody is refused, what is left out because such a run cannot keep it is said. Never asks what the model is, or who
-the members are.
+`atoll up` uses the same table for a run.toml (`peer/config`).
+
+Invariants:
+- A rule that would withstand no liar is refused.
+- Protections that such a run cannot have are reported.
+Not responsible for: the model, or who joins.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from atoll.verification.sum_check.tensors import unopened
 
 
 def rule_of(
-    trust: Trust, said: StatisticName | None, start_peers: int, min_peers: int
+    trust: Trust, chosen: StatisticName | None, start_peers: int, min_peers: int
 ) -> tuple[StatisticName, int]:
-    """What rows become, and the members without which no round trains. UsageError for what would withstand nobody.
+    """Combining rule and least number of members of a round. UsageError for settings that withstand no liar.
 
-    Nothing `said`: what trust stands for, as far as members are waited for. `min_peers` 0: as many as the rule
-    needs for one liar, so that a run that shrinks waits, and never goes on with a mean that nobody asked for.
+    `chosen` None: the default rule of `trust` for this number of members. `min_peers` 0: as many as the rule needs
+    to withstand one liar, so that a run that shrinks waits instead of falling back to a mean.
     """
     preset, least = PRESETS[trust], min_peers or start_peers
     if min_peers > start_peers:
@@ -31,29 +33,29 @@ def rule_of(
             fix=f"atoll.found(start_peers={min_peers}), or a lower min_peers",
         )
     if trust == "private":
-        if said not in (None, "mean"):
+        if chosen not in (None, "mean"):
             raise UsageError(
                 "E-ATT-15",
-                f'statistic="{said}" withstands liars, and trust="private" says that there are none',
+                f'statistic="{chosen}" withstands liars, but trust="private" assumes that there are none',
                 fix='atoll.found(trust="community"), or leave statistic out',
             )
         return "mean", min_peers or 1
-    if trust == "open" and said in DISTANCES:
+    if trust == "open" and chosen in DISTANCES:
         raise UsageError(
             "E-ATT-15",
-            f'statistic="{said}" cannot work with trust="open"',
+            f'statistic="{chosen}" cannot work with trust="open"',
             cause=UNCHECKED,
-            fix='atoll.found(trust="open", statistic="trimmed_mean"), or "median" or "meamed"; or '
-            f'atoll.found(trust="community", statistic="{said}"), where openings check the sums of owners',
+            fix='RunOptions(statistic="trimmed_mean"), or "median" or "meamed"; or atoll.found(trust="community", '
+            f'options=RunOptions(statistic="{chosen}")), where openings check the sums of owners',
         )
-    statistic = said or statistic_of(preset, preset.tolerance, least, start_peers)
+    statistic = chosen or statistic_of(preset, preset.tolerance, least, start_peers)
     needed = peers_for_one_liar(preset.tolerance, statistic)
     if least < needed:
-        what = f'trust="{trust}"' if said in (None, "mean") else f'trust="{trust}" with statistic="{said}"'
+        what = f'trust="{trust}"' if chosen in (None, "mean") else f'trust="{trust}" with statistic="{chosen}"'
         raise UsageError(
             "E-ATT-15",
-            f"{what} withstands nobody among {least} members",
-            cause=f"where {preset.tolerance:.0%} may lie it takes {needed} to withstand one liar",
+            f"{what} withstands no liar among {least} members",
+            cause=f"if {preset.tolerance:.0%} of the members may lie, {needed} are needed to withstand one liar",
             fix=f"atoll.found(start_peers={needed}, …) or more, in atoll.local peers={needed}"
             + f"; and min_peers={needed} or more, or none" * bool(min_peers)
             + '; or trust="private", if members do not lie',
@@ -61,31 +63,33 @@ def rule_of(
     return statistic, min_peers or needed
 
 
-def forgone(trust: Trust, said: StatisticName | None, statistic: StatisticName, recipe: Recipe) -> tuple[str, ...]:
-    """What this run lacks of what its trust stands for; for people."""
+def forgone(
+    trust: Trust, chosen: StatisticName | None, statistic: StatisticName, recipe: Recipe
+) -> tuple[str, ...]:
+    """Protections of this level of trust that the run lacks, as text for people."""
     preset, lacks = PRESETS[trust], list[str]()
-    if said is None and statistic != "mean":
+    if chosen is None and statistic != "mean":
         community = "" if trust == "community" else 'trust="community", '
-        lacks.append(f'{UNLIKE}; found such a run with {community}statistic="clipped_caf"')
+        lacks.append(f'{UNLIKE}; found such a run with {community}RunOptions(statistic="clipped_caf")')
     if preset.audit_rate:
         lacks.append(
-            "nobody's work is audited, and no records are kept: what a loop did is its owner's own code and data"
+            "no training is audited and no records are kept, since a loop runs its user's own code on its own data"
         )
     if why := _unopened(preset, recipe):
         instead = (
-            "as many owners combine every part as may lie" if preset.witnessed else "sums of owners are believed"
+            "as many owners combine every part as may lie" if preset.witnessed else "sums of owners are not checked"
         )
         lacks.append(f"{instead}: {why}")
     return tuple(lacks)
 
 
 def opened_share(trust: Trust, recipe: Recipe) -> float:
-    """Of every answer, what its owner opens to others."""
+    """Share of every result that its owner opens to other members."""
     preset = PRESETS[trust]
     return 0.0 if _unopened(preset, recipe) else preset.openings
 
 
 def _unopened(preset: TrustPreset, recipe: Recipe) -> str:
-    """Why answers are not opened, though trust has it so; empty if they are, or need not."""
+    """Reason why results are not opened although trust requires it; else empty."""
     why = unopened(recipe) if preset.openings else None
     return (why or "").replace("sync.", "")

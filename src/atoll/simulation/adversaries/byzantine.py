@@ -1,22 +1,20 @@
-"""Peers that break the rules on purpose: an honest peer behind a mouth that twists what it says.
+"""Byzantine members: an honest peer with a filter that twists its messages.
 
-    equivocator   votes, proposes and times out one way to some and another way to the others
-    garbler       signs nonsense, forges other people's words, claims certificates that it never saw
-    liar          sends parts and answers whose bytes are not those it committed to or signed
-    withholder    never answers for its parts and never proposes
-    flooder       talks about rounds that nobody has reached, a hundred words per heartbeat
-    replayer      says again whatever it heard others say of coming and going (only in a story of its own)
-    usurper       changes numbers of the run in the recovery identity's name, and says its old words again
+    equivocator   votes, proposes and times out one way to some members and another way to the others
+    garbler       signs nonsense, forges statements of others, claims certificates that do not exist
+    liar          sends parts and results with other bytes than it committed to or signed
+    withholder    never serves its parts and never proposes
+    flooder       sends messages of rounds that do not exist yet, a hundred per heartbeat
+    replayer      repeats every report of joining and leaving that it received (only in its own scenario)
+    usurper       changes settings of the run in the recovery identity's name, and repeats its old orders
                   (not among `KINDS`: `atoll simulate amendments` has one)
-
-    recruiter    invites itself under one name after the other, to have more votes than it should
+    recruiter     invites itself under one name after the other, to gain votes
                   (not among `KINDS`: `atoll simulate recruiter` has one, invited by a ticket with one use)
 
-Peekers and turncoats, who look at rows before they commit, have a file of their own
-(`simulation/adversaries/commit_after_peek.py`).
+`simulation/adversaries/commit_after_peek.py` has the peekers and turncoats, which read rows before they commit.
 
-A villain signs with its own keys only, as in the real world. What must hold beside them: no honest peer is ever
-blamed, loses its vote, or holds other bits than the others, and rounds go on.
+A villain signs with its own keys only, as in the real world. Beside villains no honest peer may ever be blamed,
+lose its vote or hold other bits than the others, and rounds must go on.
 """
 
 from __future__ import annotations
@@ -69,22 +67,22 @@ from atoll.wire.messages.statements import (
 from atoll.wire.messages.vertex import Vertex
 
 Twist = Callable[["ByzantineMember", Send], list[Effect]]
-MISCHIEF_S = 0.5  # how often a villain says something that nobody asked for
-LISTENERS = 16  # to how many at once, at most; in a larger swarm to a few, drawn each time
+MISCHIEF_S = 0.5  # interval of unprompted messages of a villain
+LISTENERS = 16  # most recipients at once; in a larger swarm this many are drawn each time
 LISTENERS_DRAWN = 4
 REPORTS_HEARD = 64
 
 
 class ByzantineMember:
-    """`twist` turns each thing that the honest peer inside would send into what is sent instead."""
+    """`twist` maps each message of the honest peer inside to the messages that are sent instead."""
 
     def __init__(self, peer: Peer, twist: Twist) -> None:
         self.peer, self.twist = peer, twist
-        self.lied = False  # it has sent something else than the peer inside, or nothing in its place
+        self.lied = False  # True once it has sent something else than the peer inside, or nothing
         self.notary: StatementSigner = peer.notary
         self.draw = random.Random(f"villain/{peer.me}")
-        self.heard: dict[PeerId, SignedStatement] = {}  # other people's words, to misuse
-        self.reports: list[SignedStatement] = []  # those on coming and going
+        self.heard: dict[PeerId, SignedStatement] = {}  # latest statements of other members, for misuse
+        self.reports: list[SignedStatement] = []  # their reports of joining and leaving
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         if isinstance(event, TimerFired) and event.name == "mischief":
@@ -96,7 +94,7 @@ class ByzantineMember:
         return effects
 
     def say(self, statement: Statement, now: Seconds) -> list[Effect]:
-        """What a person asks of it, as of an honest peer."""
+        """Pass on an order of its user, as an honest peer does."""
         return self.peer.say(statement, now)
 
     @property
@@ -132,7 +130,7 @@ class ByzantineMember:
 
 
 def equivocate(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Every second peer hears a different vote, proposal, commitment or timeout, each properly signed."""
+    """Every second peer gets a different vote, proposal, commitment or timeout, each properly signed."""
     if villain.others.index(send.to) % 2 if send.to in villain.others else True:
         return [send]
     match send.message:
@@ -166,7 +164,7 @@ def equivocate(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 def garble(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """What it proposes is no body at all; what it commits to has numbers that are none."""
+    """Propose an invalid body; commit to numbers that are not finite."""
     match send.message:
         case ProposalMessage() as message:
             proposed = decode_statement(message.statement.body, villain.peer.me)
@@ -220,7 +218,7 @@ def _nonsense(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect
     ]
     message = villain.draw.choice(words)
     heard = villain.heard.get(to)
-    if heard is not None and villain.draw.random() < 0.3:  # somebody's own words, with other people's bytes
+    if heard is not None and villain.draw.random() < 0.3:  # a statement of another member with other bytes
         message = ProposalMessage(number, 0, trace, heard, b"other bytes", (), None)
     payload = Payload(digest(b"x"), 1, b"x") if isinstance(message, PartResponse) else None
     return [Send(to, message, Lane.CONTROL, payload)]
@@ -230,7 +228,7 @@ def _nonsense(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect
 
 
 def lie(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Parts and answers arrive with other bytes than were committed to."""
+    """Send parts and results with other bytes than committed to."""
     match send.message:
         case RowContribution() | PartResult() | PartResponse() if send.payload is not None:
             other = Payload(digest(send.payload.digest), send.payload.size_bytes, (villain.peer.me, "nobody"))
@@ -272,14 +270,14 @@ def _replay(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MemberReport(signed)) for signed in villain.reports]
 
 
-# ---- in somebody else's name -------------------------------------------------------------------------------
+# ---- in another name -------------------------------------------------------------------------------
 
 
-FORGED = RunNumbers(inner_steps=1, lr=1e3)  # so that whoever goes by it is seen
+FORGED = RunNumbers(inner_steps=1, lr=1e3)  # conspicuous numbers, so that a peer that accepts them is detected
 
 
 def usurp(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Every body that it proposes holds a word of its own making."""
+    """Add a forged order to every body that it proposes."""
     history = villain.peer.history
     if not isinstance(send.message, ProposalMessage) or history is None:
         return [send]
@@ -328,7 +326,7 @@ KINDS: dict[str, Twist] = {
 
 
 def villain(kind: str | Twist) -> Callable[..., Peer]:
-    """How a swarm makes this kind of villain."""
+    """Maker of villains of this kind, for a swarm."""
 
     def make(
         run: Digest,
@@ -342,6 +340,6 @@ def villain(kind: str | Twist) -> Callable[..., Peer]:
         made = ByzantineMember(
             Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES), twist
         )
-        return cast(Peer, made)  # it stands where a peer would
+        return cast(Peer, made)  # it takes the place of a peer
 
     return make

@@ -1,9 +1,12 @@
-"""Poisoners with one memory between them: they know every honest row of a round before they commit to their own.
+"""Colluding poisoners with shared memory: they know every honest row of a round before they commit.
 
-No real liar knows as much, since nobody sees a row before it has committed to one: what a rule bears here it bears
-outside. Their rows are those of `training/robust/attacks`, made once per round for all of them. What no codec would
-encode they commit to and send all the same.
-Promises: the same seed gives the same lies. Never touches what honest islands draw: it looks ahead on a copy.
+No real liar knows as much, since a row is shown only to members that have committed: a rule that withstands this
+withstands real liars. Their rows are those of `training/robust/attacks`, made once per round for all of them.
+Values that no codec would encode are committed to and sent anyway.
+
+Invariants:
+- The same seed gives the same lies.
+- Random draws of honest workers stay untouched: the look-ahead uses a copy.
 """
 
 from __future__ import annotations
@@ -21,19 +24,19 @@ from atoll.simulation.tensors import TensorWorker
 from atoll.simulation.worker import WorkerKnobs
 from atoll.training.robust.attacks import ATTACKS, OPTIMISED, Rule, constant, lies, stale
 
-LARGEST = 1e17  # that a codec lets through
-GANGS = (*ATTACKS, *OPTIMISED, "largest", "stale")  # what they send, by name
+LARGEST = 1e17  # largest value that a codec accepts
+GANGS = (*ATTACKS, *OPTIMISED, "largest", "stale")  # attacks by name
 
 
 @dataclass
 class PoisonerGang:
     attack: str
     liars: frozenset[PeerId]
-    rule: Rule  # what the run makes of rows
-    crowd: dict[PeerId, TensorWorker] = field(default_factory=dict[PeerId, TensorWorker])  # the honest
+    rule: Rule  # combining rule of the run
+    crowd: dict[PeerId, TensorWorker] = field(default_factory=dict[PeerId, TensorWorker])  # honest workers
     said: dict[int, dict[PeerId, Tensor]] = field(default_factory=dict[int, dict[PeerId, Tensor]])
     """By round, what everybody sent; of honest ones who have not yet, what they will."""
-    anchors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # that rounds begin with
+    anchors: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # round → anchor that it begins with
 
     def islands(self) -> Callable[[PeerId, WorkerKnobs, Random], TensorWorker]:
         def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> TensorWorker:
@@ -45,7 +48,7 @@ class PoisonerGang:
         return make
 
     def sends(self, me: PeerId, round: int, anchor_V: Tensor, learnt_V: Tensor) -> Tensor:
-        """What this peer sends in this round in place of what it learnt, (V,)."""
+        """(V,) update that this peer sends in this round instead of the learned one."""
         self.anchors[round] = anchor_V
         said = self.said.setdefault(round, {})
         if me not in self.liars:

@@ -1,10 +1,10 @@
-"""Members that look first and commit then, to something made of the rows that they were shown.
+"""Members that read rows of others first, then commit to a mix of them.
 
-peeker    says nothing before others share, and commits as soon as a row has come to it
-turncoat  says that it gives nothing, and commits in the next attempt, if there is one
+peeker    waits for others to share, and commits as soon as it has received a row
+turncoat  declines the round, and commits in the next attempt, if there is one
 
-Both own parts, tell nobody what they combined or what they trained themselves, and propose nothing. So whatever
-they commit to is made of others' rows, and no vertex may ever hold a commitment of theirs (`never_counted`).
+Both own parts, share neither results nor updates of their own, and propose nothing. So their commitments are always
+made of others' rows, and no vertex may ever contain one (`never_counted`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from atoll.wire.messages.vertex import Vertex
 
 
 class PeekingMember(ByzantineMember):
-    """The honest peer inside trains, shares and votes; of what it says of its own update nothing gets out."""
+    """The honest peer inside trains, shares and votes; none of its messages about its own update gets out."""
 
     def __init__(self, peer: Peer, passes: bool) -> None:
         super().__init__(peer, peek)
         self.passes = passes
-        self.round, self.spoke = -1, -1  # the last attempt of it in which I said something
-        self.said: SignedStatement | None = None  # that
-        self.given: set[tuple[int, PeerId]] = set()  # in it: (part, to whom my row of it went)
-        self.seen: list[Digest] = []  # rows of others, of this round
-        self.rows: tuple[Digest, ...] = ()  # what I give, made of them
-        self.shown = 0  # rows, in all rounds, before I had said anything
+        self.round, self.spoke = -1, -1  # last attempt with a message of this peer
+        self.said: SignedStatement | None = None  # that commitment
+        self.given: set[tuple[int, PeerId]] = set()  # (part, receiver) of rows already sent in it
+        self.seen: list[Digest] = []  # rows of other members in this round
+        self.rows: tuple[Digest, ...] = ()  # rows to send, made of them
+        self.shown = 0  # rows received in all rounds before this peer committed
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         effects = super().handle(event, now)
@@ -67,7 +67,7 @@ class PeekingMember(ByzantineMember):
         return effects + self._share(round)
 
     def _speak(self, round: RoundMachine) -> list[Effect]:
-        """Once in an attempt: of what I have seen, if I have."""
+        """Commit once per attempt to the rows received, if any."""
         commit, made_of = passing(self.round, round.attempt, "nothing to give"), b"".join(sorted(self.seen))
         if self.seen:
             self.rows = self.rows or tuple(digest(made_of + bytes([k])) for k in range(len(round.encoded or ())))
@@ -77,7 +77,7 @@ class PeekingMember(ByzantineMember):
         return [Send(peer, said) for peer in self.others]
 
     def _share(self, round: RoundMachine) -> list[Effect]:
-        """To owners that may see it: two that lie together are not meant here."""
+        """Send rows to honest owners only: collusion of two liars is not modeled here."""
         if self.said is None or self.spoke != round.attempt or round.reduce is None:
             return []
         effects: list[Effect] = []
@@ -93,14 +93,14 @@ class PeekingMember(ByzantineMember):
 
 
 def peek(villain: ByzantineMember, send: Send) -> list[Effect]:
-    """Nothing of its own update gets out, nor what it combined, nor that it has seen itself commit twice."""
+    """Drop messages about its own update and its results, and the evidence of its double commitment."""
     match send.message:
         case CommitAnnouncement(statement=said) | RowContribution(statement=said) | PartResult(statement=said):
             return [] if said.signer == villain.peer.me else [send]
         case RowResponse(statement=said):
             return [] if said.signer == villain.peer.me else [send]
         case ProposalMessage():
-            return []  # it would hold all of that
+            return []  # the vertex would contain all of that
         case MemberReport(statement=said):
             return [] if isinstance(decode_statement(said.body, said.signer), Accusation) else [send]
         case _:
@@ -108,7 +108,7 @@ def peek(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 def peeker(passes: bool = False) -> Callable[..., Peer]:
-    """How a swarm makes one; `passes`: a turncoat."""
+    """Maker of a peeker, for a swarm; `passes`: a turncoat."""
 
     def make(
         run: Digest,
@@ -132,7 +132,7 @@ PEEKERS = {"peeker": peeker(), "turncoat": peeker(passes=True)}
 
 
 def never_counted(peekers: Collection[PeerId]) -> Callable[[Seconds, VirtualComputer, Fact], None]:
-    """A watcher: their rows are in no vertex."""
+    """Watcher that checks that no vertex contains a row of these members."""
 
     def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):

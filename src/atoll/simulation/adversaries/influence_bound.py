@@ -1,14 +1,12 @@
-"""How far liars' rows moved what was agreed: every row is worth a number, and the island really sorts them.
+"""Meter of liars' influence on agreed results: every row has a numeric value, and the worker really sorts them.
 
-A virtual row is a name; here it is worth a number too, drawn from its own digest between -1 and 1 where its author
-is honest, chosen by the author where it is not. Owners combine the numbers with the statistic of real rounds.
+A virtual row is a digest. Here it also has a value: drawn from the digest between -1 and 1 for an honest author,
+chosen by the author otherwise. Owners combine the values with the statistic of real rounds.
 
-Promises, by `InfluenceMeter`, which watches every vertex: an agreed part was made by somebody honest out of the
-rows
-that their authors sent, and lies between what the honest rows among them allow. For sorted rows that is exact: of
-n rows with b liars among them the k-th lowest lies between the honest rows of places k - b and k, so a mean of the
-places f … n - f - 1 lies between two sums of honest rows alone, whatever the liars send, as long as b <= f.
-Never steers a peer.
+`InfluenceMeter` checks every vertex: an honest peer computed each agreed part from rows that their authors sent,
+and it lies between the bounds that the honest rows among them allow. For sorted rows the bound is exact: of n rows
+with b liars the k-th lowest lies between the honest rows of places k - b and k. A mean of the places f … n - f - 1
+therefore lies between two sums of honest rows, whatever the liars send, as long as b <= f.
 """
 
 from __future__ import annotations
@@ -31,31 +29,31 @@ from atoll.training.exchange.statistic import OF_COLUMNS
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerResult
 
-ROUNDING = 1e-9  # of numbers up to 1e6, summed in fp64
+ROUNDING = 1e-9  # for values up to 1e6, summed in fp64
 
-POISONS: dict[str, Callable[[float], float]] = {  # what an honest number becomes
+POISONS: dict[str, Callable[[float], float]] = {  # honest value → value that is sent
     "far": lambda honest: 1e6,
     "flipped": lambda honest: -10.0 * honest,
-    "near": lambda honest: 0.95,  # inside the others' spread, all of them one way: what no rule can tell apart
+    "near": lambda honest: 0.95,  # within the spread of the others, all in one direction: no rule can detect it
 }
 
 
-Row = tuple[PeerId, int, int]  # whose, of which round, for which part
+Row = tuple[PeerId, int, int]  # (author, round, part)
 
 
 @dataclass(frozen=True)
 class ComputedAnswer:
-    """One answer that an island computed."""
+    """One result that a worker computed."""
 
     rows: tuple[tuple[PeerId, Digest], ...]
-    counted: tuple[PeerId, ...]  # of those the ones that weigh something
+    counted: tuple[PeerId, ...]  # contributors with weight
     worth: float
     liars: int  # f that the rule was told
 
 
 @dataclass
 class RowLedger:
-    """What the bytes of one world are worth, by their digests, who wrote them, and what answers are made of."""
+    """Values of all rows of one world by digest, their authors, and the rows of each result."""
 
     authors: dict[Digest, Row] = field(default_factory=dict[Digest, Row])
     poisoned: dict[Digest, float] = field(default_factory=dict[Digest, float])
@@ -68,7 +66,7 @@ class RowLedger:
     def islands(
         self, poisons: dict[PeerId, str], chains: Callable[[PeerId], VirtualChain]
     ) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
-        """What stands behind each peer: these send poison, all others honest rows."""
+        """Workers of each peer: these send poison, all others honest rows."""
 
         def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
             return ValuedWorker(me, knobs, draw, self, poisons.get(me), chains(me))
@@ -77,7 +75,7 @@ class RowLedger:
 
 
 class ValuedWorker(VirtualWorker):
-    """An island of names whose rows are worth something."""
+    """Symbolic worker with valued rows."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class ValuedWorker(VirtualWorker):
         return symbolic_openings.judged(work, self.blobs[work.blob])
 
     def _combined(self, work: CombineRows, done: RowsCombined) -> RowsCombined:
-        """By the rule of real rounds; it answers with nothing where rows are too few, as that does."""
+        """Result by the rule of real rounds; empty if rows are too few, as there."""
         assert done.payload is not None
         rows = tuple((row.peer, row.payload.digest) for row in work.rows)
         counted = tuple(row.peer for row in work.rows if row.weight > 0)
@@ -139,11 +137,11 @@ def combined_worth(statistic: str, liars: int, worths: list[float]) -> float:
 
 
 def allowed(honest: list[float], lies: int, trim: int) -> tuple[float, float]:
-    """Between which numbers a mean of the places trim … n - trim - 1 of n = len(honest) + lies rows must lie.
+    """Bounds of a mean of the places trim … n - trim - 1 of n = len(honest) + lies rows.
 
-    The k-th lowest of all rows is at least the honest row of place k - lies and at most that of place k. So
-    (Yin et al. 2018, Definition 2, where lies <= trim): both ends are means of honest rows. Places outside the
-    honest rows stand for what liars may choose freely: then there is no bound.
+    The k-th lowest of all rows is at least the honest row of place k - lies and at most that of place k (Yin et al.
+    2018, Definition 2, where lies <= trim): both ends are means of honest rows. Places outside the honest rows
+    belong to liars: then there is no bound.
     """
     rows, n = sorted(honest), len(honest) + lies
     places = range(trim, n - trim)
@@ -156,22 +154,24 @@ def allowed(honest: list[float], lies: int, trim: int) -> tuple[float, float]:
 
 @dataclass
 class InfluenceMeter:
-    """Watches every vertex once. Sums over all parts of all rounds, in units of the honest rows' own numbers.
+    """Checks every vertex once. Sums over all parts of all rounds, in units of the honest rows' values.
 
-    `moved` is how far answers lie from what the same rule makes of the honest rows alone; `most` how far they may.
+    `moved` is the distance between results and the same rule over the honest rows alone; `most` its bound.
     """
 
     ledger: RowLedger
     villains: frozenset[PeerId]
     rounds: set[int] = field(default_factory=set[int])
     parts: int = 0
-    liars_rows: int = 0  # that were in agreed answers
+    liars_rows: int = 0  # rows of liars in agreed results
     rows: int = 0
     moved: float = 0.0
     most: float = 0.0
 
     def look(self, closed: RoundClosed) -> None:
-        """Raises InvariantBroken for what nobody honest made, for rows nobody sent, and beyond the bound."""
+        """Check a vertex. InvariantBroken for a result that no honest peer computed, for unsent rows, and beyond
+        the bound.
+        """
         if closed.body.round in self.rounds:
             return
         self.rounds.add(closed.body.round)

@@ -1,7 +1,7 @@
-"""Trainers whose records are poor. What their peers say is honest; what stands behind them is not worth much.
+"""Trainers with poor records. Their peers report honestly; the work behind them is poor.
 
-idler       takes a tenth of its steps, and says so
-boaster     says that it has lost nothing to learn: a loss of 0
+idler       takes a tenth of its steps, and reports that
+boaster     reports a loss of 0
 flapper     fails to train in two rounds of three
 cheat       takes other steps than assigned, where rounds are audited
 """
@@ -18,13 +18,13 @@ from atoll.peer.tasks import TrainingResult, TrainRound
 from atoll.simulation.simulated_audit_chain import VirtualChain
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 
-IDLE = 10  # an idler takes one step of so many
-FLAPS = 2 / 3  # of its rounds a flapper fails in
+IDLE = 10  # an idler takes one step of this many
+FLAPS = 2 / 3  # share of rounds in which a flapper fails
 KINDS = ("idler", "boaster", "flapper", "cheat")
 
 
 class LowReputationWorker(VirtualWorker):
-    """An island of one of these kinds, or an honest one."""
+    """Worker of one of these kinds, or an honest one."""
 
     kind: str = ""
 
@@ -42,7 +42,7 @@ class LowReputationWorker(VirtualWorker):
 
 
 def islands(kinds: dict[PeerId, str], audited: bool) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
-    """What stands behind each peer of a swarm in which these trainers are of these kinds."""
+    """Workers of a swarm in which these trainers are of these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
         chain = VirtualChain(me) if audited else None

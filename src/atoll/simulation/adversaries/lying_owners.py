@@ -1,12 +1,12 @@
-"""Owners that lie about their parts, as owners and as witnesses of other owners' parts. Each signs what it says.
+"""Owners that lie about their parts, or as witnesses about others' parts. Each signs its statements.
 
-miscounter    answers with other bytes than its contributors' rows make
+miscounter    result with other bytes than its contributors' rows give
 censor        leaves two contributors out, and sums the others rightly
-forger        leaves two contributors out of the sum, and lists them all the same
-two_tongued   answers rightly to every second peer, and with other bytes to the rest
-mute          combines, and never says a word of it
+forger        leaves two contributors out of the sum, and lists them anyway
+two_tongued   right result to every second peer, other bytes to the rest
+mute          combines, and never reports the result
 two_promises  commits to one update before every second peer and to another before the rest, and sends each its own
-framer        answers rightly, and calls every honest answer a lie
+framer        right result, and reports every honest result as a lie
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Lie = Callable[[ByzantineMember, OwnerResult, tuple[PeerId, ...]], tuple[OwnerRe
 
 
 def _told(villain: ByzantineMember, send: Send, lie: Lie) -> list[Effect]:
-    """An answer of its own, shown or only signed, with a lie in it; all else as it was."""
+    """Insert the lie into own results, shown or only signed; pass everything else on."""
     message = send.message
     if not isinstance(message, PartResult) or message.statement.signer != villain.peer.me:
         return [send]
@@ -53,7 +53,7 @@ def _other_bytes(villain: ByzantineMember, answered: OwnerResult, names: tuple[P
 def _fewer(villain: ByzantineMember, answered: OwnerResult, names: tuple[PeerId, ...]):
     round = villain.peer.round
     assert round is not None and round.reduce is not None
-    if answered.part not in round.reduce.gathers:  # on its jury, which leaves nobody out
+    if answered.part not in round.reduce.gathers:  # on its jury, which leaves no contributor out
         return _other_bytes(villain, answered, names)
     rows = round.reduce.gathers[answered.part].rows
     out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
@@ -115,7 +115,7 @@ def two_promises(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 def second_promise(row: Digest) -> Digest:
-    """What one that commits twice sends in place of this row."""
+    """Row that a peer with two commitments sends in place of this one."""
     return digest(row)
 
 

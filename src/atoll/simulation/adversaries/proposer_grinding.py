@@ -1,8 +1,8 @@
-"""Liars that want to keep the chair: who of them proposes tries bodies, until the vertex that comes of one lets a
-friend propose next, and audits none.
+"""Proposer grinding: colluding proposers try bodies until the vertex draws a friend as next proposer and audits
+none.
 
-Bodies differ in their time, by a microsecond each, which no voter can object to. Everything else that they do is
-honest: who stays in the chair need not be caught at anything.
+Bodies differ in their time by a microsecond each, which no voter can object to. Everything else is honest, so a
+member that stays proposer need not be convicted of anything.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import VertexBody
 
 TRIES = (
-    256  # bodies at most; a third of thirteen need one in three for the chair, and one in 2.4 for the audits at 0.2
+    # most bodies; a third of thirteen needs one in three for the next proposer, and one in 2.4 to avoid audits at
+    # rate 0.2
+    256
 )
 STEP_S = 1e-6
 
 
 def keeper(friends: Collection[PeerId]) -> Twist:
-    """Takes the pen of the honest peer inside when it first speaks in a round, long before anything is written."""
+    """Replace the body writer of the honest peer inside at its first message of a round."""
 
     def keep(villain: ByzantineMember, send: Send) -> list[Effect]:
         round = villain.peer.round
@@ -59,7 +61,7 @@ def _chosen(
 
 
 def _worth(body: VertexBody, settings: RunSettings, friends: Collection[PeerId]) -> tuple[bool, int]:
-    """Whether a friend is next, and, below 0, how many of them are audited."""
+    """(whether a friend proposes next, minus the number of audited friends)."""
     id = vertex_id(encode(body))
     claims = {signed.signer: statement_in(signed) for signed in body.commits if signed.signer in friends}
     audited = sum(

@@ -1,7 +1,10 @@
-"""Strangers: they know a run's id and its members' addresses, and have no ticket that can still be used.
+"""Strangers: peers that know a run's id and members' addresses, but have no usable ticket.
 
-A stranger asks for everything, claims and refuses everything, twice a second, at every member. Invariants: it signs
-with its own key only. Not responsible for: what must hold beside it (`scenarios/strangers.py`).
+A stranger requests, claims and refuses everything, twice a second, at every member.
+
+Invariants:
+- It signs with its own key only.
+Not responsible for: what must hold beside it (`scenarios/strangers.py`).
 """
 
 from __future__ import annotations
@@ -49,20 +52,20 @@ from atoll.wire.messages.vertex import Vertex
 
 HARMLESS = (
     Hello | JoinRefused | VerticesRequest | ManifestRequest | ChunkRequest | EraSignaturesRequest
-)  # first words, a no, questions
+)  # handshakes, refusals, requests
 ROUNDS = 64  # rounds that it guesses
 
 
 class Stranger:
-    """Stands where a peer would. `blobs`: names of blobs that it heard of elsewhere."""
+    """Takes the place of a peer. `blobs`: digests of blobs that it knows from elsewhere."""
 
     def __init__(self, peer: Peer, members: Sequence[PeerId], blobs: Sequence[Digest]) -> None:
-        self.peer, self.notary = peer, peer.notary  # the honest peer inside never gets to hear anything
+        self.peer, self.notary = peer, peer.notary  # the honest peer inside receives no message
         self.members, self.blobs = members, blobs
         self.linked: set[PeerId] = set()
         self.draw = random.Random(f"stranger/{peer.me}")
-        self.told: Counter[str] = Counter()  # what members sent to it, by kind
-        self.leaked: list[Message] = []  # of that, what no stranger may hear
+        self.told: Counter[str] = Counter()  # kind → messages that members sent to it
+        self.leaked: list[Message] = []  # messages among them that no stranger may receive
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         match event:
@@ -111,7 +114,7 @@ class Stranger:
 
 
 def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[..., Peer]:
-    """How a swarm makes one."""
+    """Maker of a stranger, for a swarm."""
 
     def make(
         run: Digest,

@@ -1,60 +1,60 @@
-"""Named stories of a virtual swarm, each replayed by its name and seed.
+"""Named scenarios of a virtual swarm, each replayed by its name and seed.
 
-    calm         nothing goes wrong: everybody is counted in every round
+    calm         no faults: every round counts all members
     churn        loss, joins, leaves, kills, sleeps, partitions, lost writes, drifting clocks; then peace
     apart        a minority is cut off for many rounds, trains on, and its work is counted once
-    clocks       churn where clocks run apart much faster
-    overlap      churn where trainers go on while a round is agreed
+    clocks       churn with clocks that drift apart much faster
+    overlap      churn while trainers go on during agreement
     rollback     churn while the run is sent back to earlier states again and again
-    pauses       churn while the run is paused and goes on again and again
-    amendments   churn while numbers of the run change and it is sent back, and one changes them in another's name
-    weighed      churn where distances weigh rows, and owners speak twice
-    paced        churn where windows follow the pace of the run
+    pauses       churn while the run is paused and resumed again and again
+    amendments   churn while settings change and the run is sent back; one member forges such orders
+    weighed      churn with rows weighed by distances, and owners that answer twice
+    paced        churn with time limits that follow the pace of the run
     growth       two founders, four joiners by ticket; then one is lost for good
-    blackout     everybody stops at once, again and again, and goes on from disk
-    late_joiner  somebody comes when the run is long
+    blackout     all peers stop at once, again and again, and resume from disk
+    late_joiner  a peer joins a long run
     frozen       one member sleeps for ten seconds and comes back
-    liars        a third of the voters lie, at most; nobody honest is harmed
-    replayers    a third repeat what others once said of coming and going; nobody is moved by it
-    strangers    peers without a ticket ask for all and refuse all; they are told nothing and end no peer
-    owners       a third of the owners lie about their parts, at most; each is soon out
-    framers      a third call everybody else liars; nobody is believed
-    watched      nobody lies where owners watch each other, and messages are lost
-    audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, nobody honest is
-    accusers     a third of the auditors find everybody guilty; nobody leaves
-    keepers      a third try bodies to propose next as well, and to escape audits; they have their turns and no more
-    audited_churn  churn where every round is audited
-    reputation   poor trainers, cheats, a newcomer, one who returns: all agree on scores, villains weigh little
-    reputed_churn  churn where records are kept
-    audited      nobody cheats where rounds are audited, and messages are lost
-    slow         nobody lies, some are slow, messages are lost: nobody is accused of anything
-    straggler_churn  churn where rounds go on without the slow
-    clients      who trains is drawn; some rest, decline or die: all groups of data come to their turns
-    sampled_churn  churn where who trains is drawn
-    straggler    one of four is four times slower: nobody waits for it, and its steps count
-    by_speed     one of four is four times slower and takes a quarter of the steps: all arrive together
-    oceans       members on several continents train for 38 minutes a round; an exchange is hidden behind the next
-    poisoners    a third know all rows and send what the literature has worst; the statistic's proof holds
+    liars        up to a third of the voters lie; no honest peer is harmed
+    replayers    a third repeat old reports of joining and leaving; no member is moved by it
+    strangers    peers without a ticket request everything; they receive nothing and end no peer
+    owners       up to a third of the owners lie about their parts; each is soon out
+    framers      a third accuse all others of lying; no member believes them
+    watched      no liars where owners watch each other, and messages are lost
+    audits       a third of the trainers cheat, refuse or audit falsely; cheats are out, no honest member is
+    accusers     a third of the auditors find every trainer guilty; no member leaves
+    keepers      a third try bodies to propose next as well, and to escape audits; they get their turns, no more
+    audited_churn  churn with every round audited
+    reputation   poor trainers, cheats, a newcomer, a returner: all agree on scores, villains weigh little
+    reputed_churn  churn with records kept
+    audited      no cheats where rounds are audited, and messages are lost
+    slow         no liars, some are slow, messages are lost: no member is accused of anything
+    straggler_churn  churn with rounds that go on without the slow
+    clients      trainers are drawn; some rest, decline or die: all groups of data get their turns
+    sampled_churn  churn with drawn trainers
+    straggler    one of four is four times slower: no member waits for it, and its steps count
+    by_speed     one of four is four times slower and takes a quarter of the steps: all finish together
+    oceans       members on several continents train for 38 minutes a round; overlap hides an exchange
+    poisoners    a third know all rows and send the worst known attacks; the statistic's proof holds
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
-    siege_opened  siege where answers are opened, and fewer witnesses watch each part
+    siege_opened  siege with opened results, and fewer witnesses per part
     validated    a third poison a mean and lie as validators; the run leaves every bad state
-    wolves       a third of the validators find everything bad; nobody goes back
-    scores       a third send updates that teach nothing, or score falsely; nobody honest is on probation
-    scored_churn  churn where updates are scored
-    twins        a third do not learn from their samples, hide, or judge falsely; nobody honest is found
-    twinned_churn  churn where members take each other's samples
+    wolves       a third of the validators find everything bad; the run never goes back
+    scores       a third send useless updates, or score falsely; no honest member is on probation
+    scored_churn  churn with scored updates
+    twins        a third do not learn from their samples, hide, or judge falsely; no honest member is convicted
+    twinned_churn  churn while members replay each other's samples
     validated_churn  churn while one member poisons a mean now and then
-    pieces       older states lie in pieces; a holder corrupts its own, two leave, then as many vanish as may
-    pieces_churn  churn where older states lie in pieces, and the run is sent back to them
-    accomplices  liars own parts by themselves and say the same there; openings find both, and nobody honest leaves
-    openings     a third of the owners sum wrongly, and blocks are opened; each is out, nobody honest is
-    recruiter    one who was invited invites itself twelve times; it gets no more votes than agreement withstands
-    slanderers   a third of the checkers find every owner guilty; nobody leaves
-    opened       nobody lies where blocks are opened, and messages are lost
+    pieces       older states are stored in pieces; a holder corrupts its own, two leave, as many vanish as may
+    pieces_churn  churn with older states in pieces, and rollbacks to them
+    accomplices  liars own parts by themselves and agree on lies; openings find both, and no honest member leaves
+    openings     a third of the owners sum wrongly, and blocks are opened; each is out, no honest member is
+    recruiter    one invited peer invites itself twelve times; it gets no more votes than agreement withstands
+    slanderers   a third of the checkers find every owner guilty; no member leaves
+    opened       no liars where blocks are opened, and messages are lost
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
     broken_links  one link after the other breaks: rows go around it, and all count
-    branches     two branches of a run meet, a fifth lie about which they prefer; nobody changes sides
-    post_quantum  churn where sessions sign with ML-DSA-65, too
+    branches     two branches of a run meet, a fifth lie about their preference; no peer changes sides
+    post_quantum  churn with sessions that sign with ML-DSA-65 as well
 
 A failing run ends with one line that replays it.
 """
@@ -197,9 +197,9 @@ def run_scenario(
     protocol: str = "bft",
     topology: TopologyName | None = None,
 ) -> ScenarioReport:
-    """Play one scenario. Raises ScenarioFailed, whose last line replays it, if what should never happen did.
+    """Play one scenario. Raises ScenarioFailed, with the line that replays it last, if an invariant breaks.
 
-    Raises CannotBeTold where members of the story may lie and are to agree by Raft or to hand on each other's rows.
+    Raises ScenarioUnsupported for Raft or relayed rows if members of the scenario may lie.
     """
     scenario = SCENARIOS[name]
     size, length = peers or scenario.peers, rounds or scenario.rounds

@@ -1,4 +1,4 @@
-"""Parts that lose every owner at once, whether members trust each other or not."""
+"""Parts that lose all owners at once, with and without trust between members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerResult
 
-MOMENTS_S = 0.15  # from when the first begins to share: about as long as rows and answers take
+MOMENTS_S = 0.15  # time from the first share on: about the duration of rows and results
 TRUSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("majority", {}),
     ("two-thirds", {"tolerance": 0.33}),
@@ -27,7 +27,10 @@ TRUSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def orphans(stage: ScenarioContext) -> None:
     """Again and again the six owners of a drawn part die or freeze in the middle of a round, under each trust in
-    turn: the part is combined all the same, of all who are left, and they agree on it."""
+    turn.
+
+    The remaining members combine the part all the same, and agree on it.
+    """
     stage.quorum, more = TRUSTS[stage.seed % len(TRUSTS)]
     stage.gather(SwarmKnobs(stage.peers, run=stage.settings(round=stage.paced(), **more)))
     stage.until_round(1)
@@ -46,10 +49,10 @@ class OrphanedPart:
         self.closed: RoundClosed | None = None
 
     def play(self) -> RoundClosed:
-        """Until the round is closed by all who are left, in it; then the others come back."""
+        """Run until all remaining members have closed the round; then revive the others."""
         stage, villains = self.stage, self.stage.swarm.checkers.villains
         self.world.watchers.append(self.watch)
-        stage.until(lambda: bool(self.owners), 600.0, "nobody shared anything")
+        stage.until(lambda: bool(self.owners), 600.0, "no member shared anything")
         left = [peer for peer in stage.swarm.founders if peer not in self.owners]
         stage.until_round(self.round, stage.healed(), [peer for peer in left if peer not in villains])
         self.world.watchers.remove(self.watch)
@@ -71,7 +74,7 @@ class OrphanedPart:
             self._begin(fact.round, round.reduce.plan)
 
     def _begin(self, round: int, plan: ReducePlan) -> None:
-        """Where there are villains, a part that one of them stands in for first, as soon as there is one."""
+        """Begin with villains, if any: with a part that one of them replaces an owner of."""
         draw, villains = self.stage.draw, self.stage.swarm.checkers.villains
         parts = [part for part in range(plan.parts) if villains.isdisjoint(plan.owners(part))]
         if villains:
@@ -90,7 +93,7 @@ class OrphanedPart:
         what = f"part {self.part} of round {self.round}, which lost its owners,"
         signed = closed.body.parts[self.part]
         if signed is None:
-            raise InvariantBroken(f"{what} counts for nobody")
+            raise InvariantBroken(f"{what} is in no result")
         answered = decode_statement(signed.body, signed.signer)
         assert isinstance(answered, OwnerResult)
         if lost := sorted(set(left) - set(answered.contributors)):

@@ -1,4 +1,4 @@
-"""Older states that lie in pieces: placed for nothing, restored from any k, repaired when holders leave."""
+"""Older states in pieces: placed without transfer, restored from any k, repaired when holders leave."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 
 CODED = ErasureParams(6, 10, every_rounds=3, lost_s=15.0)
-STATES_KEPT = 8  # blobs beside those that are held: fewer than the story has rounds
-LIAR = 2  # whose disk gives out wrong bytes
+STATES_KEPT = 8  # blobs beside those that are held: fewer than the rounds of the scenario
+LIAR = 2  # index of the member with a disk that returns wrong bytes
 LEAVERS = 2
 
 
 @dataclass
 class CorruptArchiveWorker(VirtualWorker):
-    """Says that it holds its pieces, and gives out other bytes."""
+    """Worker that claims to hold its pieces, and serves other bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +45,7 @@ class CorruptArchiveWorker(VirtualWorker):
 class ArchiveStory:
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
-        self.truth: dict[Digest, bytes] = {}  # every state there ever was
+        self.truth: dict[Digest, bytes] = {}  # digest → every state that ever existed
         self.named: Counter[PeerId] = Counter()
         self.repaired: list[tuple[int, int]] = []
         self.rebuilt: set[tuple[PeerId, Digest]] = set()
@@ -72,21 +72,24 @@ class ArchiveStory:
         )
 
     def until(self, true: Callable[[], bool], within_s: Seconds, what: str) -> None:
-        """Looked at once a virtual second: at every event it would cost more than the story."""
+        """Check once per virtual second: a check at every event would cost more than the scenario."""
         world, end = self.stage.world, self.stage.world.now + within_s
         while not true() and world.now < end:
             world.run(world.now + 1.0)
         self.stage.until(true, 0.0, what)
 
     def full(self, entries: int) -> bool:
-        """At least so many states are placed, and every piece lies where it should."""
+        """True if at least this many states are placed, with every piece at its holder."""
         found = [e for e in self.ledger.entries if e.here == CODED.n and e.placed]
         return len(found) >= entries and all(e.here == CODED.n for e in self.ledger.entries[:-1])
 
 
 def pieces(stage: ScenarioContext) -> None:
-    """Thirteen members, 6 of 10: states are placed without a byte; two leave and are made good by six pieces each;
-    then three vanish and one lies, and every older state comes back, bit for bit, although nobody holds it."""
+    """Thirteen members, 6 of 10: states are placed without a byte; two leave and six pieces each repair them.
+
+    Then three vanish and one lies, and every older state comes back, bit for bit, although no member holds it
+    whole.
+    """
     told = ArchiveStory(stage)
 
     def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> VirtualWorker:
@@ -135,7 +138,7 @@ def pieces(stage: ScenarioContext) -> None:
 
 
 def restore_everything(stage: ScenarioContext) -> None:
-    """After whatever happened: somebody drawn makes every state again that lies in pieces."""
+    """At the end a drawn member restores every state that is stored in pieces."""
     told = ArchiveStory(stage)
     stage.world.watchers.append(told.watch)
     seeker = stage.draw.choice(stage.swarm.honest)

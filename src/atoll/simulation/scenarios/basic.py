@@ -1,4 +1,4 @@
-"""The short stories: calm, growth, blackout, late_joiner, frozen, broken_links."""
+"""Short scenarios: calm, growth, blackout, late_joiner, frozen, broken_links."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 
 LINKS = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
-UNNOTICED_ROUNDS = 2  # after a link broke: the one under way, and the next, which may do without one of the two
+UNNOTICED_ROUNDS = 2  # rounds after a broken link: the current one, and the next, which may lack one of the two
 
 
 def calm(stage: ScenarioContext) -> None:
-    """No faults: every round counts everybody, in its first attempt."""
+    """No faults: every round counts all members, in its first attempt."""
     swarm = stage.gather()
     swarm.checkers.faultless = True
     stage.until_round(stage.rounds - 1, 30.0 * stage.rounds)
@@ -25,7 +25,9 @@ def calm(stage: ScenarioContext) -> None:
 
 
 def growth(stage: ScenarioContext) -> None:
-    """Founders become six by tickets and the real join path; then one is lost, and the others close rounds."""
+    """Two founders become six members by tickets and the real join path; then one is lost, and the others close
+    rounds.
+    """
     swarm = stage.gather(SwarmKnobs(stage.peers, run=stage.settings(open_to_all=False)))
     stage.until_round(1)
     ticket = swarm.invite(swarm.founders[0], uses=4)
@@ -33,7 +35,7 @@ def growth(stage: ScenarioContext) -> None:
     for index in range(stage.peers, stage.peers + 4):
         swarm.join(index, via=swarm.founders[index % stage.peers], ticket=ticket)
         stage.world.run(stage.world.now + stage.draw.uniform(0.0, 3.0))
-    stage.until(lambda: _voters(stage) == stage.peers + 4, 600.0, "not everybody became a member")
+    stage.until(lambda: _voters(stage) == stage.peers + 4, 600.0, "not every peer became a member")
     if _tickets(stage):
         raise InvariantBroken("a ticket for four is still good after four used it")
     stage.until_round(max(swarm.heads()) + 2)
@@ -45,7 +47,7 @@ def growth(stage: ScenarioContext) -> None:
 
 
 def blackout(stage: ScenarioContext) -> None:
-    """All peers stop at one moment, often while they write; they restart from disk and lose no agreed round."""
+    """All peers stop at one moment, often during writes; they restart from disk and lose no agreed round."""
     swarm = stage.gather()
     for k in range(max(1, stage.rounds // 4)):
         stage.until_round(4 * k + stage.draw.randrange(2))
@@ -54,7 +56,7 @@ def blackout(stage: ScenarioContext) -> None:
         else:  # wait for the votes of a round, then stop within the milliseconds in which they are written
             fast = stage.draw.uniform(0.0, 0.25)
             round = max(swarm.heads()) + 1
-            stage.until(lambda round=round: _voting(stage, round), 600.0, "nobody voted")
+            stage.until(lambda round=round: _voting(stage, round), 600.0, "no member voted")
             stage.world.run(stage.world.now + fast)
         closed = max(swarm.heads())
         stage.fault("blackout")
@@ -70,7 +72,7 @@ def blackout(stage: ScenarioContext) -> None:
 
 
 def late_joiner(stage: ScenarioContext) -> None:
-    """A joiner comes after hundreds of rounds, a member sleeps through dozens: both hold the head soon."""
+    """A peer joins after hundreds of rounds, a member sleeps through dozens: both hold the head soon."""
     swarm = stage.gather()
     stage.until_round(stage.rounds - 40)
     stage.fault("kill")
@@ -94,15 +96,16 @@ def frozen(stage: ScenarioContext) -> None:
     stage.world.run(stage.world.now + 10.0)
     others = [p for p in swarm.founders if p != who]
     if stage.peers >= 4 and max(swarm.head(p) for p in others) <= before:
-        raise InvariantBroken("nobody closed a round while one member slept for 10 s")
+        raise InvariantBroken("no peer closed a round while one member slept for 10 s")
     stage.world.wake(who)
     stage.until_round(max(stage.rounds, max(swarm.heads()) + 2))
     stage.demand_progress()
 
 
 def broken_links(stage: ScenarioContext) -> None:
-    """One link after the other breaks for some rounds: once that is noticed, and whoever was taken for gone is a
-    member again, all rows count, in all parts."""
+    """One link after the other breaks for some rounds. Once members have noticed, all rows count in all parts
+    again.
+    """
     stage.quorum = "majority"
     run = stage.settings(round=stage.paced())
     swarm = stage.gather(SwarmKnobs(stage.peers, LINKS, WorkerKnobs(update_bytes=400_000), run=run))

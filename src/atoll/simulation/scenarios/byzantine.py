@@ -1,4 +1,4 @@
-"""Voters that lie, as many as the two-thirds rule withstands; nobody honest is harmed, and rounds go on."""
+"""Lying voters, as many as the two-thirds rule withstands; no honest peer is harmed, and rounds go on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 
-ROUND_S = 120.0  # virtual time per round beside villains: some attempts are lost to them
+ROUND_S = 120.0  # virtual time per round beside villains: some attempts fail because of them
 MAKERS = {kind: villain(kind) for kind in KINDS} | PEEKERS
-CALM_ROUNDS = 3  # in which everybody is to stay where it is
+CALM_ROUNDS = 3  # rounds in which all members must stay
 
 
 def liars(stage: ScenarioContext) -> None:
-    """Kinds and places of the villains are drawn; the honest reach every round and keep their votes, and nobody who
-    looks at others' rows first counts."""
+    """Kinds and places of the villains are drawn. Honest peers reach every round and keep their votes, and no
+    peeker counts.
+    """
     stage.quorum = "two-thirds"
     tolerated = (stage.peers - 1) // 3
     places = stage.draw.sample(range(stage.peers), tolerated)
@@ -25,7 +26,7 @@ def liars(stage: ScenarioContext) -> None:
 
 
 def play_liars(stage: ScenarioContext, kinds: dict[int, str]) -> None:
-    """`kinds`: the villains' trades, by their places."""
+    """`kinds`: place → kind of villain."""
     for kind in kinds.values():
         stage.fault(kind)
     swarm = stage.gather(villains={place: MAKERS[kind] for place, kind in kinds.items()})
@@ -37,8 +38,10 @@ def play_liars(stage: ScenarioContext, kinds: dict[int, str]) -> None:
 
 
 def replayers(stage: ScenarioContext) -> None:
-    """Members leave and come back, or lose their disks and sign with new keys, while a third of all say again what
-    anybody ever said of coming and going: once a vertex holds where somebody stands, no old word moves it."""
+    """Members leave and return, or lose their disks and sign with new keys, while a third repeat all old reports.
+
+    Once a vertex contains a member's standing, no old report changes it.
+    """
     stage.quorum = "two-thirds"
     tolerated = (stage.peers - 1) // 3
     knobs = SwarmKnobs(stage.peers, run=stage.settings(era_rounds=0))  # villains sign no eras, and others are away
@@ -60,7 +63,7 @@ def replayers(stage: ScenarioContext) -> None:
 
 
 def _demand_votes(stage: ScenarioContext, who: PeerId) -> None:
-    """Of everybody honest, soon, and for some rounds."""
+    """Require votes of all honest members, soon and for some rounds."""
     stage.until(lambda: not _without_votes(stage), ROUND_S, f"{who} did not get its vote back")
     settled = stage.newest.head if stage.newest is not None else 0
     stage.until_round(settled + CALM_ROUNDS, ROUND_S * CALM_ROUNDS)
@@ -69,7 +72,7 @@ def _demand_votes(stage: ScenarioContext, who: PeerId) -> None:
 
 
 def _without_votes(stage: ScenarioContext) -> list[PeerId]:
-    """Honest peers that do not vote under the key that they sign with, as the newest vertex has it."""
+    """Honest peers without a vote under their current key, by the newest vertex."""
     keys = {m.peer: m.vote_key for m in stage.newest.head_body.members if m.votes} if stage.newest else {}
     peers = [n.machine for n in stage.swarm.honest if n.machine is not None]
     return [peer.me for peer in peers if keys.get(peer.me) != peer.notary.signer.vote_key]

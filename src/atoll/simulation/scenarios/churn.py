@@ -1,4 +1,4 @@
-"""Everything that happens to computers and networks, at once; then peace, in which progress is demanded."""
+"""Churn: every kind of computer and network fault at once; then peace, in which progress is required."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from atoll.verification.state_validation.policy import ValidationRule
 from atoll.wire.messages.statements import RunNumbers
 
 PACE_S = 3.0  # mean time between two faults
-DOWN_SHARE = 0.3  # of the founders at most, down or asleep at one time
+DOWN_SHARE = 0.3  # greatest share of the founders that is down or asleep at one time
 BACK_MAX = 24  # rounds; states stay on virtual disks for sixteen
-JOINERS_MAX = 6  # strangers that come in one run
+JOINERS_MAX = 6  # strangers that join in one run
 WEATHER = NetworkKnobs(loss_rate=0.05, duplicate_rate=0.05, jitter_s=0.05)
 
 
@@ -52,87 +52,94 @@ def churn(stage: ScenarioContext) -> None:
 
 
 def overlap(stage: ScenarioContext) -> None:
-    """The same where trainers go on while a round is agreed: the next one finds most of its steps taken."""
+    """Churn with overlap: trainers go on during agreement, so the next round finds most of its steps taken."""
     _through_weather(stage, None, overlap=16)
 
 
 def weighed(stage: ScenarioContext) -> None:
-    """The same where rows are weighed by their distances: owners die before, between and after their two words."""
+    """Churn with rows weighed by distances: owners die before, between and after their two messages."""
     _through_weather(stage, None, statistic="robust", tolerance=0.33)
 
 
 def paced(stage: ScenarioContext) -> None:
-    """The same where windows follow the pace that rounds have shown, and the weather changes it all the time."""
+    """Churn with time limits that follow the measured pace, while link quality changes all the time."""
     _through_weather(stage, None, round=stage.paced())
 
 
 def sampled_churn(stage: ScenarioContext) -> None:
-    """The same where half of the members train in a round, drawn by the one before."""
+    """Churn with half of the members training per round, drawn by the round before."""
     drawn = ParticipationPolicy(thousandths=500, least=1 if stage.quorum == "majority" else 4)
     _through_weather(stage, None, round=replaced(stage.paced(), sample=drawn))
 
 
 def straggler_churn(stage: ScenarioContext) -> None:
-    """The same where rounds go on without the slow: one member always is, and others for a while."""
+    """Churn with rounds that go on without the slow: one member always is, others for a while."""
     stage.quorum = "majority"
     waits = replaced(stage.paced(), acceptance=StragglerPolicy(quorum=max(2, stage.peers // 2), grace=2))
     _through_weather(stage, None, overlap=4, slow=1, round=waits)
 
 
 def reputed_churn(stage: ScenarioContext) -> None:
-    """The same where records are kept: who was down is worth less, weighs less and owns less, and all agree on it.
+    """Churn with records: a member that was down weighs less and owns less, and all agree on it.
 
-    Every other seed rows are weighed by distances, too.
+    With every other seed rows are weighed by distances, too.
     """
     more = {"statistic": "robust", "tolerance": 0.33} if stage.seed % 2 else {}
     _through_weather(stage, None, reputation=True, **more)
 
 
 def clocks(stage: ScenarioContext) -> None:
-    """The same where clocks run by up to a twentieth too fast or too slow, five hundred times as far apart."""
+    """Churn with clocks up to a twentieth too fast or too slow, five hundred times the usual spread."""
     _through_weather(stage, None, drift=0.05)
 
 
 def real_keys(stage: ScenarioContext) -> None:
-    """The same with real signatures: Ed25519 sessions certified by ML-DSA identities."""
+    """Churn with real signatures: Ed25519 sessions certified by ML-DSA identities."""
     _through_weather(stage, RealKeys(stage.seed))
 
 
 def post_quantum(stage: ScenarioContext) -> None:
-    """The same where sessions sign with ML-DSA-65: keys, statements and certificates are that long."""
+    """Churn with ML-DSA-65 sessions, with keys, statements and certificates of their length."""
     _through_weather(stage, None, round=replaced(stage.settings().round, votes="ml-dsa-65"))
 
 
 def rollback(stage: ScenarioContext) -> None:
-    """The same while the recovery identity sends the run back again and again, to whatever round it likes."""
+    """Churn while the recovery identity sends the run back to random rounds, again and again."""
     _through_weather(stage, None, returns=True)
 
 
 def pauses(stage: ScenarioContext) -> None:
-    """The same while the recovery identity pauses the run and lets it go on, again and again: no paused round is
-    trained in, and each is forgotten once resumed."""
+    """Churn while the recovery identity pauses and resumes the run: no paused round is trained in, and each pause
+    ends.
+    """
     _through_weather(stage, None, pauses=True)
 
 
 def amendments(stage: ScenarioContext) -> None:
-    """The same while the recovery identity changes numbers and sends the run back, again and again, beside a member
-    that does so in its name, where members may lie: every word counts once, and every round goes by the numbers of
-    its vertex."""
+    """Churn while the recovery identity changes settings and sends the run back, beside a member that forges its
+    orders.
+
+    Every order counts once, and every round uses the settings of its vertex.
+    """
     if stage.protocol == "bft":
         stage.quorum = "two-thirds"
     _through_weather(stage, None, returns=True, amends=True)
 
 
 def pieces_churn(stage: ScenarioContext) -> None:
-    """The same where older states lie in pieces: holders come and go, what is gone back to may be whole nowhere.
-    In the end every state that was ever placed comes back."""
+    """Churn with older states in pieces: holders come and go, and a rollback may target a state that no member
+    holds whole.
+
+    In the end every state that was ever placed comes back.
+    """
     _through_weather(stage, None, returns=True, coded=ErasureParams(3, 6, every_rounds=4, lost_s=30.0))
     restore_everything(stage)
 
 
 def audited_churn(stage: ScenarioContext) -> None:
-    """The same where every round of everybody is audited: crashes lose records, the run is sent back, and nobody is
-    taken for a liar."""
+    """Churn with every round of every member audited: crashes lose records, the run is sent back, no member is
+    convicted.
+    """
     told = AuditReports(stage)
     _through_weather(stage, None, returns=True, told=told, audit_rate=1.0)
     expelled = sorted(peer for peer, (_, how) in told.left.items() if how == "expelled")
@@ -141,20 +148,22 @@ def audited_churn(stage: ScenarioContext) -> None:
 
 
 def scored_churn(stage: ScenarioContext) -> None:
-    """The same where updates are scored: who restarts knows what the others know, so records stay the same."""
+    """Churn with scored updates: a restarted member knows what the others know, so records stay equal."""
     _through_weather(stage, None, island=scored_islands({}), reputation=True, score_rate=0.25)
 
 
 def twinned_churn(stage: ScenarioContext) -> None:
-    """The same where members take each other's samples: who restarts draws as it did, and nobody honest strays."""
+    """Churn while members replay each other's samples: a restarted member draws as before, and no honest one
+    strays.
+    """
     told = TwinsTold(stage)
     _through_weather(stage, None, told=told, island=twinned_islands({}), reputation=True, twin_rate=0.5)
     if strayed := sorted(peer for peer, words in told.words.items() if words["strayed"]):
-        raise InvariantBroken(f"nobody cheats, and these were found to: {strayed}")
+        raise InvariantBroken(f"no member cheats, but these were found to: {strayed}")
 
 
 def validated_churn(stage: ScenarioContext) -> None:
-    """The same with real numbers, while one member poisons a mean now and then: what comes of it is left again."""
+    """Churn with real numbers while one member poisons a mean now and then: the run leaves the bad states again."""
     bouts = range(4, stage.rounds, 7)
     stage.quorum = "two-thirds"
     _through_weather(
@@ -178,7 +187,7 @@ def _through_weather(
     island: IslandMaker | None = None,
     **settings: Any,
 ) -> None:
-    words = returns or pauses or amends  # of the recovery identity
+    words = returns or pauses or amends  # orders of the recovery identity
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,
@@ -216,7 +225,7 @@ def _through_weather(
 
 
 def _no_paused_round_trains(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
-    """The round that holds the word is the last that trains."""
+    """Check that the round with the order is the last that trains."""
     if isinstance(fact, RoundClosed) and fact.body.paused not in (UNSET, fact.body.round):
         assert fact.body.paused < fact.body.round
         if fact.body.parts or fact.body.commits:
@@ -224,11 +233,11 @@ def _no_paused_round_trains(now: Seconds, node: VirtualComputer, fact: Fact) -> 
 
 
 class _RollbackStory:
-    """What the recovery identity said, and what became of it."""
+    """Orders of the recovery identity, and the vertices that contain them."""
 
     def __init__(self, weather: FaultInjector) -> None:
         self.weather = weather
-        self.held: dict[bytes, int] = {}  # the round whose vertex held a word
+        self.held: dict[bytes, int] = {}  # order → round of the vertex that contains it
 
     def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.weather.swarm.checkers.villains:
@@ -236,7 +245,7 @@ class _RollbackStory:
         if isinstance(fact, RoundClosed):
             for _, word in tunes_in(fact.body.reports):
                 if word.to not in self.weather.numbers:
-                    raise InvariantBroken(f"round {fact.body.round} changed numbers that nobody said: {word.to}")
+                    raise InvariantBroken(f"round {fact.body.round} changed settings without an order: {word.to}")
                 if self.held.setdefault(word.signature, fact.body.round) != fact.body.round:
                     raise InvariantBroken(f"round {fact.body.round} held a word for a second time")
             back, history = amend_of(fact.body), node.machine.history if node.machine is not None else None
@@ -252,7 +261,7 @@ class _RollbackStory:
 
 
 class FounderCount:
-    """How many founders (or `who`) have reached a round. Asked at every event, counted once per virtual second."""
+    """Number of founders (or of `who`) that have reached a round, counted once per virtual second at most."""
 
     def __init__(self, swarm: VirtualSwarm, round: int, who: Sequence[PeerId] = ()) -> None:
         self.swarm, self.round, self.due, self.there = swarm, round, 0.0, 0
@@ -266,9 +275,9 @@ class FounderCount:
 
 
 class FaultInjector:
-    """Draws one fault after another until it is told to end; then everything is repaired.
+    """Draws one fault after another until `end`; then repairs everything.
 
-    `spare` says how many more members may be gone, where a share of all of them is not the measure.
+    `spare` returns how many more members may be gone, if a share of all of them is not the limit.
     """
 
     def __init__(self, stage: ScenarioContext, spare: Callable[[], int] | None = None) -> None:
@@ -276,11 +285,11 @@ class FaultInjector:
         self.stage, self.swarm, self.world, self.draw = stage, stage.swarm, stage.swarm.world, stage.draw
         self.over = self.cut = False
         self.away: set[PeerId] = set()
-        self.side: set[PeerId] = set()  # who is cut off from the others
-        self.leaving: set[PeerId] = set()  # who said farewell, also if it is back: no vertex has it yet
-        self.troubled: dict[PeerId, Seconds] = {}  # until when it was last away or cut off
+        self.side: set[PeerId] = set()  # members that are cut off from the others
+        self.leaving: set[PeerId] = set()  # members that left, even if they are back: no vertex contains it yet
+        self.troubled: dict[PeerId, Seconds] = {}  # member → time until which it was last away or cut off
         self.joined = 0
-        self.numbers: list[RunNumbers] = []  # that the run was told to go by
+        self.numbers: list[RunNumbers] = []  # settings that the run was ordered to use
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
             (4, self._kill_while_writing),
@@ -294,7 +303,7 @@ class FaultInjector:
         self.world.at(self.world.now + self.draw.expovariate(1 / PACE_S), self._strike)
 
     def end(self) -> None:
-        """Peace: nothing is lost any more, whoever is down starts, whoever sleeps wakes."""
+        """Peace: stop message loss, start stopped peers, wake sleeping ones."""
         self.over = True
         network = self.world.network
         network.heal()
@@ -303,26 +312,26 @@ class FaultInjector:
             node.island.knobs = replace(node.island.knobs, train_failure_rate=0.0)
             node.dies_after = None
             self.world.wake(node.name)
-        self.world.run(self.world.now + 0.1)  # whoever was about to die has died
+        self.world.run(self.world.now + 0.1)  # scheduled deaths happen first
         for node in list(self.world.nodes.values()):
             self.world.start(node.name)
         self._resume()
 
     @property
     def gone(self) -> set[PeerId]:
-        """Who is not here, or may not be in a moment."""
+        """Members that are away, or may be in a moment."""
         nodes = self.world.nodes.values()
         down = {n.name for n in nodes if n.machine is None or n.asleep or n.dies_after is not None}
         return self.away | self.side | self.leaving | down
 
     def took(self, who: PeerId, since: Seconds) -> bool:
-        """It was not here at some time since."""
+        """True if the member was away at some time since then."""
         return who in self.gone or self.troubled.get(who, -1.0) >= since
 
     def _strike(self) -> None:
         if self.over:
             return
-        for node in list(self.world.nodes.values()):  # who died late of an earlier fault
+        for node in list(self.world.nodes.values()):  # peers that died late of an earlier fault
             if node.machine is None and node.name not in self.away:
                 self._back(node.name)
         weights = [w for w, _ in self.kinds]
@@ -401,7 +410,7 @@ class FaultInjector:
                 self.joined += 1
 
     def go_back(self) -> None:
-        """The word comes through whoever is up; its state may be here, elsewhere or nowhere any more."""
+        """Send an order to go back through a running peer; the state may be there, elsewhere or nowhere."""
         up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
         via = self.draw.choice(up) if up else None
         history = via.history if via is not None else None
@@ -409,15 +418,15 @@ class FaultInjector:
             return
         round = self.draw.randint(max(-1, history.head - BACK_MAX), history.head)
         if round not in history.bodies:
-            return  # it came later, or lost its disk
+            return  # it joined later, or lost its disk
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         goal = goal_of(history.bodies[round], history.ids[round])
-        with suppress(ValueError):  # it is no member (yet)
+        with suppress(ValueError):  # it is not a member (yet)
             self.world.carry_out(node, go_back(via, goal, sign, node.clock.local(self.world.now)))
             self.stage.fault("rollback")
 
     def amend(self) -> None:
-        """The word comes through whoever is up; some of them change what was changed before."""
+        """Send new settings through a running peer; some orders change what was changed before."""
         up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep and n.machine.history]
         if not up:
             return
@@ -426,13 +435,13 @@ class FaultInjector:
         if self.draw.random() < 0.5:
             numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
-        with suppress(ValueError):  # it is no member (yet)
+        with suppress(ValueError):  # it is not a member (yet)
             self.numbers.append(with_waiting(via, numbers))
             self.world.carry_out(node, tune(via, numbers, sign, node.clock.local(self.world.now)))
             self.stage.fault("amend")
 
     def pause(self) -> None:
-        """The word comes through whoever is up, and is the opposite of what holds there."""
+        """Send an order through a running peer that toggles its pause."""
         up = [n.machine for n in self.swarm.honest if n.machine and not n.asleep]
         known = [(peer, peer.history.head_body) for peer in up if peer.history]
         if known:
@@ -440,7 +449,7 @@ class FaultInjector:
             self._say_pause(via, head.paused is UNSET)
 
     def goes_on(self) -> bool:
-        """Nobody takes the run for paused."""
+        """True if no peer regards the run as paused."""
         return not self._paused
 
     @property
@@ -449,15 +458,17 @@ class FaultInjector:
         return [peer for peer in up if peer.history and peer.history.head_body.paused is not UNSET]
 
     def _resume(self) -> None:
-        """Whoever takes the run for paused is told otherwise, as long as the story lasts: a word to pause that was
-        said before the weather ended may come into a vertex behind it."""
+        """Resume the run at every peer that regards it as paused, until the scenario ends.
+
+        An order to pause from the time of faults may enter a later vertex.
+        """
         if self._paused:
             self._say_pause(self._paused[0], False)
         self.world.at(self.world.now + 1.0, self._resume)
 
     def _say_pause(self, via: Peer, paused: bool) -> None:
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
-        with suppress(ValueError):  # it is no member (yet)
+        with suppress(ValueError):  # it is not a member (yet)
             self.world.carry_out(node, pause(via, paused, sign, node.clock.local(self.world.now)))
             self.stage.fault("pause" if paused else "resume")
 

@@ -1,8 +1,8 @@
-"""Poisoners that know every honest row and each other: what is agreed on stays where its statistic is to keep it.
+"""Colluding poisoners that know every honest row: the agreed result stays within the bound of its statistic.
 
-The bound is asked for in every round whose parts are all made of the same rows. Who sends what no codec reads is
-expelled within three rounds. Krum and multi-Krum need 2f + 3 rows that decode: among 3f + 1 members they have no
-answer until such senders are out.
+The bound is checked in every round with equal rows in all parts. Senders of undecodable rows are expelled within
+three rounds. Krum and multi-Krum need 2f + 3 decodable rows: among 3f + 1 members they have no result until such
+senders are out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # torch: most scenarios do without it
 
 ROUND_S = 120.0  # virtual time per round beside villains
 TOLERANCE = 0.33
-EXPELLED_WITHIN = 3  # rounds: whoever sends what no codec reads; they begin with the first
+EXPELLED_WITHIN = 3  # rounds until senders of undecodable rows are out; they start with the first
 ROUNDING = 1e-4  # of fp32 sums, beside 1
-NEAR = 0.75  # of the way that there is to learn is left at most: a round goes half of it, and is moved a little
+NEAR = 0.75  # greatest share of the way left to learn: a round covers half of it, and is moved a little
 STATISTICS: tuple[StatisticName, ...] = ("median", "trimmed_mean", "meamed", *DISTANCES)
 
 
 def poisoners(stage: ScenarioContext) -> None:
-    """An attack of the literature by as many as may lie, against a statistic; all of it drawn."""
+    """A drawn attack by as many members as may lie, against a drawn statistic."""
     from atoll.simulation.adversaries.colluding_poisoners import GANGS
 
     liars, attack = liars_among(stage.peers, TOLERANCE), stage.draw.choice(GANGS)
@@ -53,7 +53,7 @@ def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, stati
         stage.fault(f"{attack} against {statistic}".replace(",", "").replace(" ", "_"))
     liars = frozenset(peer_name(place) for place in places)
     gang = PoisonerGang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
-    by_value = statistic not in DISTANCES  # else owners are believed
+    by_value = statistic not in DISTANCES  # otherwise owners are trusted
     run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=by_value)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), island=gang.islands())
     swarm.checkers.villains = liars
@@ -71,16 +71,18 @@ def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, stati
 
 
 class PoisonHarm:
-    """How far each round's answer is from the mean of the honest rows that are in it, in units of their spread: the
-    root of the mean squared distance of an honest row from that mean."""
+    """Distance of each round's result from the mean of the honest rows in it, in units of their spread.
+
+    The spread is the root of the mean squared distance of an honest row from that mean.
+    """
 
     def __init__(self, gang: PoisonerGang, statistic: StatisticName) -> None:
         self.gang = gang
         self.statistic: StatisticName = statistic
         self.rounds: set[int] = set()
-        self.moved = self.moved_a_mean = 0.0  # at most in any round; the second by a mean of all that was sent
-        self.refused: set[PeerId] = set()  # since what they sent is no number, or absurd
-        self.out: dict[PeerId, int] = {}  # who is expelled, since the vertex of which round
+        self.moved = self.moved_a_mean = 0.0  # maximum over rounds; the second for a mean of all rows sent
+        self.refused: set[PeerId] = set()  # members with rows that are not finite, or absurd
+        self.out: dict[PeerId, int] = {}  # member → round of the vertex that expelled it
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.gang.liars:
@@ -136,8 +138,11 @@ def _mean(rows: list[Tensor]) -> Tensor:
 
 
 def bound(statistic: StatisticName, n: int, f: int, apart: float) -> float:
-    """How many spreads f liars of n may move it. √κ of Allouah et al. 2023, Table 1, where that is proven; else two
-    diameters of the honest, `apart` spreads each, what the library's own tests hold its rules to."""
+    """Greatest shift by f liars of n, in spreads.
+
+    √κ of Allouah et al. 2023, Table 1, where that is proven. Otherwise two diameters of the honest rows, `apart`
+    spreads each: the limit of the library's own tests of its rules.
+    """
     ratio = f / (n - 2 * f)
     kappas = {
         "trimmed_mean": 6 * ratio * (1 + ratio),

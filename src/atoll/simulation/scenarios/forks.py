@@ -1,5 +1,6 @@
-"""Two branches of one run meet, and a fifth lie about which they prefer: all who are honest come to prefer the one
-on which most are, and nobody's history changes."""
+"""Two branches of one run meet, and a fifth lie about their preference: all honest peers come to prefer the larger
+branch, and no history changes.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.messages.preference import PreferenceResponse
 
-SHARE = 5  # one of so many is on the recovered branch, and one of so many lies
+SHARE = 5  # one of this many is on the recovered branch, and one of this many lies
 WEATHER = NetworkKnobs(loss_rate=0.03, duplicate_rate=0.03, jitter_s=0.05)
-STEP_S = 0.5  # rounds of ten seconds: what is told here are minutes
-ALONE_S = 60.0  # that the sides go on without each other
-ASKING_S = 1200.0  # in which all have settled: a query in a few seconds, some tens of them
+STEP_S = 0.5  # rounds of ten seconds: this scenario lasts for minutes
+ALONE_S = 60.0  # time for which the sides go on without each other
+ASKING_S = 1200.0  # time for all to settle: a query every few seconds, some tens of them
 CREATOR = peer_name(0)
 
 
 def branches(stage: ScenarioContext) -> None:
-    """The creator and a few others lose sight of a quorum that is well, and recover; then the cut heals."""
+    """The creator and a few others lose contact with a healthy quorum, and recover; then the cut heals."""
     few = max(2, stage.peers // SHARE)
     minority = {CREATOR, *stage.draw.sample([peer_name(i) for i in range(1, stage.peers)], few - 1)}
     places = stage.draw.sample(range(1, stage.peers), stage.peers // SHARE)
@@ -80,11 +81,11 @@ LIES: dict[str, Callable[[random.Random, Digest, Digest | None], Digest | None]]
 
 
 class BranchReports:
-    """What peers tell of branches, and a checker for each of the two."""
+    """Facts about branches by peer, and a checker for each branch."""
 
     def __init__(self, stage: ScenarioContext, minority: set[PeerId]) -> None:
         self.stage, self.minority = stage, minority
-        self.recovered: Digest | None = None  # the vertex with which the smaller branch begins
+        self.recovered: Digest | None = None  # first vertex of the smaller branch
         self.prefers: dict[PeerId, Digest] = {}
         self.settled: dict[PeerId, bool] = {}
         self.queries: dict[PeerId, int] = {}
@@ -101,7 +102,7 @@ class BranchReports:
         return twist
 
     def watch_both(self) -> None:
-        """One checker takes two vertices of one round for a broken promise: here each side has its own."""
+        """One checker would take two vertices of one round for equivocation: each side has its own."""
         stage, ours = self.stage, self.stage.swarm.checkers
         theirs = InvariantCheckers(ours.villains)
 
@@ -130,7 +131,7 @@ def _history_of(node: VirtualComputer) -> VertexChain:
 
 
 def _nobody_moved(stage: ScenarioContext, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
-    """Everybody goes on where it stood, and by more than what it was shown."""
+    """Check that every peer continues its own branch, by more than it was shown."""
     for node in stage.swarm.honest:
         before, now = pasts[node.name], _history_of(node)
         moved = [round for round, id in before.items() if now.ids.get(round, id) != id]

@@ -1,7 +1,7 @@
-"""The stage of a scenario: a swarm, its faults, what must hold at the end, and the report.
+"""Scenario harness: a swarm, its faults, final checks and the report.
 
-Every story has two halves: in the first anything may happen and only safety is asked for; then the world is
-healed and every honest peer must make progress within a bounded time. Never steers a peer.
+Every scenario has two halves. In the first, anything may happen and only safety is required. Then the world is
+healed, and every honest peer must make progress within a bounded time. The harness never steers a peer.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSw
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
 
-ERA_ROUNDS = 10  # short, so that every story sees some end
-WINDOW_MIN_S = 1.5  # as `atoll up` has it
-COLLECTIONS = 20_000, 10, 10  # containers, and rounds of the younger: nearly all goes with its last reference
-DIRECT = "butterfly", "star"  # every row goes to its owner as its author wrote it
-HEALED_ATTEMPTS = 4  # after the world is healed, everybody is at the head again within so many attempts' time
+ERA_ROUNDS = 10  # short, so that every scenario contains the end of an era
+WINDOW_MIN_S = 1.5  # as in `atoll up`
+# containers, and rounds of the younger generations: reference counts free nearly everything
+COLLECTIONS = 20_000, 10, 10
+DIRECT = "butterfly", "star"  # topologies that send every row to its owner as its author wrote it
+HEALED_ATTEMPTS = 4  # after healing, all peers must be at the head again within the time of this many attempts
 
 
 class ScenarioFailed(AssertionError):
-    """Says what happened, and in its last line how to see it again."""
+    """Failure of a scenario; the last line of its message replays it."""
 
 
 class ScenarioUnsupported(ValueError):
-    """Not by this protocol or topology: the story has liars, asks for a quorum that expects some, or for a way of
-    its own to reduce."""
+    """Protocol or topology that the scenario excludes: it has liars, needs a quorum that tolerates some, or its own
+    topology.
+    """
 
 
 class ScenarioReport(msgspec.Struct, kw_only=True):
@@ -58,15 +60,15 @@ class ScenarioReport(msgspec.Struct, kw_only=True):
     peak_mib: float
     events: int
     messages: int
-    kinds: dict[str, int]  # what of each kind peers said, most first
+    kinds: dict[str, int]  # kind of message → number sent, most first
     payload_mb: float
-    complete_share: float  # of closings of training rounds, those that counted every voter in every part
+    complete_share: float  # share of closings of training rounds that counted every voter in every part
     attempts_failed: int
-    repairs: int  # whole states fetched because parts were gone
-    members: int  # voting at the end
+    repairs: int  # complete states downloaded because parts were missing
+    members: int  # voters at the end
     faults: dict[str, int]
-    measured: dict[str, float] = {}  # by stories that measure something
-    digest: str  # names the whole history: the same seed gives the same
+    measured: dict[str, float] = {}  # values of scenarios that measure something
+    digest: str  # digest of the whole history: the same seed gives the same
 
     @property
     def line(self) -> str:
@@ -88,7 +90,7 @@ class Scenario:
 
 
 class ScenarioContext:
-    """What a story needs: its numbers, a seeded generator, and words for time and people."""
+    """Parameters of a scenario, its seeded random generator, and helpers for time and peers."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class ScenarioContext:
     ) -> None:
         self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
         self.protocol, self.topology = protocol, topology
-        trusted = protocol == "raft" or topology is not None  # most topologies are for members that do
+        trusted = protocol == "raft" or topology is not None  # most topologies require trusted members
         drawn = "two-thirds" if seed % 2 and not trusted else "majority"
         self.quorum = quorum or drawn
         self.draw = random.Random(f"{name}/{seed}")
@@ -145,15 +147,15 @@ class ScenarioContext:
         return settings
 
     def _not_by_it(self, settings: RunSettings) -> str:
-        """Why the topology that was asked for would not be the one of its rounds; empty if it is."""
+        """Reason why the requested topology would not be used; empty if it would."""
         if settings.topology != self.topology:
             return "it has one of its own"
         if self.topology not in DIRECT and (settings.round.quorum != "majority" or settings.statistic != "mean"):
-            return "its members may lie, and whoever hands rows on is believed"
+            return "its members may lie, and members that relay rows are not checked"
         return acceptance_problem(settings) if settings.round.acceptance is not msgspec.UNSET else ""
 
     def paced(self) -> RoundSettings:
-        """As `settings` has them, but that windows follow the pace."""
+        """Round settings with time limits that follow the pace."""
         return msgspec.structs.replace(self.settings().round, window_min_s=WINDOW_MIN_S)
 
     def fault(self, kind: str) -> None:
@@ -162,22 +164,22 @@ class ScenarioContext:
     # ---- time ----------------------------------------------------------------------------------------------
 
     def until(self, true: Callable[[], bool], within_s: Seconds, what: str) -> None:
-        """Run until `true`; that it does not become true in time is a failure, told in the words of `what`."""
+        """Run until `true`. If it does not become true in time, the scenario fails with the text of `what`."""
         if not true():
             self.world.run(self.world.now + within_s, stop=true)
         if not true():
             raise InvariantBroken(f"{what}, not within {within_s:.0f} s; {self.standing()}")
 
     def until_round(self, target: int, within_s: Seconds | None = None, who: list[PeerId] | None = None) -> None:
-        """Everybody honest (or `who`) holds the state of this round."""
+        """Run until all honest peers (or `who`) hold the state of this round."""
         self.until(
             self._reached(target, who),
             within_s or 600.0 * (target + 2),
-            f"round {target} was not reached by everybody",
+            f"round {target} was not reached by all",
         )
 
     def healed(self) -> Seconds:
-        """How long recovery may take: the attempts of the plan that the longest windows allow."""
+        """Longest recovery: the time of the attempts that the longest time limits allow."""
         settings = self.swarm.knobs.run.round
         run = self.swarm.run_id
         plan = RoundPlan(0, run, run, self.swarm.founders[0], 0.0, (), settings, settings.first_train_s, 3)
@@ -185,13 +187,15 @@ class ScenarioContext:
         return HEALED_ATTEMPTS * lengths[-1]
 
     def demand_progress(self, rounds: int = 3) -> None:
-        """The world is healed: all who run reach `rounds` more than anybody holds now, and vote again."""
+        """Require, after healing, that all running peers get `rounds` further than the furthest now, and vote
+        again.
+        """
         goal = max(self.swarm.heads()) + rounds
         self.until_round(goal, self.healed())
-        self.until(lambda: not self._strangers(), self.healed(), "not everybody is a member again")
+        self.until(lambda: not self._strangers(), self.healed(), "not every peer is a member again")
 
     def _reached(self, target: int, who: list[PeerId] | None) -> Callable[[], bool]:
-        """Asked after every event: whoever was behind when last looked at is looked at first."""
+        """Predicate for every event; it tests the peer first that was behind at the last test."""
         behind = self.swarm.founders[0]
 
         def reached() -> bool:
@@ -210,7 +214,7 @@ class ScenarioContext:
         return name not in self.swarm.checkers.villains and self.world.nodes[name].machine is not None
 
     def _strangers(self) -> list[PeerId]:
-        """Who runs, wants to vote, and may not."""
+        """Running peers that want to vote, and may not."""
         body = self.newest.head_body if self.newest else None
         votes = {m.peer for m in body.members if m.votes} if body else set[PeerId]()
         return [
@@ -225,7 +229,7 @@ class ScenarioContext:
         return max(histories, key=lambda h: h.head, default=None)
 
     def standing(self) -> str:
-        """Who is where, for the failure message."""
+        """State of all peers, for the failure message."""
         lines: list[str] = []
         for node in self.world.nodes.values():
             lines.append(f"{node.name}: {_where(node)}")
@@ -237,7 +241,7 @@ class ScenarioContext:
 
 
 def _where(node: VirtualComputer) -> str:
-    m = getattr(node.machine, "peer", node.machine)  # a villain has an honest peer inside
+    m = getattr(node.machine, "peer", node.machine)  # a villain wraps an honest peer
     if m is None:
         return "down"
     state = f"at {m.at}, knows {m.history.head if m.history else None}"
@@ -254,7 +258,7 @@ def _where(node: VirtualComputer) -> str:
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """A hundred peers are millions of objects: looking for rings among them took a tenth to a fifth of the time."""
+    """Reduce garbage collection: searching millions of objects took a tenth to a fifth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECTIONS)
     try:
@@ -283,11 +287,11 @@ def play(
     except Exception as why:
         kind = "" if isinstance(why, InvariantBroken) else f"{type(why).__name__}: "
         replay = f"atoll simulate {name} --seed {seed} --peers {peers}"
-        replay += f" --rounds {rounds}" if rounds else ""  # some stories have none
+        replay += f" --rounds {rounds}" if rounds else ""  # some scenarios have no rounds
         replay += f" --quorum {stage.quorum}"
         replay += f" --protocol {protocol}" if protocol != "bft" else ""
         replay += f" --topology {topology}" if topology is not None else ""
-        at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before anybody was gathered
+        at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before the swarm was gathered
         raise ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}") from why
     checkers, world = stage.swarm.checkers, stage.world
     newest = stage.newest

@@ -1,4 +1,4 @@
-"""Members whose updates teach nothing, and scorers that lie, where single updates are scored."""
+"""Members with useless updates, and scorers that lie, where single updates are scored."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 
 ROUND_S = 120.0  # virtual time per round beside villains
-CLAIMS_END = 10  # rounds, after which a member's own words lift it no higher (policy/reputation.CLAIMED_UNTAUGHT)
-SHARE = 0.25  # of updates: four times as many of those on probation, that is all
+CLAIMS_END = 10  # rounds after which own reports no longer raise a member (policy/reputation.CLAIMED_UNTAUGHT)
+SHARE = 0.25  # share of scored updates: four times as many of those on probation, that is all
 
 
 def scores(stage: ScenarioContext) -> None:
-    """As many villains as may lie, each of a drawn kind: they end on probation, nobody honest is found hollow, and
-    whoever is found to teach leaves probation."""
+    """As many villains as may lie, each of a drawn kind: they end on probation, no honest update is found hollow.
+
+    Members with useful updates leave probation.
+    """
     tolerated = (stage.peers - 1) // 3
     kinds = [stage.draw.choice((*SHIRKING, *LYING)) for _ in range(tolerated)]
     play_scores(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), kinds, strict=True)))
 
 
 class ScoringReports:
-    """What an honest peer's vertices said of updates."""
+    """Scoring reports in the vertices of one honest peer."""
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
@@ -71,8 +73,10 @@ def play_scores(
 
 
 def _judge(worth: dict[PeerId, int], names: dict[PeerId, str], told: ScoringReports) -> None:
-    """Of whom nobody is sure yet, however good its work is, stays where its own words bring it; and a good word
-    that comes before these have brought it there is worth no more than they are."""
+    """A member with undecided scores stays where its own reports bring it, however good its work is.
+
+    A good score before that is worth no more than these reports.
+    """
     taught = {peer for (of, peer), opinion in told.seen.items() if opinion == "taught" and of >= CLAIMS_END}
     for peer, score in worth.items():
         kind, found = names.get(peer, ""), told.opinions[peer]

@@ -20,13 +20,13 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerResult
 
 ROUND_S = 120.0  # virtual time per round beside villains
-CAUGHT_WITHIN = 3  # rounds, for what the liar signed
-NOTICED_WITHIN = 4  # for silence and left-out rows: two rounds to see them twice, one to say so, one to agree
+CAUGHT_WITHIN = 3  # rounds until the signed lie has consequences
+NOTICED_WITHIN = 4  # rounds for silence and left-out rows: two to see them twice, one to report, one to agree
 PROVEN = ("miscounter", "forger", "two_tongued", "two_promises")
 
 
 def owners(stage: ScenarioContext) -> None:
-    """As many liars as the run withstands, kinds drawn: each is soon out, and nobody honest is."""
+    """As many liars as the run withstands, of drawn kinds: each is soon out, and no honest member is."""
     kinds = sorted(set(CROOKS) - {"framer"})
     tolerated = (stage.peers - 1) // 3
     drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
@@ -34,13 +34,13 @@ def owners(stage: ScenarioContext) -> None:
 
 
 def framers(stage: ScenarioContext) -> None:
-    """The liars answer rightly and call everybody else a liar: nobody honest leaves."""
+    """The liars answer rightly and accuse all others of lying: no honest member leaves."""
     tolerated = (stage.peers - 1) // 3
     play_crooks(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "framer"))
 
 
 def watched(stage: ScenarioContext, **settings: Any) -> None:
-    """Nobody lies, but messages are lost and links are slow: no accusation, no complaint that is heeded."""
+    """No liars, but messages are lost and links are slow: no accusation, no complaint with effect."""
     play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01), **settings)
 
 
@@ -53,7 +53,7 @@ def play_crooks(
     for kind in crooks.values():
         stage.fault(kind)
     swarm = stage.gather(knobs, villains={place: villain(CROOKS[kind]) for place, kind in crooks.items()})
-    left: dict[PeerId, int] = {}  # who was no member any more after which round, first
+    left: dict[PeerId, int] = {}  # peer → first round after which it was not a member
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
@@ -69,7 +69,7 @@ def play_crooks(
         within = min(CAUGHT_WITHIN if kind in PROVEN else NOTICED_WITHIN, stage.rounds)
         lied = cast(
             ByzantineMember, stage.world.nodes[name].machine
-        ).lied  # who owns no part for so long has no occasion
+        ).lied  # a liar that owned no part in that time had no occasion
         if kind != "framer" and lied and left.get(name, within) >= within:
             raise InvariantBroken(f"the {kind} {name} left after round {left.get(name)}")
     harmed = sorted(left.keys() - swarm.checkers.villains)
@@ -78,7 +78,7 @@ def play_crooks(
 
 
 def check_sums(world: VirtualWorld, closed: RoundClosed, villains: frozenset[PeerId]) -> None:
-    """What was agreed on is what the rows of its contributors make, whoever answered."""
+    """Check that agreed results follow from the rows of their contributors, for every owner."""
     body = closed.body
     for part, signed in enumerate(body.parts):
         if signed is None:

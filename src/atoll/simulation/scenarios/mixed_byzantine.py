@@ -1,11 +1,11 @@
-"""Every kind of villain at once, nearly a third of all members, in bad weather: a run open to all, under siege.
+"""Every kind of villain at once, nearly a third of all members, in bad weather: an open run under siege.
 
-What is asked for: the checkers of every run stay quiet, the villains' influence stays within its bound in every
-part of every round, nobody honest is ever expelled or found guilty by an honest auditor, and when the weather ends
-all honest peers go on. What is not: how fast. The weather is held back before it takes so many honest members away
-that the villains are a third of the rest: nothing is promised beyond that (specs/trust.md, "Under siege"). Where it
-happens nevertheless, since those who were away for a moment may be voted away later, the story ends there unjudged;
-but it fails if anybody honest was sent away that the weather had left alone.
+Required: the checkers of every run stay quiet, the villains' influence stays within its bound in every part of
+every round, no honest member is expelled or found guilty by an honest auditor, and all honest peers go on after the
+weather. Speed is not required. The weather stops before villains become a third of the remaining members: nothing
+is promised beyond that (specs/trust.md, "Under siege"). It may happen anyway, since members that were away briefly
+may be voted away later. The scenario then ends without a verdict, but fails if an honest member was sent away that
+the weather had left alone.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 from atoll.wire.messages.vertex import VertexBody
 
 VILLAINS = 0.3
-AUDITED = 0.05  # of rounds of trainers
-CAPTURED = 0.05  # parts that liars may own by themselves, where siege_opened has answers opened
-LEAF_BYTES = 512  # of an answer: a hundred blocks and more, as an update is a megabyte in at most sixteen parts
-ROUND_S = 240.0  # virtual time per round: attempts are lost to villains and to the weather
-CHURNER_S = 20.0  # mean time between two disappearances of one
+AUDITED = 0.05  # share of trainers' rounds that is audited
+CAPTURED = 0.05  # share of parts that liars may own by themselves, where siege_opened opens results
+# block size: a result has a hundred blocks and more, as an update is a megabyte in at most sixteen parts
+LEAF_BYTES = 512
+ROUND_S = 240.0  # virtual time per round: attempts fail because of villains and weather
+CHURNER_S = 20.0  # mean time between two disappearances of one member
 MOUTHS: dict[str, Twist] = {**KINDS, **CROOKS, **SHIRKERS, **dict.fromkeys((*TRAINERS, "churner"), as_it_is)}
 
 
 def siege(stage: ScenarioContext, captured: float = 0.0) -> None:
-    """Kinds, poisons and places are drawn: 3 members of 10 are villains, each poisons its rows as well."""
+    """Kinds, poisons and places are drawn: 3 members of 10 are villains, and each poisons its rows as well."""
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), min(int(VILLAINS * stage.peers), (stage.peers - 1) // 3))
     order = stage.draw.sample(sorted(MOUTHS), len(MOUTHS))
@@ -53,12 +54,12 @@ def siege(stage: ScenarioContext, captured: float = 0.0) -> None:
 
 
 def siege_opened(stage: ScenarioContext) -> None:
-    """The same with fewer witnesses: blocks of answers are opened, and liars may own parts by themselves."""
+    """Siege with fewer witnesses: blocks of results are opened, and liars may own parts by themselves."""
     siege(stage, CAPTURED)
 
 
 def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.0) -> SiegeBudget:
-    """`kinds`: the villains' trades, by their places."""
+    """`kinds`: place → kind of villain."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
     trust |= {"openings": SumCheckTerms(SHARE, LEAF_BYTES), "captured": captured} if captured else {}
@@ -108,21 +109,22 @@ def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 
 
 
 class OutsideFaultBound(Exception):
-    """The weather left too few honest members for what the run is built for."""
+    """The weather left fewer honest members than the run is built for."""
 
 
 class SiegeBudget:
-    """What the story watches beside the checkers of every run, and how much weather it still bears."""
+    """Checks of this scenario beside those of every run, and the weather that it can still bear."""
 
     def __init__(self, stage: ScenarioContext, kinds: dict[PeerId, str], influence: InfluenceMeter) -> None:
         self.stage, self.kinds, self.influence = stage, kinds, influence
         self.villains = stage.swarm.checkers.villains
         self.weather: FaultInjector | None = None
-        self.seen = -1  # the newest round that was looked at
-        self.closed = [0.0] * STRIKE_ROUNDS  # when each round was first seen to close
+        self.seen = -1  # newest round checked
+        self.closed = [0.0] * STRIKE_ROUNDS  # round → time of its first closing
         self.present = set(stage.swarm.founders)
-        self.sent_away: dict[PeerId, int] = {}  # honest members that the weather left alone, and after which round
-        self.left: dict[PeerId, tuple[int, str]] = {}  # villains that left, after which round first, and how
+        # honest member that the weather had left alone → round after which it was sent away
+        self.sent_away: dict[PeerId, int] = {}
+        self.left: dict[PeerId, tuple[int, str]] = {}  # villain → (first round after which it was gone, how)
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.villains:
@@ -145,7 +147,7 @@ class SiegeBudget:
             raise InvariantBroken(f"honest {by} found {finding} against honest {peer}")
 
     def _members(self, closed: RoundClosed) -> None:
-        """Nobody honest is expelled; and the villains are as few as the promises ask for."""
+        """Check that no honest member is expelled, and that villains are as few as the promises require."""
         body = closed.body
         for member in body.members:
             if member.standing == "expelled" and member.peer not in self.villains:
@@ -165,7 +167,7 @@ class SiegeBudget:
             raise OutsideFaultBound
 
     def _departures(self, body: VertexBody) -> None:
-        """Who is voted away was silent, or failed others lately: that is how long complaints reach back."""
+        """Members voted away were silent or failed others lately: complaints reach back that far."""
         present, weather = {m.peer for m in body.members if m.present}, self.weather
         assert weather is not None
         for who in self.present - present - self.villains:
@@ -179,7 +181,7 @@ class SiegeBudget:
         return sum(peer in self.villains for peer in peers)
 
     def spare(self) -> int:
-        """How many more members may be gone before the villains are a third of those who are left."""
+        """Number of further members that may go before villains are a third of the rest."""
         newest, weather = self.stage.newest, self.weather
         if newest is None or weather is None:
             return 0
@@ -188,7 +190,7 @@ class SiegeBudget:
         return max(0, len(here) - 1 - 3 * self._liars(here))
 
     def come_and_go(self, name: PeerId) -> None:
-        """A villain whose process dies and returns again and again, for ever."""
+        """Kill and restart a villain again and again, forever."""
         world, draw = self.stage.world, self.stage.draw
 
         def vanish() -> None:
@@ -199,7 +201,7 @@ class SiegeBudget:
         world.at(draw.expovariate(1 / CHURNER_S), vanish)
 
     def measure(self) -> None:
-        """For the report: shares are of 1, what was moved is in units of the honest rows' own numbers."""
+        """Values for the report: shares are of 1, shifts in units of the honest rows' values."""
         told, influence = self.stage.measured, self.influence
         parts = max(1, influence.parts)
         told["liars_rows"] = influence.liars_rows / max(1, influence.rows)

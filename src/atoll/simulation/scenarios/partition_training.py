@@ -1,4 +1,4 @@
-"""A minority is cut off for many rounds, trains on by itself, and comes back with what it did."""
+"""A minority is cut off for many rounds, trains on by itself, and returns with its work."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 
 CUTS = 3
-ROUNDS = 4  # worth of steps that a member may take alone
-CUT_S = 60.0, 150.0  # a first attempt takes half a minute to fail
-SETTLED_ROUNDS = 5  # observer, newcomer, member: then its late work may be sent
+ROUNDS = 4  # rounds' worth of steps that a member may take alone
+CUT_S = 60.0, 150.0  # seconds; a first attempt takes half a minute to fail
+SETTLED_ROUNDS = 5  # observer, newcomer, member: from then on its late work may be sent
 WEATHER = NetworkKnobs(loss_rate=0.03, duplicate_rate=0.03, jitter_s=0.05)
 
 
 def apart(stage: ScenarioContext) -> None:
-    """Three partitions, one after the other, some one way only; every other seed somebody cut off dies, too.
+    """Three partitions, one after the other, some one way only; every other seed a member of the minority dies,
+    too.
 
-    The majority goes on, no state differs, and every step that was taken alone is counted once.
+    The majority goes on, no state differs, and every step taken alone is counted once.
     """
     terms = PartitionPolicy("drop" if stage.seed % 5 == 0 else "merge", ROUNDS)
     stage.gather(SwarmKnobs(stage.peers, network=WEATHER, run=stage.settings(apart=terms)))
@@ -37,7 +38,7 @@ def apart(stage: ScenarioContext) -> None:
 
 
 def _cut_off(stage: ScenarioContext, most: int, crash: bool) -> None:
-    """Some of the minority vanish behind a cut and are there again; the others do not wait for them."""
+    """Cut a minority off and heal the cut; the others do not wait."""
     swarm, world = stage.swarm, stage.world
     names = sorted(swarm.founders)
     side = stage.draw.sample(names, stage.draw.randint(1, most))
@@ -55,18 +56,18 @@ def _cut_off(stage: ScenarioContext, most: int, crash: bool) -> None:
         world.start(side[0])
         world.run(world.now + stage.draw.uniform(1.0, 60.0))
     world.network.heal()
-    stage.until(lambda: _all_settled(stage), stage.healed(), "not everybody is a member again")
+    stage.until(lambda: _all_settled(stage), stage.healed(), "not every peer is a member again")
     stage.until_round(max(swarm.heads()) + stage.draw.randint(0, SETTLED_ROUNDS))
 
 
 def _all_settled(stage: ScenarioContext) -> bool:
-    """Asked at every event."""
+    """True if all are settled; called at every event."""
     history = stage.newest
     return history is not None and all(m.standing == "member" for m in history.head_body.members)
 
 
 def _check_books(stage: ScenarioContext, terms: PartitionPolicy) -> None:
-    """What vertices count, what is still held and what was dropped is what islands took, but for crashes."""
+    """Check that counted, held and dropped steps add up to the steps of the workers, except after crashes."""
     counted = stage.swarm.checkers.late
     for name in stage.swarm.founders:
         book = stage.world.nodes[name].island.alone

@@ -1,9 +1,12 @@
-"""A long night: story after story, each at a drawn size, by a drawn rule, until time is up.
+"""Random campaign: scenario after scenario with drawn sizes and rules, until time is up.
 
-One number draws everything about a world, so a night is continued where it ended and every failure is replayed by
-one line. Promises: over many numbers every story comes up, with few and many peers, under both quorums and by both
-protocols where its members may choose. Never stops at a failure: it is told, and the night goes on.
-Worlds share nothing: several may be played at a time, each in a process of its own.
+One number draws everything about a world, so a campaign can be continued, and every failure is replayed by one
+line. Worlds share nothing: several may run at a time, each in a process of its own.
+
+Invariants:
+- Over many numbers every scenario occurs, with few and many peers, under both quorums, and by both protocols where
+  its members may choose.
+- A failure is reported, and the campaign goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from atoll.peer.round.topology_choice import TOPOLOGIES
 from atoll.peer.settings import TopologyName
 from atoll.simulation.scenarios.harness import Scenario, ScenarioFailed, ScenarioReport, ScenarioUnsupported, play
 
-SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; others are told as they are
+SIZES: dict[str, tuple[int, ...]] = {  # short scenarios with drawn sizes; all others have fixed sizes
     **dict.fromkeys(
         ("churn", "overlap", "weighed", "rollback", "paced", "blackout"),
         (4, 5, 6, 7, 8, 10, 12, 16),
@@ -31,28 +34,28 @@ SIZES: dict[str, tuple[int, ...]] = {  # these are short and of drawn sizes; oth
     "branches": (12, 20, 30, 40),
     "siege": (10, 13, 16, 20),
 }
-ROUNDS = {"siege": 3, "branches": 0}  # of those; else at most ROUNDS_MOST
+ROUNDS = {"siege": 3, "branches": 0}  # rounds of these; otherwise at most ROUNDS_MOST
 ROUNDS_MOST = 12  # many worlds find more than long ones
-RAFT_SHARE = 0.25  # of the worlds whose members may agree by it
-TOPOLOGY_SHARE = 0.25  # of the worlds whose rows may be reduced by one that is drawn
+RAFT_SHARE = 0.25  # share of worlds with Raft, where members may use it
+TOPOLOGY_SHARE = 0.25  # share of worlds with a drawn topology, where rows may use one
 
 
 @dataclass(frozen=True)
 class DrawnScenario:
-    """What one number draws."""
+    """World drawn from one number."""
 
     story: str
     seed: int
     peers: int
     rounds: int
     protocol: str
-    topology: TopologyName | None = None  # of the story itself
+    topology: TopologyName | None = None  # None: the scenario's own
 
 
 def drawn(
     number: int, stories: dict[str, Scenario], peers: int | None = None, rounds: int | None = None
 ) -> DrawnScenario:
-    """`peers`, `rounds`: as they are said instead of drawn; all else stays what the number draws."""
+    """World of a number. `peers` and `rounds` replace the drawn values; all else stays as drawn."""
     draw = random.Random(f"night/{number}")
     story = draw.choice(sorted(stories))
     told = stories[story]
@@ -65,7 +68,7 @@ def drawn(
 
 
 def least(story: str, told: Scenario) -> tuple[int, int]:
-    """Peers and rounds with which it is known to be a story; of fewer it may ask what cannot be."""
+    """(peers, rounds) with which the scenario is known to work; with fewer its demands may be impossible."""
     if story not in SIZES:
         return told.peers, told.rounds
     return min(SIZES[story]), ROUNDS.get(story, min(told.rounds, ROUNDS_MOST))
@@ -85,7 +88,7 @@ def night(
     jobs: int = 1,
     pool: Callable[[int], Executor] = processes,
 ) -> Iterator[ScenarioReport | ScenarioFailed]:
-    """Worlds `first`, `first` + 1, … that begin before time is up, told as they end; at least one for every job."""
+    """Worlds `first`, `first` + 1, … that begin before time is up, reported as they end; at least one per job."""
     until = clock() + lasts_s
     worlds = (drawn(number, stories, peers, rounds) for number in count(first))
     if jobs == 1:

@@ -1,9 +1,9 @@
-"""A hostile member that was invited: it redeems one ticket, then invites itself again and again to gain votes.
-In the end its names leave and come back in turn, each after the next one has got its vote.
+"""Hostile recruiter: an invited member that invites itself again and again to gain votes. In the end its names
+leave and return in turn, each after the next one has its vote.
 
-What must hold in every vertex: all that came by the recruiter's invitation vote only after the counted rounds that
-genesis says, and hold at most a third of the votes until each has counted for as long as its bound lasts. Agreement
-goes on, so nobody honest depends on what they say together.
+Required in every vertex: all peers invited by the recruiter vote only after the counted rounds that genesis sets,
+and hold at most a third of the votes until each has counted for as long as its bound lasts. Agreement goes on, so
+no honest peer depends on their joint reports.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from atoll.simulation.world import VirtualComputer
 from atoll.wire.messages.statements import LeaveReport
 from atoll.wire.messages.vertex import VertexBody
 
-NAMES = 12  # under which it comes back
+NAMES = 12  # names under which it returns
 AFTER_ROUNDS, SPONSOR_ROUNDS = (
     4,
     80,
-)  # of the story, which ends before any name is old enough to be bound by nothing
-TURNS, TURN_ROUNDS = 4, 5  # of these, that leave and come back one after the other; rounds that each has for it
+)  # rounds of the scenario, which ends before any name is old enough to be free of bounds
+TURNS, TURN_ROUNDS = 4, 5  # names that leave and return one after the other; rounds for each
 ROUND_S = 60.0
 
 
 def recruiter(stage: ScenarioContext) -> None:
-    """Four founders invite one by one ticket with one use; it makes a ticket for each of its other names."""
+    """Four founders invite one peer by a ticket with one use; it makes a ticket for each of its other names."""
     play_recruiter(stage, AFTER_ROUNDS, SPONSOR_ROUNDS)
 
 
@@ -55,7 +55,7 @@ def play_recruiter(stage: ScenarioContext, after_rounds: int, sponsor_rounds: in
         swarm.join(place, recruiter, ticket)
         stage.until_round(max(swarm.heads()) + 1)
     stage.until_round(max(swarm.heads()) + stage.rounds)
-    for place in places[:TURNS]:  # steps out, so that the next gets its vote, and comes back at once
+    for place in places[:TURNS]:  # it leaves, so that the next name gets its vote, and returns at once
         name = swarm.keys.name(place)
         node = stage.world.nodes[name]
         assert node.machine is not None
@@ -69,7 +69,7 @@ def play_recruiter(stage: ScenarioContext, after_rounds: int, sponsor_rounds: in
 
 
 class Votes:
-    """Who of the recruiter's names votes, in every vertex that somebody closes."""
+    """Voting names of the recruiter in every closed vertex."""
 
     def __init__(self, names: frozenset[PeerId], after_rounds: int, sponsor_rounds: int) -> None:
         self.names, self.after_rounds, self.sponsor_rounds = names, after_rounds, sponsor_rounds

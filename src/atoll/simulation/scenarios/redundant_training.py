@@ -1,4 +1,4 @@
-"""Members that take each other's samples in secret, some of whom do not learn from them, and referees that lie."""
+"""Members that replay each other's samples in secret, some of which cheat, and referees that lie."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 
 ROUND_S = 120.0  # virtual time per round beside villains
-SHARE = 0.5  # of updates: a story is short
+SHARE = 0.5  # share of updates that are replayed: the scenario is short
 
 
 def twins(stage: ScenarioContext) -> None:
-    """As many villains as may lie, each of a drawn kind: whoever does not learn from its samples is found, nobody
-    honest is."""
+    """As many villains as may lie, each of a drawn kind: members that do not learn from their samples are found, no
+    honest one is.
+    """
     tolerated = (stage.peers - 1) // 3
     kinds = [stage.draw.choice((*CHEATING, *HIDING, *LYING)) for _ in range(tolerated)]
     places = stage.draw.sample(range(stage.peers), tolerated)
@@ -34,14 +35,14 @@ def twins(stage: ScenarioContext) -> None:
 
 
 class RedundancyReports:
-    """What an honest peer's vertices said of twins."""
+    """Redundancy reports in the vertices of one honest peer."""
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.pairs: dict[tuple[int, PeerId], TwinsJudged] = {}
-        self.found: dict[tuple[int, PeerId], PeerId] = {}  # cases that were opened: the host
-        self.words: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)  # against each
-        self.worth: dict[PeerId, int] = {}  # at the end
+        self.found: dict[tuple[int, PeerId], PeerId] = {}  # (round, host) of opened cases → found peer
+        self.words: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)  # member → reports against it
+        self.worth: dict[PeerId, int] = {}  # final reputation
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:

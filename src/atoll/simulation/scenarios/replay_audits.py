@@ -1,4 +1,4 @@
-"""Trainers that do not train as assigned, and auditors that lie, in a run whose rounds are audited."""
+"""Trainers that do not train as assigned, and auditors that lie, in a run with audited rounds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 
 ROUND_S = 120.0  # virtual time per round beside villains
-KEPT_RATE = 0.2  # of audits, where liars try to escape them
-LATE_SHARE = 20  # at most one audit of so many waits for lost messages
-OPEN_ROUNDS = 3  # newest rounds whose audits may still be on their way
+KEPT_RATE = 0.2  # audit rate where liars try to escape audits
+LATE_SHARE = 20  # at most one audit of this many waits for lost messages
+OPEN_ROUNDS = 3  # newest rounds with audits that may be in progress
 
 
 def audits(stage: ScenarioContext) -> None:
-    """As many villains as the run withstands, kinds drawn: who did not train is out, and nobody honest is."""
+    """As many villains as the run withstands, of drawn kinds: those that did not train are out, no others."""
     kinds = sorted((*TRAINERS, *SHIRKERS))
     tolerated = (stage.peers - 1) // 3
     drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
@@ -35,16 +35,16 @@ def audits(stage: ScenarioContext) -> None:
 
 
 def accusers(stage: ScenarioContext) -> None:
-    """The villains find everybody guilty: nobody leaves."""
+    """The villains find every trainer guilty: no member leaves."""
     tolerated = (stage.peers - 1) // 3
     play_audits(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
 
 
 def keepers(stage: ScenarioContext) -> None:
-    """The villains agree, and try bodies where they propose: each has its turns all the same, and no more.
+    """The villains collude and try bodies when they propose: each gets its turns, and no more.
 
-    Measured: their share of the rounds, and how many of their claims were audited where one of them proposed and
-    where somebody honest did.
+    Measured: their share of the rounds, and the audited share of their claims under their own and under honest
+    proposers.
     """
     stage.quorum = "two-thirds"
     places = stage.draw.sample(range(stage.peers), (stage.peers - 1) // 3)
@@ -60,7 +60,7 @@ def keepers(stage: ScenarioContext) -> None:
 
 
 class ProposerStats:
-    """Who wrote the vertices, and whom of the friends they audit."""
+    """Proposers of the vertices, and the audited friends."""
 
     def __init__(self, stage: ScenarioContext, friends: frozenset[PeerId]) -> None:
         self.stage, self.friends = stage, friends
@@ -81,35 +81,35 @@ class ProposerStats:
         self.stage.measured["liars_propose"] = len(theirs) / len(self.wrote)
         self.stage.measured["audited_by_liars"] = self._audited(theirs)
         self.stage.measured["audited_by_honest"] = self._audited(self.wrote.keys() - theirs)
-        turns = -(-len(self.wrote) // self.stage.peers)  # times round the circle
+        turns = -(-len(self.wrote) // self.stage.peers)  # full turns around the circle
         if len(theirs) > turns * len(self.friends):
             raise InvariantBroken(
                 f"{len(self.friends)} of {self.stage.peers} wrote {len(theirs)} of {len(self.wrote)}"
             )
 
     def _audited(self, rounds: Set[int]) -> float:
-        """Of the friends' claims in these rounds."""
+        """Audited share of the friends' claims in these rounds."""
         claims = {(round, peer) for round in rounds for peer in self.claims[round]}
         return len(claims & self.drawn) / max(1, len(claims))
 
 
 def audited(stage: ScenarioContext) -> None:
-    """Nobody cheats, but messages are lost and links are slow: nearly all is accepted, and nothing is refuted."""
+    """No cheats, but messages are lost and links are slow: nearly all is accepted, and nothing is refuted."""
     told = play_audits(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
-    late = len(told.late) + told.findings["withheld"]  # a lost chunk is asked for again after five seconds
+    late = len(told.late) + told.findings["withheld"]  # a lost chunk is requested again after five seconds
     if not set(told.findings) <= {"accepted", "withheld"} or late * LATE_SHARE > len(told.drawn):
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, audits open: {sorted(told.late)}")
 
 
 class AuditReports:
-    """What an honest peer's vertices said of audits."""
+    """Audit reports in the vertices of one honest peer."""
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.findings: Counter[str] = Counter()
         self.drawn: set[tuple[int, PeerId]] = set()
         self.done: set[tuple[int, PeerId]] = set()
-        self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
+        self.left: dict[PeerId, tuple[int, str]] = {}  # peer → (first round after which it was gone, how)
         self.head = -1
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:

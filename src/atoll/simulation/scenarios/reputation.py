@@ -1,4 +1,4 @@
-"""Members whose records differ: every vertex keeps their scores, all agree on them, and villains weigh little."""
+"""Members with different records: every vertex keeps their scores, all agree on them, and villains weigh little."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ from atoll.simulation.world import VirtualComputer
 from atoll.wire.messages.vertex import VertexBody
 
 ROUND_S = 120.0  # virtual time per round beside villains
-AUDITED_SHARE = 0.1  # of rounds, where there are audits: every other seed
-SAYING = {"equivocator": villain("equivocator"), "withholder": villain("withholder")}  # what they say is the lie
-TO_COME, TO_GO, TO_RETURN = 8, 10, 18  # rounds in which a newcomer joins, a founder leaves and is back
+AUDITED_SHARE = 0.1  # audited share of rounds, with every other seed
+SAYING = {"equivocator": villain("equivocator"), "withholder": villain("withholder")}  # kinds that lie in messages
+TO_COME, TO_GO, TO_RETURN = 8, 10, 18  # rounds in which a newcomer joins, a founder leaves and returns
 
 
 def reputation(stage: ScenarioContext) -> None:
-    """Idlers, boasters, flappers, cheats, silent owners and equivocators, as many as may lie, their kinds drawn;
-    a newcomer; a founder that leaves and returns. Everybody honest is worth more than they are in the end."""
+    """Idlers, boasters, flappers, cheats, silent owners and equivocators, as many as may lie, of drawn kinds.
+
+    Also a newcomer, and a founder that leaves and returns. In the end all honest members are worth more than the
+    villains.
+    """
     tolerated = (stage.peers - 1) // 3
     audited = bool(stage.seed % 2)
     usable = [kind for kind in (*KINDS, *SAYING) if audited or kind != "cheat"]
     kinds = [stage.draw.choice(usable) for _ in range(tolerated)]
-    places = stage.draw.sample(range(stage.peers - 1), tolerated)  # the last founder is the one that leaves
+    places = stage.draw.sample(range(stage.peers - 1), tolerated)  # the last founder leaves
     play_records(stage, dict(zip(places, kinds, strict=True)), audited)
 
 
 class ReputationReports:
-    """What vertices say of members, each looked at when the first honest peer closes it."""
+    """Scores in vertices, each read when the first honest peer closes it."""
 
     def __init__(self, villains: frozenset[PeerId]) -> None:
         self.villains = villains
         self.history: dict[PeerId, list[int]] = {}
         self.standing: dict[PeerId, str] = {}
         self.seen: set[int] = set()
-        self.share_most = 0.0  # of all influence, that villains ever had together
+        self.share_most = 0.0  # greatest share of all influence that villains ever had together
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed) and fact.body.round not in self.seen:
@@ -75,7 +78,7 @@ class ReputationReports:
         total, among = sum(weighs.values()), sum(peer in self.villains for peer in weighs)
         theirs = sum(weight for peer, weight in weighs.items() if peer in self.villains)
         if 2 * len(weighs) * max(weighs.values(), default=0) > 3 * max(1, len(weighs) == 1) * total > 0:
-            raise InvariantBroken(f"somebody weighs more than 3 / (2n) after round {body.round}")
+            raise InvariantBroken(f"a member weighs more than 3 / (2n) after round {body.round}")
         if 2 * len(weighs) * theirs > 3 * among * total or 2 * theirs >= total > 0:
             raise InvariantBroken(f"villains weigh {theirs} of {total} after round {body.round}")
         self.share_most = max(self.share_most, theirs / total if total else 0.0)
@@ -132,7 +135,7 @@ def _judge(
     worth = {peer: history[-1] for peer, history in records.history.items()}
     least = min(worth[peer] for peer in honest)
     if rounds >= 30 and tier_of(least) == "probation":
-        raise InvariantBroken(f"somebody honest is worth {least} after {rounds} rounds")
+        raise InvariantBroken(f"an honest member is worth {least} after {rounds} rounds")
     if worth[newcomer] > least and not audited:
         raise InvariantBroken(f"newcomer {newcomer} is worth {worth[newcomer]}, a founder {least}")
     for peer, kind in names.items():

@@ -1,7 +1,7 @@
-"""Who trains is drawn, round by round: nobody else counts or misses anything, and all come to their turns.
+"""Trainers drawn per round: all other members neither count nor miss anything, and all get their turns.
 
 Three groups of data of very different sizes; one member rests for a while, one declines whenever it is drawn, one
-is killed and comes back. Turns are reckoned again here, from who was drawn and who counted, without credits.
+is killed and returns. Turns are recomputed here from draws and contributors, without credits.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body
 from atoll.wire.messages.vertex import VertexBody
 
-ROUND_S = 60.0  # virtual time per round, at most
-RESTS = 6  # rounds
+ROUND_S = 60.0  # greatest virtual time per round
+RESTS = 6  # rounds that the member rests
 
 
 class ParticipationCount:
-    """Reckoned from vertices, each looked at when the first peer closes it."""
+    """Turns recomputed from vertices, each read when the first peer closes it."""
 
     def __init__(self, settings: RoundSettings, wanted: int, run: Digest, genesis: VertexBody) -> None:
         self.settings, self.wanted = settings, wanted
@@ -51,7 +51,7 @@ class ParticipationCount:
         head, parent = self.bodies[body.round - 1]
         drawn = plan_round(head, parent, self.settings).drawn
         if drawn is None or body.credits is UNSET:
-            raise InvariantBroken(f"nobody was drawn for round {body.round}")
+            raise InvariantBroken(f"no member was drawn for round {body.round}")
         there = {m.peer for m in parent.members if m.trains and m.standing == "member"}
         if len(drawn) != min(self.wanted, len(there - resting_in(parent, body.round))) or not drawn <= there:
             raise InvariantBroken(f"{sorted(drawn)} of {sorted(there)} were drawn for round {body.round}")
@@ -79,7 +79,7 @@ class ParticipationCount:
 
 
 def clients(stage: ScenarioContext) -> None:
-    """Two of seven train where members trust each other, in groups of four, two and one; four where they do not."""
+    """Two of seven train among trusting members, in groups of four, two and one; four among others."""
     trusted = stage.quorum == "majority"
     wanted = 2 if trusted else 4
     plan = replace(stage.settings().round, sample=ParticipationPolicy(peers=wanted, least=1 if trusted else wanted))
@@ -124,10 +124,10 @@ def _judge(stage: ScenarioContext, turns: ParticipationCount, peers: list[PeerId
     apart = max(levels.values()) - min(levels.values())
     stage.measured |= {f"turns_{name}": turns.levels(everybody, True)[name] / TURN for name in "abc"}
     stage.measured["apart"] = apart / TURN
-    # a draw takes everybody's turn for paid; who then pays a quarter comes to its turn once more
+    # a draw counts the turn as paid; a member that then pays a quarter gets its turn once more
     vain = TURN - CALL if trusted else 0
     if apart > TURN + vain * turns.wanted:
         raise InvariantBroken(f"after {stage.rounds} rounds turns are {dict(levels)} quarters")
     most = max(max(pair) for _, body in turns.bodies.values() if body.credits is not UNSET for pair in body.credits)
     if most > CREDIT_MAX:
-        raise InvariantBroken(f"somebody has a credit of {most}")
+        raise InvariantBroken(f"a member has a credit of {most}")

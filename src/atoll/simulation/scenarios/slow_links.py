@@ -1,7 +1,7 @@
-"""Nobody lies, but some are slow, some have bad links, and messages are lost: nobody is ever accused of anything.
+"""Slow but honest members, bad links and lost messages: no member is ever accused of anything.
 
 Slow members take twice as long for a step and send over a tenth of the others' uplink; all are audited, and their
-owners watched. An accusation is a claim of proof, an auditor's finding against somebody, or a complaint.
+owners watched. An accusation is a claim of proof, an auditor's finding against a member, or a complaint.
 """
 
 from __future__ import annotations

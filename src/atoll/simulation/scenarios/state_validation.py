@@ -18,15 +18,15 @@ from atoll.simulation.world import VirtualComputer
 from atoll.verification.state_validation.policy import ValidationRule
 
 ROUND_S = 120.0  # virtual time per round
-CALM_ROUNDS = 10  # at the end: whatever was done to the model is found and left by then
-NEAR = 0.2  # of the way that there is to learn
+CALM_ROUNDS = 10  # rounds at the end, by which all damage is found and left
+NEAR = 0.2  # share of the way to learn
 
 
 def _says_nothing(loss: float) -> float:
     raise RuntimeError("this validator does not want to look")
 
 
-LIES: dict[str, Callable[[float], float] | None] = {  # what a villain among the validators says
+LIES: dict[str, Callable[[float], float] | None] = {  # reported loss of a villain among the validators
     "honest": None,
     "wolf": lambda loss: inf,
     "silent": _says_nothing,
@@ -36,7 +36,7 @@ LIES: dict[str, Callable[[float], float] | None] = {  # what a villain among the
 
 
 def validated(stage: ScenarioContext) -> None:
-    """As many villains as the run withstands poison a mean now and then, and lie about what came of it."""
+    """As many villains as the run withstands poison a mean now and then, and lie about the outcome."""
     tolerated = (stage.peers - 1) // 3
     lie, poison = stage.draw.choice(sorted(LIES)), stage.draw.choice(["scaling", "huge", "sign flip"])
     places = stage.draw.sample(range(stage.peers), tolerated)
@@ -45,11 +45,11 @@ def validated(stage: ScenarioContext) -> None:
     rounds = {r for r in bouts if r < stage.rounds - CALM_ROUNDS}
     played = play_validated(stage, places, lie, poison, rounds)
     if poison == "huge" and rounds and not played.returns:
-        raise InvariantBroken("the model was ruined and nobody went back")
+        raise InvariantBroken("the model was ruined and the run did not go back")
 
 
 def wolves(stage: ScenarioContext) -> None:
-    """Nobody poisons anything; the villains find every state as bad as can be. Nobody goes back."""
+    """No poison; the villains find every state as bad as can be. The run never goes back."""
     tolerated = (stage.peers - 1) // 3
     places = stage.draw.sample(range(stage.peers), tolerated)
     played = play_validated(stage, places, stage.draw.choice(["wolf", "flatterer"]), "", ())
@@ -58,12 +58,12 @@ def wolves(stage: ScenarioContext) -> None:
 
 
 class ValidationReports:
-    """What honest peers told of validation."""
+    """Validation reports of honest peers."""
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
-        self.returns: dict[int, AutoRolledBack] = {}  # by the round that went back
-        self.judged: dict[int, StateJudged] = {}  # by the round whose state it is about; the last word on it
+        self.returns: dict[int, AutoRolledBack] = {}  # round that went back → its fact
+        self.judged: dict[int, StateJudged] = {}  # round of the judged state → last judgment
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
@@ -78,7 +78,7 @@ class ValidationReports:
 
 
 def islands(places: Sequence[int], lie: str, poison: str, rounds: Container[int]) -> IslandMaker:
-    """Real numbers behind every peer; villains at these places."""
+    """Workers with real numbers behind every peer; villains at these places."""
     from atoll.simulation.tensors import POISONS, TensorWorker  # torch: most scenarios do without it
 
     villains = {peer_name(place) for place in places}
@@ -114,7 +114,7 @@ def play_validated(
 
 
 def demand_near(stage: ScenarioContext) -> None:
-    """What the honest hold is near the point that everybody learns."""
+    """Check that honest peers are near the point to learn."""
     from atoll.simulation.tensors import TensorWorker
 
     islands = [node.island for node in stage.swarm.honest]

@@ -1,9 +1,9 @@
 """One member is several times slower than the others: rounds do not wait for it, and all its steps count.
 
-Or all are waited for, and each takes steps by its own speed, so that all arrive together.
+Alternatively all are waited for, and each takes steps by its own speed, so that all finish together.
 
-Measured: `useful`, the share of what all trainers together could do, without ever waiting, that stands in
-vertices; and `slow`, that of the slow member alone. Without either a round takes as long as it does.
+Measured: `useful`, the share of all trainers' possible work, without waiting, that vertices contain; and `slow`,
+that of the slow member alone. Without either method a round takes as long as the slow member.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from atoll.wire.messages.statements import Commitment
 
 LINKS = NetworkKnobs(0.01, 0.05, jitter_s=0.01)
 SLOWER = 4.0
-WARM_ROUNDS = 2  # nobody's speed is known in the first, and the second began before that was agreed
+WARM_ROUNDS = 2  # no speed is known in the first, and the second began before speeds were agreed
 STEP_S = 0.1
 USEFUL_MIN = 0.85
 ACCEPTANCE = StragglerPolicy(quorum=2, grace=2)  # of four
 
 
 def straggler(stage: ScenarioContext) -> None:
-    """A round goes on without whoever is slow, as soon as half of the members have their updates."""
+    """A round goes on without slow members as soon as half of the members have their updates."""
     tell(stage, ACCEPTANCE)
     if stage.measured["useful"] < USEFUL_MIN:
         raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")
 
 
 def by_speed(stage: ScenarioContext) -> None:
-    """All are waited for, and who is slow takes fewer steps, so that nobody waits for long."""
+    """All are waited for, and slow members take fewer steps, so that waits are short."""
     tell(stage, None, by_speed=True)
     if stage.measured["useful"] < USEFUL_MIN:
         raise InvariantBroken(f"only {stage.measured['useful']:.2f} of all steps that could be taken count")

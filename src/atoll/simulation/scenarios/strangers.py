@@ -1,5 +1,4 @@
-"""Strangers at the door of a private run: they are told nothing and end no peer, and invited peers come in beside
-them."""
+"""Strangers at a private run: they receive nothing and end no peer, and invited peers can join beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ COMES_IN_S = 60.0  # from an invited peer's first connection to its vote, in rou
 
 
 def strangers(stage: ScenarioContext) -> None:
-    """One knows the run's id, the other has a ticket that is used up soon. Both pull at everything all the time."""
+    """One knows the run's id, the other has a ticket that is soon used up. Both request everything all the time."""
     states: list[Digest] = [blob_id(manifest_of(GENESIS_STATE))]
     members = [peer_name(index) for index in range(stage.peers)]
     outside, late, invited = stage.peers, stage.peers + 1, stage.peers + 2
@@ -59,6 +58,6 @@ def _voters(stage: ScenarioContext) -> set[PeerId]:
 
 
 def _tickets(stage: ScenarioContext) -> list[bool]:
-    """At each honest peer: does it know a ticket?"""
+    """For each honest peer: whether it knows a ticket."""
     machines = [node.machine for node in stage.swarm.honest]
     return [bool(m and m.history and m.history.head_body.tickets) for m in machines]

@@ -1,5 +1,6 @@
-"""Owners that lie about their sums, where blocks of answers are opened: `trust = "community"`, and, where liars own
-a part by themselves, `"open"`."""
+"""Owners that lie about their sums, where blocks of results are opened: `trust = "community"`, and `"open"` where
+liars own a part by themselves.
+"""
 
 from __future__ import annotations
 
@@ -26,47 +27,49 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerComplaint, OwnerResult
 
 ROUND_S = 120.0  # virtual time per round beside villains
-SHARE = 0.1  # of blocks: parts are small
-PROVEN_WITHIN = 6  # rounds after its first lie: shown, said, others shown, said by enough
-TOGETHER_WITHIN = 8  # the same, and two for the words about whoever signed the same
+SHARE = 0.1  # share of opened blocks: parts are small
+PROVEN_WITHIN = 6  # rounds after its first lie: shown, reported, shown to others, reported by enough
+TOGETHER_WITHIN = 8  # the same, and two for the reports about co-signers
 UNSHOWN_WITHIN = 24  # each of two waits ends after some rounds and ten seconds
 
 
 def openings(stage: ScenarioContext) -> None:
-    """As many lying owners as the run withstands, kinds drawn: each is out, and nobody honest is."""
-    kinds = sorted({*PROVEN, *UNSHOWN} - {"one_block"})  # that one takes luck: its odds are in specs/openings.md
+    """As many lying owners as the run withstands, of drawn kinds: each is out, and no honest member is."""
+    # finding that kind takes luck: its odds are in specs/openings.md
+    kinds = sorted({*PROVEN, *UNSHOWN} - {"one_block"})
     tolerated = (stage.peers - 1) // 3
     drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
     play_openings(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
 
 
 def slanderers(stage: ScenarioContext) -> None:
-    """The villains find everybody guilty: nobody leaves."""
+    """The villains find every owner guilty: no member leaves."""
     tolerated = (stage.peers - 1) // 3
     play_openings(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
 
 
 def opened(stage: ScenarioContext) -> None:
-    """Nobody lies, but messages are lost and links are slow: nothing is refuted, and nobody leaves."""
+    """No liars, but messages are lost and links are slow: nothing is refuted, and no member leaves."""
     told = play_openings(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
     if told.findings.keys() - {"withheld", "accepted"}:
         raise InvariantBroken(f"honest owners were found {dict(told.findings)}")
 
 
 def accomplices(stage: ScenarioContext) -> None:
-    """As many as the run withstands lie wherever they own a part by themselves, and say the same."""
+    """As many as the run withstands lie wherever they own a part by themselves, with equal lies."""
     tolerated = (stage.peers - 1) // 3
     play_together(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accomplice"))
 
 
 class OpeningReports:
-    """What honest peers' vertices said of openings, each once, and who left."""
+    """Opening reports in the vertices of honest peers, each once, and departures."""
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.said: set[tuple[PeerId, int, int, PeerId, str]] = set()
-        self.left: dict[PeerId, tuple[int, str]] = {}  # who left, after which round first, and how
-        self.complained: set[tuple[PeerId, PeerId]] = set()  # (who, of whom) that signed what nobody shows
+        self.left: dict[PeerId, tuple[int, str]] = {}  # peer → (first round after which it was gone, how)
+        # (reporter, accused) about signed results that no peer shows
+        self.complained: set[tuple[PeerId, PeerId]] = set()
 
     @property
     def findings(self) -> Counter[str]:
@@ -122,20 +125,20 @@ def play_openings(
 
 
 class ColludingOwners:
-    """Liars that own parts by themselves: what they said there that was agreed on, and what became of them."""
+    """Liars that own parts by themselves: their agreed lies, and the consequences."""
 
     def __init__(self, stage: ScenarioContext, places: Collection[int]) -> None:
         self.stage, self.told = stage, OpeningReports(stage)
         self.names = {peer_name(place) for place in places}
-        self.lied: dict[PeerId, int] = {}  # who signed a false answer that was agreed on, in which round first
-        self.false: list[tuple[int, int]] = []  # (round, part) of these answers
+        self.lied: dict[PeerId, int] = {}  # signer of an agreed wrong result → first round
+        self.false: list[tuple[int, int]] = []  # (round, part) of these results
         for name in self.names:
             island = stage.world.nodes[name].island
             assert isinstance(island, LyingOwnerWorker)
             island.captures = partial(self.captured, name)
 
     def captured(self, name: PeerId, part: int) -> bool:
-        """Whether liars alone own this part, so that nobody in the round can tell; as `name` knows."""
+        """True if liars alone own this part, so that no other peer can notice, as far as `name` knows."""
         machine = self.stage.world.nodes[name].machine
         round = cast("ByzantineMember", machine).peer.round
         return round is not None and round.reduce is not None and self._own(round.reduce.plan.watchers(part))
@@ -163,13 +166,13 @@ class ColludingOwners:
         self.false.append((round, part))
         for name in liars:
             left, how = self.told.left.get(name, (round, ""))
-            if how == "expelled" and left < round:  # who is away may come back
+            if how == "expelled" and left < round:  # a member that is away may return
                 raise InvariantBroken(f"{name} left, and a lie of its was agreed on in round {round}")
             self.lied.setdefault(name, round)
 
 
 def play_together(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.05) -> ColludingOwners:
-    """Owners watch each other and answers are opened. Who lies is found out soon, and nobody else is."""
+    """Owners watch each other and results are opened. Liars are found soon, and no other member is."""
     stage.quorum = "two-thirds"
     settings = stage.settings(
         tolerance=0.33,

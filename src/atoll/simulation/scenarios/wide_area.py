@@ -1,9 +1,9 @@
-"""Members on several continents, at the ratios of INTELLECT-1 (2412.01152, table 2): 38 minutes of training, and
-uplinks on which a ring all-reduce of its 10 GB takes its 469 seconds, once with overlap and once without.
+"""Members on several continents, at the ratios of INTELLECT-1 (2412.01152, table 2), with and without overlap.
 
-Sizes and rates are a hundredth of those, which changes no time; downlinks are as fast as uplinks. All members are
-equally fast, as their table counts no waiting for slower ones. Measured: `overlapped` and `waiting`, the share of
-the time in which a member trains, everything else counted. There it was 0.83 around the world, without overlap.
+38 minutes of training, and uplinks on which a ring all-reduce of its 10 GB takes its 469 seconds. Sizes and rates
+are a hundredth of those, which changes no time; downlinks are as fast as uplinks. All members are equally fast, as
+their table counts no waiting for slower ones. Measured: `overlapped` and `waiting`, the share of the time in which
+a member trains, everything else counted. There it was 0.83 around the world, without overlap.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ UPDATE_BYTES = 100_000_000  # int8
 RING_S, RING_MEMBERS = 469.0, 14
 RATE_BYTES_S = 2 * (RING_MEMBERS - 1) / RING_MEMBERS * UPDATE_BYTES / RING_S
 LINKS = NetworkKnobs(0.03, 0.15, jitter_s=0.01, uplink_bytes_s=RATE_BYTES_S, downlink_bytes_s=RATE_BYTES_S)
-OVERLAP = 25  # steps: about ten minutes, in which an exchange has room
-WARM_ROUNDS = 2  # trainers start in the first, and nobody trains ahead of it
+OVERLAP = 25  # steps: about ten minutes, enough for an exchange
+WARM_ROUNDS = 2  # trainers start in the first, and no member trains ahead of it
 OVERLAPPED_MIN = 0.96
-OF_LINKS_MIN = 0.99  # of what members would train if an exchange took what its bytes take
+OF_LINKS_MIN = 0.99  # least share of the training possible if an exchange took only the time of its bytes
 
 
 def oceans(stage: ScenarioContext) -> None:
-    """The same members twice: they stand still while a round is agreed, and go on."""
+    """The same members twice: they wait while a round is agreed, and they go on."""
     stage.measured["waiting"], stage.measured["overlapped"] = trained(stage, 0), trained(stage, OVERLAP)
     exchange_s = 2 * (stage.peers - 1) / stage.peers * UPDATE_BYTES / RATE_BYTES_S
     possible = STEPS * STEP_S / (STEPS * STEP_S + exchange_s)
@@ -44,7 +44,7 @@ def oceans(stage: ScenarioContext) -> None:
 
 
 def trained(stage: ScenarioContext, overlap: int, spread: float = 0.0) -> float:
-    """The share of all members' time that went into steps which vertices count; `spread` is that of step times."""
+    """Share of all members' time spent on steps that vertices count; `spread` is that of step times."""
     stage.quorum = "majority"
     plan = replace(
         stage.settings().round, inner_steps=STEPS, first_train_s=3600.0, owner_s=900.0, beat_s=60.0, suspect_s=180.0

@@ -1,0 +1,142 @@
+"""Messages between a user's training loop and its peer process, over a socket pair.
+
+The commands and replies of `trainer/protocol.py`, plus the ones that only an attached loop needs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.base.arguments import Peers, Whole
+from atoll.base.workload import WorkloadPolicy
+from atoll.policy.fault_tolerance import StatisticName
+from atoll.policy.participation import ParticipationPolicy
+from atoll.policy.presets import Trust
+from atoll.runtime.trainer.protocol import (
+    BeginValidation,
+    CancelTraining,
+    CommandDone,
+    CommandFailed,
+    InnerSaved,
+    LoadInner,
+    LossesMeasured,
+    MergeAnchor,
+    SaveInner,
+    StepsTrained,
+    TrainSteps,
+    WriteParameters,
+)
+from atoll.training.exchange.layout import ModelLayout
+from atoll.training.recipe.recipes import Recipe
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """The run that a process joins, or the terms of the run that it founds."""
+
+    folder: str
+    ticket: str = ""  # empty: found a new run, or continue the folder's
+    name: str = ""  # with its group, see `policy.participation.named`
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    recipe: Recipe | None = None  # recipe of a run to found; None when joining
+    start_peers: Peers = 1
+    min_peers: Whole = 0  # 0: as many as the rule needs
+    trust: Trust = "private"
+    statistic: StatisticName | None = None  # combining rule; None: default of trust
+    sample: ParticipationPolicy | None = None  # members drawn per round of a run to found; None: all members
+    effort: WorkloadPolicy | None = None  # adaptive length of its rounds; None: fixed length
+
+
+class AttachLoop(msgspec.Struct, frozen=True, tag="Attach"):
+    """First message of the user's process: its request and its model."""
+
+    request: RunRequest
+    layout: ModelLayout
+    batch: int = 1  # samples behind one optimizer step
+    pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: unknown
+    validates: bool = False  # the loop can measure a held-out loss
+
+
+class PeerNews(msgspec.Struct, frozen=True, tag="Told"):
+    """Identity of the peer and ticket of its run."""
+
+    ticket: str
+    me: str
+    lacks: tuple[str, ...] = ()  # protections of the chosen trust that a newly founded run lacks, for people
+
+
+class RoundsBegin(msgspec.Struct, frozen=True, tag="Begins"):
+    """The first job comes next. The recipe may need gradients or moments of the loop's optimizer."""
+
+    recipe: Recipe
+    validated: bool = False  # members of this run evaluate its agreed model
+
+
+class LoopRoundClosed(msgspec.Struct, frozen=True, tag="Closed"):
+    """A round was agreed."""
+
+    round: int
+    trained: int
+    counted: int
+    members: int
+    loss: float
+
+
+class LoopRunOver(msgspec.Struct, frozen=True, tag="Over"):
+    """The run has had its rounds; x holds the agreed model."""
+
+    rounds: int
+
+
+class PeerError(msgspec.Struct, frozen=True, tag="Trouble"):
+    """Fields of the AtollError that ends this peer."""
+
+    code: str
+    what: str
+    cause: str
+    fix: str
+
+
+class DeclineRounds(msgspec.Struct, frozen=True, tag="Declines"):
+    """The loop contributes nothing to this round and the next `rounds - 1`."""
+
+    job: int  # id of the TrainSteps that this replies to; 0: none is pending
+    rounds: int
+
+
+class DetachLoop(msgspec.Struct, frozen=True, tag="Farewell"):
+    """Last message of the user's process."""
+
+
+ToUser = (
+    TrainSteps
+    | CancelTraining
+    | WriteParameters
+    | MergeAnchor
+    | SaveInner
+    | LoadInner
+    | BeginValidation
+    | RoundsBegin
+    | PeerNews
+    | LoopRoundClosed
+    | LoopRunOver
+    | PeerError
+)
+FromUser = (
+    AttachLoop
+    | StepsTrained
+    | CommandDone
+    | InnerSaved
+    | LossesMeasured
+    | CommandFailed
+    | DeclineRounds
+    | DetachLoop
+)
+
+
+def mailbox_room_bytes(layout: ModelLayout) -> int:
+    """Bytes behind x in the shared mailbox: two moments with their header, or a model to evaluate.
+
+    The system allocates the pages on first use.
+    """
+    return max(8 * layout.parameters, 4 * layout.floats) + 4096

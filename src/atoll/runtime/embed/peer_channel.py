@@ -1,0 +1,98 @@
+"""Channel from a training loop to its peer process: starts the process, exchanges frames, stops it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from atoll.base.errors import RunFailedError
+from atoll.runtime.embed.messages import DetachLoop, FromUser, ToUser
+from atoll.runtime.trainer.protocol import LENGTH
+
+LEAVE_S = 15.0  # seconds for the peer to leave its run
+
+_DECODER: msgspec.msgpack.Decoder[ToUser] = msgspec.msgpack.Decoder(ToUser)
+
+
+class PeerChannel:
+    """Socket to the peer process of one loop. A fork of the loop neither uses nor stops it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket
+        self._owner_pid = -1  # the process that started the peer
+        self._received = b""  # bytes of a message that is not complete yet
+
+    @property
+    def is_open(self) -> bool:
+        return self._process is not None
+
+    def start(self, memory: int) -> None:
+        """Start the peer process. `memory` is the descriptor of the shared mailbox; it is closed here."""
+        self._socket, theirs = socket.socketpair()
+        module = "atoll.runtime.embed.peer_process"
+        # -P: no module comes from the working directory, which `-m` would search first
+        command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(memory)]
+        paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module, no shell
+            command,
+            pass_fds=(theirs.fileno(), memory),
+            stdin=subprocess.DEVNULL,
+            env=paths,
+            process_group=0,  # Ctrl-C and a notebook's interrupt reach the loop only; its peer can still leave
+        )
+        theirs.close()
+        os.close(memory)
+        self._owner_pid = os.getpid()
+        atexit.register(self.stop)
+
+    def send(self, message: FromUser) -> None:
+        body = msgspec.msgpack.encode(message)
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def has_message(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def receive(self) -> ToUser:
+        """Wait for the next message. After an interrupt the next call returns the same message."""
+        (size,) = LENGTH.unpack(self._receive_bytes(LENGTH.size)[: LENGTH.size])
+        message = _DECODER.decode(self._receive_bytes(LENGTH.size + size)[LENGTH.size :])
+        self._received = b""
+        return message
+
+    def _receive_bytes(self, count: int) -> bytes:
+        """The message so far, at least `count` bytes."""
+        while len(self._received) < count:
+            more = self._socket.recv(count - len(self._received))
+            if not more:
+                assert self._process is not None
+                raise RunFailedError(
+                    "E-ATT-03",
+                    f"the peer process behind this loop ended with exit status {self._process.wait()}",
+                    cause="it was killed, or it reported the reason above or in atoll.log",
+                    fix="start the program again in the same folder: it continues from the last agreed state",
+                )
+            self._received += more
+        return self._received
+
+    def stop(self) -> None:
+        """Leave the run and end the peer process. Idempotent; also called when Python exits."""
+        process, self._process = self._process, None
+        if process is None or self._owner_pid != os.getpid():
+            return
+        with suppress(OSError):
+            self.send(DetachLoop())
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._socket.close()
+        atexit.unregister(self.stop)
