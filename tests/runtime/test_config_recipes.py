@@ -257,7 +257,7 @@ def test_a_genesis_that_no_version_could_have_made_is_a_fault_and_not_our_end():
             decode_learning(forged)
     settings = encode_settings(replace(good, name="a run of ours"))
     for data in (settings.replace(b"of ours", b"of \xff\xffrs"), b"\x82\xa5rules" + bytes([RULES]) + nested):
-        with pytest.raises(PeerFault, match="not valid"):
+        with pytest.raises(PeerFault, match="invalid settings"):
             decode_settings(data)
 
 

@@ -105,7 +105,7 @@ def _check_tolerance(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-05",
             f"run.byzantine_tolerance = {tolerance:g} is impossible",
-            cause="no agreement tolerates liars above one third (Pease, Shostak, Lamport 1980)",
+            cause="no agreement survives more than a third of liars (Pease, Shostak, Lamport 1980)",
             fix="write 0 (trust = private) or 0.33 (trust = community or open)",
         )
     if tolerance and tolerance * PEERS_MAX < 1:
@@ -287,7 +287,7 @@ def _check_effort(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-13",
             f'sync.apart = "{sync.apart}" cannot work with train.adaptive_batching = true',
-            cause="a member without a quorum would use a batch size that the others have left",
+            cause="a member without a quorum would use a batch size that the others have left behind",
             fix='write train.adaptive_batching = false, or sync.apart = "wait"',
         )
 
@@ -382,7 +382,7 @@ def _check_topology(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
-            cause="rows are combined on the way: a sum of rows can be neither sorted nor compared, and the "
+            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and the "
             "forwarding member could change the rows in it",
             fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
         )
@@ -406,7 +406,7 @@ def _check_statistic(config: RunConfig) -> None:
     if run.trust == "private":
         raise UsageError(
             "E-CFG-11",
-            f'sync.statistic = "{name}" withstands liars, but run.trust = "private" excludes them',
+            f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
             fix='write run.trust = "community", or sync.statistic = "mean"',
         )
     _check_enough(run, f'sync.statistic = "{name}"', name)
@@ -421,7 +421,7 @@ def _check_enough(run: RunSection, what: str, statistic: StatisticName = "mean")
         raise UsageError(
             "E-CFG-11",
             f"{what} withstands no liar among {members} members ({key})",
-            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} withstanding one liar takes {least} members",
+            cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
             fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all; "
             'or run.trust = "private", if members do not lie',
         )
