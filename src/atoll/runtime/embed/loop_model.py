@@ -106,7 +106,7 @@ class LoopModel:
         if message.how == "shift":
             x_N.add_(new_N)
         else:
-            assert message.how != "afresh"  # only a trainer process begins its optimizer anew
+            assert message.how != "afresh"  # the caller writes the agreed values instead
             merge(message.how, x_N, x_N if sent_F is None else sent_F[here], new_N)
         unflatten(x_F, counters_K, self.model, self.layout)
 
