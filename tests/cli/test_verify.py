@@ -263,7 +263,7 @@ def test_an_agreed_model_is_exported_as_a_folder_with_a_filled_in_card(folder: P
 
 def test_blame_compares_what_peers_reported_and_says_what_it_cannot_tell(folder: Path):
     told_of = answer_of("blame", folder, "--metric", "loss")
-    assert {p["name"] for p in told_of["peers"]} == {"ada", "bob"} and "own word" in told_of["cannot_tell"]
+    assert {p["name"] for p in told_of["peers"]} == {"ada", "bob"} and "its own data" in told_of["cannot_tell"]
     assert told_of["updates"] == [] and "write keep.updates into run.toml" in atoll("blame", folder).stdout
     refused = atoll("blame", folder, "--metric", "hope")
     assert refused.returncode == 2

@@ -152,7 +152,7 @@ def test_a_group_that_shrinks_below_what_its_rule_needs_waits_for_others_and_say
         together(members, [torch.ones(10) for _ in members])
         members.pop().close()
         mine = torch.zeros(10)
-        with pytest.raises(RunFailedError, match="E-RED-21 3 members are left, and it takes 4"):
+        with pytest.raises(RunFailedError, match="E-RED-21 3 members are left, and 4 are needed"):
             members[0].all_reduce(mine, timeout_s=PATIENCE_S)
         assert not mine.any()
         members.append(atoll.reduce.join(members[0].ticket))

@@ -39,7 +39,7 @@ def test_the_pieces_of_one_owner_pass_to_all_others_when_it_dies():
 
     with groups(3) as members:
         members[1].wait_for_peers(3, PATIENCE_S)
-        owned = members[1]._ask(parts)
+        owned = members[1]._query(parts)
         for member in members:
             takers = {next_one for owner, next_one, *_ in owned if owner == member.me}
             assert takers == {m.me for m in members} - {member.me}

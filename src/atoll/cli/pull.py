@@ -64,7 +64,7 @@ def pull(
 ) -> None:
     """Fetch an agreed model of a running run and its history, verify both, write a model folder."""
     source = ticket_of(source, ticket_file)
-    run, bootstrap, ticket = _whom(source, via) if source or via else _known_in(folder_of(dir))
+    run, bootstrap, ticket = _run_of(source, via) if source or via else _known_in(folder_of(dir))
     if dir is not None and (source or via):
         members, known = _also_in(folder_of(dir), run)
         bootstrap, ticket = bootstrap + members, ticket or known
@@ -98,18 +98,9 @@ def pull(
     size_bytes = sum(file.stat().st_size for file in files)
     alone = votes_alone(audit)
     if json:
-        say_json(
-            {
-                "run": audit.settings.name,
-                "run_id": run.hex(),
-                "round": taken.round,
-                "state": taken.state.hex(),
-                "vertices": audit.vertices,
-                "votes_alone": alone,
-                "folder": str(to),
-                "size_bytes": size_bytes,
-            }
-        )
+        told = {"run": audit.settings.name, "run_id": run.hex(), "round": taken.round, "state": taken.state.hex()}
+        told |= {"vertices": audit.vertices, "votes_alone": alone, "folder": str(to), "size_bytes": size_bytes}
+        say_json(told)
         return
     name = one_line(audit.settings.name)
     say(f"  run {name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
@@ -119,7 +110,7 @@ def pull(
     say(f"  the {what_is(files)} of round {taken.round} ({size}) is in {to}")
 
 
-def _whom(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:
+def _run_of(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:
     """Run id, addresses of members, and the ticket if there is one."""
     from atoll.runtime.network.dialer import endpoint_of
     from atoll.wire.ticket import parse

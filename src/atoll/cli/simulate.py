@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from inspect import cleandoc
+from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -63,9 +65,8 @@ def simulate(
     from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
-        raise UsageError(
-            "E-ARG-09", f"there is no scenario {name!r}", fix="one of " + ", ".join([*SCENARIOS, "all"])
-        )
+        fix = f"one of {', '.join([*SCENARIOS, 'all'])}"
+        raise UsageError("E-ARG-09", f"there is no scenario {name!r}", fix=fix)
     if not swarm and (minutes is not None or jobs is not None):
         raise UsageError(
             "E-ARG-13",
@@ -85,24 +86,20 @@ def simulate(
     if not name:
         say_json(list(SCENARIOS)) if json else say(cleandoc(scenarios.__doc__ or ""))
         return
+    play = partial(run_scenario, peers=peers, rounds=rounds, quorum=quorum, protocol=protocol, topology=topology)
     failures: list[str] = []
     small: dict[str, str] = {}
-    for story in SCENARIOS if name == "all" else [name]:
-        for number in range(seed, seed + seeds):
-            try:
-                report = run_scenario(story, number, peers, rounds, quorum, protocol, topology)
-            except ScenarioUnsupported as why:
-                if name != "all":
-                    raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
-                continue
-            except ScenarioFailed as failure:
-                failures.append(str(failure))
-                small |= _small(story, SCENARIOS[story], peers, rounds)
-                continue
-            if json:
-                say_json(report)
-            else:
-                say(report.line)
+    for story, number in product(SCENARIOS if name == "all" else [name], range(seed, seed + seeds)):
+        try:
+            report = play(story, number)
+        except ScenarioUnsupported as why:
+            if name != "all":
+                raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
+        except ScenarioFailed as failure:
+            failures.append(str(failure))
+            small |= _small(story, SCENARIOS[story], peers, rounds)
+        else:
+            say_json(report) if json else say(report.line)
     _end(failures, "".join(small.values()))
 
 

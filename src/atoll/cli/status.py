@@ -94,17 +94,7 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         )
     if kept:
         say(f"  states and data take {bytes_text(kept['blob_bytes'])} of this disk")
-    if s.get("audits"):
-        found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
-        say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
-    if (scored := s.get("scores")) is not None:
-        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(scored.items()))
-        say(f"  updates scored: {found or 'none yet'}")
-    if (compared := s.get("twins")) is not None:
-        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(compared.items()))
-        say(f"  twins compared: {found or 'none yet'}")
-    if (v := s.get("validation")) is not None:
-        _say_validation(v)
+    _say_checks(s)
     raft = "; they agree by Raft" if s.get("protocol") == "raft" else ""
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed{raft}")
     say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
@@ -112,6 +102,19 @@ def status(*, dir: Dir = None, json: AsJson = False) -> None:
         if text:
             say(f"  ! {text}")
     _say_members(s["members"])
+
+
+def _say_checks(s: dict[str, Any]) -> None:
+    """Findings of audits, loss scores, redundant training and validators."""
+    if s.get("audits"):
+        found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
+        say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
+    for key, title in (("scores", "updates scored"), ("twins", "twins compared")):
+        if (counts := s.get(key)) is not None:
+            found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(counts.items()))
+            say(f"  {title}: {found or 'none yet'}")
+    if (v := s.get("validation")) is not None:
+        _say_validation(v)
 
 
 def peers(*, dir: Dir = None, json: AsJson = False) -> None:

@@ -94,6 +94,7 @@ class TensorWorker(VirtualWorker):
         draw: random.Random,
         poison: Poison | None = None,
         rounds: Container[int] | None = None,
+        *,
         says: Callable[[float], float] | None = None,
         cut: LeafLayout | None = None,
         values: int = VALUES,

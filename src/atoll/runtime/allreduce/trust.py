@@ -75,6 +75,28 @@ def distrusting(
             cause="rows are combined on the way, so a relaying member could misreport the rows below it",
             fix='use topology = "butterfly" (or "star", or "auto"), or trust = "private"',
         )
+    _check_codecs(trust, up, down)
+    rounds = replace(settings.round, quorum="two-thirds")
+    # with fewer members the rule withstands no liar, so the group waits
+    more: dict[str, object] = {
+        "round": rounds,
+        "statistic": statistic,
+        "tolerance": TOLERANCE,
+        "min_peers": least,
+    }
+    problem = opening_problem(up, down)
+    if trust == "open":
+        settings = replace(settings, witnessed=True, captured=UNSET if problem else CAPTURED)
+        if problem:
+            return replace(settings, **more)
+    if problem:
+        words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
+        raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='use codec = "int8" or "fp32"')
+    return replace(settings, openings=SumCheckTerms(SHARE, LeafLayout(codec_named(down)).leaf_bytes), **more)
+
+
+def _check_codecs(trust: str, up: str, down: str) -> None:
+    """UsageError for codecs with results that members cannot compare, or with places that liars know."""
     if "lowrank" in f"{up} {down}":
         raise UsageError(
             "E-RED-14",
@@ -96,23 +118,6 @@ def distrusting(
             cause="compressors differ between versions, and results are compared byte by byte",
             fix=f'use way_back = "{codec_named(down).name.rpartition("+")[0]}"',
         )
-    rounds = replace(settings.round, quorum="two-thirds")
-    # with fewer members the rule withstands no liar, so the group waits
-    more: dict[str, object] = {
-        "round": rounds,
-        "statistic": statistic,
-        "tolerance": TOLERANCE,
-        "min_peers": least,
-    }
-    problem = opening_problem(up, down)
-    if trust == "open":
-        settings = replace(settings, witnessed=True, captured=UNSET if problem else CAPTURED)
-        if problem:
-            return replace(settings, **more)
-    if problem:
-        words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
-        raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='use codec = "int8" or "fp32"')
-    return replace(settings, openings=SumCheckTerms(SHARE, LeafLayout(codec_named(down)).leaf_bytes), **more)
 
 
 class CheckedArithmetic:

@@ -71,6 +71,8 @@ from atoll.verification.state_validation.policy import ValidationRule
 from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
 
 if TYPE_CHECKING:
+    from atoll.runtime.bootstrap import Make
+    from atoll.runtime.training_peer import TrainingPeer
     from atoll.runtime.training_spec import RunStart
 
 T = TypeVar("T")
@@ -245,21 +247,10 @@ async def serve(fd: int, memory: int) -> None:
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
-    from atoll.runtime.bootstrap import (
-        ListenOptions,
-        TicketTerms,
-        found_run,
-        holds_run,
-        join_run,
-        prepare,
-        resume_run,
-        training,
-    )
-    from atoll.runtime.training_spec import found
+    from atoll.runtime.bootstrap import training
 
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = _ATTACH.decode(await reader.readexactly(size))
-    request = wish.request
     mailbox = SharedMailbox(memory, wish.layout.floats, mailbox_room_bytes(wish.layout))
     trainer = AttachedTrainer(reader, writer, mailbox)
     trainer.layout, trainer.pass_steps, trainer.validates = wish.layout, wish.pass_steps, wish.validates
@@ -270,24 +261,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         _watch(fact, trainer, over, trouble)
 
     reading = asyncio.create_task(trainer.read_messages())
-    listening, make = ListenOptions(request.listen, request.announce), training(1, watch, trainer)
-    folder, lacks = Path(request.folder), tuple[str, ...]()
     try:
-        prepare(folder)
-        if request.ticket:
-            host = await join_run(folder, request.ticket, "trainer", request.name, listening, make)
-            ticket = request.ticket
-        elif holds_run(folder):
-            host = await resume_run(folder, request.name, listening, make)
-            ticket = host.ticket_text() or ""
-        else:
-            beginning, settings = _run_start(wish, trainer.read_x())
-            founded = found(beginning, settings)
-            lacks = forgone(request.trust, request.statistic, settings.statistic, beginning.recipe)
-            host, made = await found_run(
-                folder, founded, request.name, listening, TicketTerms(_ticket_uses()), make
-            )
-            ticket = made.text
+        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), training(1, watch, trainer))
     except AtollError as why:
         trainer.send(PeerError(why.code, why.what, why.cause, why.fix))
         with suppress(ConnectionError):  # the loop may have ended in between
@@ -305,7 +280,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         over.set()
 
     host.on_unkept = end
-    server = ControlServer(folder, handlers_of(host, leave))
+    server = ControlServer(Path(wish.request.folder), handlers_of(host, leave))
     await server.open()
     host.start()
     trainer.send(PeerNews(ticket, host.me, lacks))
@@ -330,6 +305,36 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     await asyncio.gather(reading, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+async def _enter_run(
+    wish: AttachLoop, x_F: Tensor, make: Make[TrainingPeer]
+) -> tuple[TrainingPeer, str, tuple[str, ...]]:
+    """Join, resume or found the requested run: (peer, ticket, missing protections of a new run)."""
+    from atoll.runtime.bootstrap import (
+        ListenOptions,
+        TicketTerms,
+        found_run,
+        holds_run,
+        join_run,
+        prepare,
+        resume_run,
+    )
+    from atoll.runtime.training_spec import found
+
+    request, folder = wish.request, Path(wish.request.folder)
+    listening = ListenOptions(request.listen, request.announce)
+    prepare(folder)
+    if request.ticket:
+        host = await join_run(folder, request.ticket, "trainer", request.name, listening, make)
+        return host, request.ticket, ()
+    if holds_run(folder):
+        host = await resume_run(folder, request.name, listening, make)
+        return host, host.ticket_text() or "", ()
+    beginning, settings = _run_start(wish, x_F)
+    uses, founded = TicketTerms(_ticket_uses()), found(beginning, settings)
+    host, made = await found_run(folder, founded, request.name, listening, uses, make)
+    return host, made.text, forgone(request.trust, request.statistic, settings.statistic, beginning.recipe)
 
 
 def _ticket_uses() -> int:

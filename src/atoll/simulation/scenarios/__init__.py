@@ -203,7 +203,7 @@ def run_scenario(
     """
     scenario = SCENARIOS[name]
     size, length = peers or scenario.peers, rounds or scenario.rounds
-    return play(name, scenario, seed, size, length, quorum, protocol, topology)
+    return play(name, scenario, seed, size, length, quorum, protocol=protocol, topology=topology)
 
 
 def main(argv: list[str] | None = None) -> int:

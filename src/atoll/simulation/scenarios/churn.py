@@ -177,6 +177,7 @@ def validated_churn(stage: ScenarioContext) -> None:
 def _through_weather(
     stage: ScenarioContext,
     keys: WorldKeys | None,
+    *,
     overlap: int = 0,
     slow: int = 0,
     drift: float = 1e-4,

@@ -274,6 +274,7 @@ def play(
     peers: int,
     rounds: int,
     quorum: str,
+    *,
     protocol: str = "bft",
     topology: TopologyName | None = None,
 ) -> ScenarioReport:

@@ -83,6 +83,7 @@ def night(
     first: int,
     lasts_s: Seconds,
     clock: Callable[[], Seconds] = time.monotonic,
+    *,
     peers: int | None = None,
     rounds: int | None = None,
     jobs: int = 1,
@@ -112,7 +113,7 @@ def _told(stories: dict[str, Scenario], world: DrawnScenario) -> ScenarioReport 
     for protocol, topology in ways:
         try:
             numbers = world.seed, world.peers, world.rounds
-            return play(world.story, stories[world.story], *numbers, "", protocol, topology)
+            return play(world.story, stories[world.story], *numbers, "", protocol=protocol, topology=topology)
         except ScenarioUnsupported:
             continue
         except ScenarioFailed as failure:

@@ -86,7 +86,7 @@ def islands(places: Sequence[int], lie: str, poison: str, rounds: Container[int]
     def make(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> VirtualWorker:
         if me not in villains:
             return TensorWorker(me, knobs, draw)
-        return TensorWorker(me, knobs, draw, POISONS.get(poison), rounds, LIES[lie])
+        return TensorWorker(me, knobs, draw, POISONS.get(poison), rounds, says=LIES[lie])
 
     return make
 
