@@ -19,7 +19,7 @@ def test_a_run_that_is_over_gets_more_rounds_and_another_rate(tmp_path: Path):
         for numbers, status, told in (
             (["train.batch=4"], 2, "place in the data is counted"),
             (["train.lr=fast"], 2, "expected a number"),
-            (["run.rounds=2"], 4, "wants 2 rounds, and 2 have trained"),
+            (["run.rounds=2"], 4, "asks for 2 rounds, but 2 will have trained"),
         ):
             refused = atoll("amend", *numbers, "--dir", a)
             assert refused.returncode == status and told in refused.stderr, refused.stderr

@@ -524,7 +524,7 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
     assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble
     unsigned = _other(one, signature=b"scribble")
     faults = [getattr(e, "fact", None) for e in fooled.handle(Received(peer_name(3), unsigned), 1.5)]
-    assert any(isinstance(f, ProtocolFault) and "another vertex" in f.what for f in faults)
+    assert any(isinstance(f, ProtocolFault) and "that was not agreed" in f.what for f in faults)
 
 
 def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_nobody_twice_at_once():

@@ -129,7 +129,7 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
         try:
             run = atoll.found(recipe=method(), folder=tmp_path, start_peers=2)
         except atoll.UsageError as why:
-            assert "E-ATT-12" in str(why) and "only for atoll.experiment" in str(why) and "diloco" in str(why)
+            assert "E-ATT-12" in str(why) and "only in atoll.experiment" in str(why) and "diloco" in str(why)
             refused.add(name)
             continue
         beginning, settings = _run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats))

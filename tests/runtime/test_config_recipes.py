@@ -137,7 +137,7 @@ def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_on
     with pytest.raises(PeerFault, match="round lengths in the recipe and in the settings"):
         decode_learning(forged)
     for more, why in {
-        "sync.overlap=2": "whole models that all wait for",
+        "sync.overlap=2": "whole models and synchronous rounds",
         "sync.apart=merge": "rounds of one length",
         "train.round_time=60": "rounds that follow the run",
         "run.rounds=0": "no end",

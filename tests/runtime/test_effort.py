@@ -154,7 +154,7 @@ TINY = {"batch": 2, "seq_len": 16}
         (
             decoupled("gpt-nano", rounds=3, inner_steps=12, fragments=1, overlap=0, **TINY),
             GROWS,
-            "two sizes|without",
+            "excludes a quorum|without",
         ),
         (recipe_for(PLAIN), {"batch": 3, **GROWS}, "batches of 3"),
         (recipe_for(PLAIN), {"samples": 64, "steps_min": 13}, "at most 12"),

@@ -249,7 +249,7 @@ def test_a_state_with_impossible_squares_is_refused():
     assert torch.equal(again.second_P, after.second_P) and state_bytes(again, layout) == data
     tensors, metadata = load(data)
     tensors["second"][5] = -1e-9
-    with pytest.raises(PeerFault, match="below zero"):
+    with pytest.raises(PeerFault, match="negative second moment"):
         state_from_bytes(dump(tensors, metadata), layout)
     with pytest.raises(PeerFault, match="not those of the layout"):
         state_from_bytes(dump(tensors | {"second": tensors["second"][:-1]}, metadata), layout)

@@ -105,7 +105,7 @@ def test_work_that_a_full_disk_refuses_is_told_once_in_a_round(tmp_path: Path, m
 
     trouble, lines = asyncio.run(story())
     assert trouble.endswith("Input/output error") and len(lines) == 2
-    assert "No space left on device; make room" in lines[0]
+    assert "No space left on device; free memory or disk" in lines[0]
 
 
 def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):

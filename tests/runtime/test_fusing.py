@@ -146,7 +146,7 @@ def test_a_device_that_rounds_otherwise_is_found_out_and_its_tensors_go_by_the_h
 
     monkeypatch.setattr(torch, "div", by_inverse)
     assert same(means(rows(), alone, lagging.there, codec="int8"), on_host)
-    assert "int8 works on the CPU: cuda:0 makes other bits" in caplog.text
+    assert "int8 works on the CPU: cuda:0 computes different bits" in caplog.text
 
 
 def test_a_call_waits_for_nothing_and_its_memory_outlives_who_drops_it(gpu: list[str]):

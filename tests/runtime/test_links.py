@@ -281,7 +281,7 @@ async def test_a_dial_says_why_it_failed():
             await ada.links.dial(f"/ip4/127.0.0.1/tcp/{port}")
     with pytest.raises(UsageError, match=r"write /ip4/.*/tcp/7070"):
         await ada.links.dial("127.0.0.1:7070")
-    with pytest.raises(RefusedError, match="this is myself"):
+    with pytest.raises(RefusedError, match="the remote is the local peer itself"):
         await ada.links.dial(ada.address)
     with pytest.raises(RefusedError, match="does not admit you"):
         await ada.links.dial(bob.address)

@@ -121,7 +121,7 @@ def test_looking_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
         while not (said := trainer.ask(NextBatch())).done:
             batches += 1
         assert batches == SAMPLES // 64 and torch.equal(trainer.read_x(), x_F)
-        with pytest.raises(TrainerFailed, match="nothing to look on"):
+        with pytest.raises(TrainerFailed, match="no measurement is in progress"):
             trainer.ask(NextBatch())
         assert said.losses == pytest.approx([await looked(members, 0, members.state)]) and tended.lives == 1
 

@@ -124,7 +124,7 @@ def test_if_one_voice_were_enough_any_liar_would_send_anybody_back(monkeypatch: 
 
 
 def test_if_nobody_went_back_the_model_would_stay_ruined(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(policy.ValidationLedger, "demanded", lambda self: None)
+    monkeypatch.setattr(policy.ValidationLedger, "demanded", lambda self, head: None)
     with pytest.raises(InvariantBroken, match="from where it should be"):
         played(rounds=(8,))
     with pytest.raises(ScenarioFailed, match="from where it should be"):

@@ -273,7 +273,10 @@ def test_voters_refuse_a_body_that_says_something_else_of_its_rows():
     assert check_body(ground, notary, body, body.time_s) is None
     for wrong, why in (
         (replace(body, weighing=UNSET), "does not say what its rows weigh"),
-        (replace(body, weighing=replace(weighing, weights=(1.0, *weighing.weights[1:]))), "too much"),
+        (
+            replace(body, weighing=replace(weighing, weights=(1.0, *weighing.weights[1:]))),
+            "do not sum to at most 1",
+        ),
         (replace(body, weighing=replace(weighing, weights=weighing.weights[::-1])), "another weighing"),
         (replace(body, weighing=replace(weighing, without=(0,))), "another weighing"),
         (replace(body, weighing=replace(weighing, compared=name_of(weighing))), "another weighing"),
