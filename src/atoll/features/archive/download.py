@@ -1,12 +1,14 @@
-"""Any k of the pieces of a blob, from the peers that hold them, at once.
+"""Erasure download: any k of the pieces of a blob, fetched at once from the peers that hold them.
 
 Each piece is a blob of its own with few sources, mostly one, fetched and checked by `BlobDownload`. Pieces of
-holders that
-are heard come first; a piece that does not begin to come soon, or whose holder stalls, is made good by one more
-piece, and the first k that are whole count. A holder of wrong bytes is named and costs its piece.
-A paced gather asks for a few chunks per tick and only while it is told that the line is free: what it makes can
-wait.
-Promises: no blob is fetched twice at a time; what was begun and is not needed is dropped. Never joins pieces.
+reachable holders come first. If a piece does not begin soon or its holder stalls, a further piece is begun. The
+first k whole pieces count. A holder of wrong bytes is reported and loses its piece. A paced download requests a few
+chunks per tick, and only while the line is free: it is not urgent.
+
+Invariants:
+- No blob is fetched twice at a time.
+- Pieces that were begun and are not needed are dropped.
+Not responsible for: joining pieces.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ from atoll.protocol.transfer.download import REQUESTS_MAX, BlobDownload, BlobFet
 from atoll.protocol.transfer.tasks import DropBlob
 
 TICK_S = 0.25
-SPARE_S = 2.0  # without a manifest: a spare piece is begun beside it
-GIVE_UP_S = 30.0  # in which no holder gave anything, though the line was free and the disk waited
-REQUESTS_MIN = 4  # of one piece on their way, however many are fetched at once; together they are about one blob's
-PACED_CHUNKS = 2  # a tick, of all pieces together: 8 MiB/s
+SPARE_S = 2.0  # seconds without a manifest, after which a spare piece is begun
+GIVE_UP_S = 30.0  # seconds without data from any holder, though the line was free and the disk idle
+REQUESTS_MIN = 4  # least chunk requests under way per piece; together the pieces have about those of one blob
+PACED_CHUNKS = 2  # chunks per tick, of all pieces together: 8 MiB/s
 
 
 class PiecesGathered(Fact, frozen=True, kw_only=True, tag="Gathered"):
-    """So many pieces as make `goal` are on this disk."""
+    """Enough pieces to make `goal` are on this disk."""
 
     phase = "transfer"
     goal: Digest
     indices: tuple[int, ...]
-    sources: tuple[PeerId, ...]  # those that gave some
+    sources: tuple[PeerId, ...]  # holders that sent data
 
 
 class GatherFailed(Fact, frozen=True, kw_only=True, tag="GatherFailed"):
@@ -50,7 +52,7 @@ class GatherFailed(Fact, frozen=True, kw_only=True, tag="GatherFailed"):
 
 
 class ErasureDownload:
-    """`goal` is what the pieces are wanted for; `sources` of each piece, empty for one that nobody is asked for."""
+    """`goal` is the blob to make; `sources` of each piece, empty if it must not be requested."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class ErasureDownload:
         effects = [e for fetch in list(self.fetches.values()) for e in fetch.handle(event, now)]
         if any(
             isinstance(effect, RunTask) for effect in effects
-        ):  # something came; whoever only talks gives nothing
+        ):  # data arrived; messages without data do not count
             self.silent_ticks = 0
         return effects + self._go_on(now, effects)
 
@@ -104,10 +106,10 @@ class ErasureDownload:
         return [e for fetch in self.fetches.values() for e in fetch.linked(peer, now)]
 
     def stop(self) -> list[Effect]:
-        """Nobody wants it any more."""
+        """Stop: the blob is no longer needed."""
         self.over = True
         effects: list[Effect] = [SetTimer(self._name(), None)]
-        for name in [name for name in self.begun if name not in self.whole]:  # also what failed half way
+        for name in [name for name in self.begun if name not in self.whole]:  # also pieces that failed half way
             effects += [
                 SetTimer(f"fetch/{name.hex()}/stall", None),
                 RunTask(f"gather/drop/{name.hex()}", DropBlob(name)),
@@ -118,7 +120,7 @@ class ErasureDownload:
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def _go_on(self, now: Seconds, told: Sequence[Effect] = ()) -> list[Effect]:
-        """Note what came whole or failed, begin what is lacking, and see whether this is over."""
+        """Note whole and failed pieces, begin missing ones, and end if enough are here."""
         for effect in told:
             if isinstance(effect, Emit) and isinstance(effect.fact, BlobFetched):
                 self.whole.add(effect.fact.blob)
@@ -148,7 +150,7 @@ class ErasureDownload:
         return effects
 
     def _enough(self, now: Seconds) -> bool:
-        """So many pieces are here, or on a way that looks good."""
+        """True if enough pieces are here or likely to arrive."""
         coming = {name for name, fetch in self.fetches.items() if self._looks_good(name, fetch, now)}
         return sum(name in coming or name in self.whole for name in self.pieces) >= self.k
 
@@ -158,16 +160,16 @@ class ErasureDownload:
         return any(source.stalls == 0 for source in fetch.sources.values())
 
     def _disk_works(self) -> bool:
-        """On what came: no holder has to give anything meanwhile."""
+        """The disk works on arrived data: no holder has to send any meanwhile."""
         opening = any(fetch.manifest is not None and not fetch.opened for fetch in self.fetches.values())
         return opening or any(fetch.storing or fetch.closing for fetch in self.fetches.values())
 
     def _wait(self, name: Digest) -> tuple[bool, int]:
-        """Those whose holder is heard first, and among them the data itself, which needs no arithmetic."""
+        """Sort key: pieces of reachable holders first, among them the data itself, which needs no arithmetic."""
         return all(self.gone(peer) for peer in self.sources[name]), self.pieces.index(name)
 
     def _pace(self, now: Seconds) -> list[Effect]:
-        """A few chunks more, if the line is free."""
+        """Request a few more chunks, if the line is free."""
         if not self.paced:
             return []
         effects: list[Effect] = []

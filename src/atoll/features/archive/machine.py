@@ -1,14 +1,16 @@
-"""One peer's side of the pieces in which older states lie: it makes its own, makes lost ones anew, restores states.
+"""State archive, one peer's side: it makes its own pieces, repairs lost ones and restores states.
 
-    a vertex draws me     Ask CutState ─► my piece is on disk, all pieces have names ─► a signed report, `Placed`
-    I have no such state  fetch it whole, or, once it is placed, any k pieces: Ask Rebuild ─► my piece ─► `Placed`
-    somebody seeks one    any k pieces ─► Ask Rebuild ─► the state, bit for bit
+    a vertex draws this peer  `CutState` ─► own piece on disk, all pieces named ─► signed `PiecesStored`
+    state is not here         fetch it whole or, once placed, any k pieces: `RebuildState` ─► own piece ─► report
+    a state is sought         any k pieces ─► `RebuildState` ─► the state, bit for bit
 
-Pieces are made and fetched one after the other, on ticks, while no round needs the line, so nothing of this is ever
-waited for by a round; only a state that is sought is fetched as fast as it goes. Who holds what is said by the
-vertices (`features/archive/policy.py`). Never believes bytes: fetched pieces are checked against names that all
-holders gave,
-a rebuilt state against the vertex.
+Pieces are made and fetched one by one, on ticks, while no round needs the network. Only a sought state is fetched
+at full speed.
+
+Invariants:
+- No round waits for a piece.
+- A fetched piece is checked against the digests that all holders reported, a rebuilt state against the vertex.
+Not responsible for: which member holds which piece (`features/archive/policy.py`).
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from atoll.policy.ledger import LedgerSet
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.statements import PiecesStored
 
-AGAIN_S = 10.0  # after which a piece that could not be made is tried again, and a report repeated
-AGAIN_MAX_S = 640.0  # each time in vain doubles it
+AGAIN_S = 10.0  # seconds until a failed piece is tried again and a report is repeated
+AGAIN_MAX_S = 640.0  # each failure doubles the wait, up to this
 
 
 class LocalPiece(msgspec.Struct, frozen=True):
-    """A piece that lies on my disk."""
+    """A piece on the local disk."""
 
     round: int
     index: int
@@ -52,7 +54,7 @@ class LocalPiece(msgspec.Struct, frozen=True):
 
 
 class StoredArchive(msgspec.Struct, frozen=True):
-    """What outlives a restart."""
+    """Archive data that survives a restart."""
 
     book: PlacementBook
     mine: tuple[LocalPiece, ...]
@@ -62,7 +64,7 @@ _KEPT = msgspec.msgpack.Decoder(StoredArchive)
 
 
 def placed_rounds(kept: bytes) -> list[int]:
-    """Of which rounds the state lies in pieces at the members, from what a peer kept under `pieces`."""
+    """Rounds with a state that lies in pieces at the members, from a peer's stored `pieces`."""
     try:
         book = _KEPT.decode(kept).book
     except UNREADABLE:
@@ -72,22 +74,22 @@ def placed_rounds(kept: bytes) -> list[int]:
 
 @dataclass
 class PieceJob:
-    """The one piece or state that is being made. `index` is None for a state that somebody seeks."""
+    """The piece or state in progress. `index` is None for a sought state."""
 
     entry: Placement
     index: int | None
     gather: ErasureDownload | None = None
-    fetched: bool = False  # the whole state, because it was not here
+    fetched: bool = False  # whether the whole state was fetched, since it was not here
 
     @property
     def goal(self) -> Digest:
-        """Of the rebuilding."""
+        """Digest to rebuild."""
         names = self.entry.names
         return self.entry.state if self.index is None or names is None else names.pieces[self.index]
 
 
 class ArchiveMachine:
-    """`gone` says whom nobody hears any more. Effects go to the driver, `words` to the members."""
+    """`gone` reports unreachable peers. Effects go to the driver, `words` to the members."""
 
     def __init__(
         self,
@@ -101,17 +103,17 @@ class ArchiveMachine:
         self.ledger = ledgers.get(PlacementLedger)
         self.mine: dict[int, LocalPiece] = {}  # by round
         self.making: PieceJob | None = None
-        self.sought: dict[
-            Digest, int
-        ] = {}  # states that somebody waits for, and their rounds, in the order of asking
-        self.again_at: dict[int, Seconds] = {}  # by round: not before
-        self.wait_s: dict[int, Seconds] = {}  # and after the next time in vain
+        self.sought: dict[Digest, int] = {}  # sought states and their rounds, in order of request
+        self.again_at: dict[int, Seconds] = {}  # earliest time of the next try, by round
+        self.wait_s: dict[int, Seconds] = {}  # wait after the next failure
         self.said_at: dict[int, Seconds] = {}
         self.held: tuple[tuple[Digest, ...], tuple[Digest, ...]] | None = None
-        self.written = False  # the book, ever: without it a restart lacks the vertices that memory does not hold
+        # whether the book was ever written: without it a restart lacks vertices that are not in memory
+        self.written = False
 
     def restore(self, kept: dict[str, bytes]) -> None:
-        """From the life before. A book that cannot be read costs work, no agreement: reports are then believed."""
+        """Restore stored data. An unreadable book costs work, not agreement: reports are then accepted
+        unchecked."""
         try:
             before = _KEPT.decode(kept.get("pieces", b""))
         except UNREADABLE:
@@ -120,11 +122,11 @@ class ArchiveMachine:
         self.mine = {mine.round: mine for mine in before.mine}
 
     def begin(self) -> list[Effect]:
-        """Before anything else the disk must know what to keep."""
+        """Tell the disk what to keep, before anything else."""
         return self._hold()
 
     def grew(self) -> list[Effect]:
-        """The history has one vertex more, and the ledger has seen it."""
+        """Apply a new vertex that the ledger has taken in."""
         for mine in list(self.mine.values()):
             entry = self.ledger.entry(mine.round)
             if entry is None or not entry.keeps(self.me, mine.index):
@@ -137,7 +139,7 @@ class ArchiveMachine:
         return [*stopped, *self._write_down(force=not self.written)]
 
     def words(self, now: Seconds) -> list[PiecesStored]:
-        """What I have to say to the members and no vertex holds yet."""
+        """Reports of the local peer that no vertex holds yet."""
         out: list[PiecesStored] = []
         for round, mine in self.mine.items():
             entry = self.ledger.entry(round)
@@ -151,7 +153,7 @@ class ArchiveMachine:
         return out
 
     def work(self, at: int, now: Seconds) -> list[Effect]:
-        """Every beat: begin what is to be made next. `at` is the round whose state I hold."""
+        """At every heartbeat: begin the next piece. `at` is the round of the state held here."""
         if self.making is not None:
             return []
         for entry in self.ledger.entries:
@@ -165,9 +167,9 @@ class ArchiveMachine:
         return []
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
-        """Make this state from pieces, before anything else; None if it does not lie in pieces (yet).
+        """Rebuild this state from pieces before anything else; None if it does not lie in pieces (yet).
 
-        `StateRebuilt` or `StateLost` says how it ended.
+        `StateRebuilt` or `StateLost` reports the outcome.
         """
         entry = self.ledger.entry_of(state)
         if entry is None or not self.is_placed(state):
@@ -176,12 +178,12 @@ class ArchiveMachine:
         return self._seek_next(now)
 
     def is_placed(self, state: Digest) -> bool:
-        """It can be made of pieces, if enough of their holders are heard."""
+        """True if the state can be rebuilt once enough holders are reachable."""
         entry = self.ledger.entry_of(state)
         return entry is not None and entry.placed
 
     def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
-        """What came from holders. `quiet`: no round needs the line."""
+        """Handle downloads from holders. `quiet`: no round needs the network."""
         making = self.making
         if making is None or making.gather is None:
             return []
@@ -192,20 +194,21 @@ class ArchiveMachine:
         return self.making.gather.linked(peer, now) if self.making and self.making.gather else []
 
     def done(self, event: TaskDone | TaskFailed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
-        """A job of mine was answered."""
+        """Handle the result of an own job."""
         result = event.result if isinstance(event, TaskDone) else None
         kind, _, name = event.job.removeprefix("pieces/").partition("/")
         if kind == "hold":
             missing = set(cast("Sequence[Digest]", result or ()))
             lost = [mine.round for mine in self.mine.values() if mine.piece in missing]
-            for round in lost:  # this disk lost it, which nobody else knows: it is made anew
+            for round in lost:  # this disk lost the piece and only the local peer knows: it makes the piece again
                 del self.mine[round]
             return self._write_down(force=bool(lost))
         making = self.making
         if making is None:
             return []
         if kind == "cut" and name == f"{making.entry.round}/{making.index}" and making.index is not None:
-            if isinstance(event, TaskFailed):  # by this disk or this library: what others have would not help
+            # a fault of this disk or this library: pieces of others would not help
+            if isinstance(event, TaskFailed):
                 return self._fail(making, event.why, now)
             return self._was_cut(making, making.index, result, reach, now)
         if kind == "make" and name == making.goal.hex():
@@ -233,14 +236,14 @@ class ArchiveMachine:
         return self._gathered(making, making.gather.handle(Start({}), now), now)
 
     def _gather(self, making: PieceJob, names: PieceSet, now: Seconds) -> list[Effect]:
-        """Any k pieces; mine, if I have one, is here already."""
+        """Gather any k pieces; an own one is here already."""
         entry, size = making.entry, piece_bytes(names.size_bytes, self.coded.k)
         mine = self.mine.get(entry.round)
         have = frozenset({mine.index} if mine is not None else ())
         sources = [tuple(p for p in entry.sources(i) if p != self.me) for i in range(self.coded.n)]
         paced = making.index is not None
         heard = len(have) + sum(any(not self.gone(p) for p in each) for each in sources)
-        if paced and heard < self.coded.k:  # what is fetched in vain is fetched again the next time
+        if paced and heard < self.coded.k:  # a failed fetch is repeated the next time
             return self._fail(making, f"{heard} of {self.coded.k} holders are heard", now)
         making.gather = ErasureDownload(
             making.goal, self.coded.k, names.pieces, sources, size, self.gone, have=have, paced=paced
@@ -262,7 +265,7 @@ class ArchiveMachine:
 
     def _join(self, making: PieceJob, indices: tuple[int, ...]) -> list[Effect]:
         names, entry, coded = making.entry.names, making.entry, self.coded
-        if making.fetched and making.index is not None:  # the whole state came
+        if making.fetched and making.index is not None:  # the whole state arrived
             making.gather = None
             cut = CutState(entry.state, coded.k, coded.n, making.index)
             return [RunTask(f"pieces/cut/{entry.round}/{making.index}", cut)]
@@ -273,7 +276,7 @@ class ArchiveMachine:
 
     def _was_made(self, making: PieceJob, whole: bool, why: str, now: Seconds) -> list[Effect]:
         if not whole:
-            self.held = None  # this disk may have damaged a piece of mine: it is asked again which are here
+            self.held = None  # this disk may have damaged an own piece: check again which are here
             return self._fail(making, why or "the pieces that its holders named do not make it", now)
         names, index, entry = making.entry.names, making.index, making.entry
         if index is not None and names is not None:
@@ -302,7 +305,7 @@ class ArchiveMachine:
         return [*self._end(), Emit(fact), *self._seek_next(now)]
 
     def _seek_next(self, now: Seconds) -> list[Effect]:
-        """A state that somebody waits for comes before my own pieces."""
+        """A sought state comes before own pieces."""
         if not self.sought or (self.making is not None and self.making.index is None):
             return []
         state, round = next(iter(self.sought.items()))
@@ -326,7 +329,7 @@ class ArchiveMachine:
     # ---- what stays ----------------------------------------------------------------------------------------
 
     def _is_replaced(self) -> bool:
-        """Another member was drawn for the piece that I am making, or its state is too old."""
+        """True if another member was drawn for the piece in progress, or its state is too old."""
         making = self.making
         if making is None or making.index is None:
             return False
@@ -359,4 +362,4 @@ def _ledger_of(settings: RunSettings) -> PlacementLedger | None:
 
 
 ARCHIVE = Verifier("archive", _ledger_of)
-"""No check, but a ledger beside those of checks."""
+"""A ledger beside those of checks; it is no check itself."""

@@ -1,15 +1,20 @@
-"""Who holds which piece of which older state: a pure function of the vertices, the same at every peer.
+"""Placement of archived pieces: which member holds which piece of which older state, from vertices alone.
 
-The vertex that closes every `every_rounds`-th round, once the run trains, draws n holders for the n pieces of
-its state. Each of them says in a report that its piece lies on its disk and what all pieces are called
-(`Placed`). A state is *placed* once all n holders have named the same pieces: from then on nobody has to hold
-it whole, and these names stand for good.
-A holder that is expelled, away for longer than `lost_s` of run time, or silent about its piece for so long is
-replaced by a member that the next vertex draws; so is whoever names other pieces than more than half of the
-holders, if these are more than may lie: its copy of the state is damaged, or it lies. Where there are fewer
-than n voting members the rest of the pieces is nobody's yet, and the state stays whole.
-Promises: one member holds one piece of a state at most; the newest `CODED_STATES_MAX` states are followed, no more.
-Never asks anybody and never looks at a disk.
+The vertex that closes every `every_rounds`-th round, once the run trains, draws n holders for the n pieces of its
+state. Each holder reports that its piece is on its disk, and the digests of all pieces. A state is *placed* once
+all n holders have reported the same digests. From then on no member has to hold it whole, and the digests are
+final.
+
+The next vertex replaces a holder that is expelled, away for longer than `lost_s` of run time, or as long without a
+report. It also replaces a holder with other digests than more than half of the holders, if these are more than may
+lie: its copy is damaged, or it lies. If there are fewer than n voting members, the remaining pieces have no holder
+yet, and the state stays whole.
+
+Invariants:
+- Every peer that holds the same vertices gets the same placement.
+- A member holds at most one piece of a state.
+- The newest `CODED_STATES_MAX` states are followed, no more.
+Not responsible for: requesting pieces, disks.
 """
 
 from __future__ import annotations
@@ -34,74 +39,73 @@ from atoll.wire.messages.vertex import VertexBody
 
 NOBODY = PeerId("")
 FORMER_MAX = 2  # former holders of one piece that may still come back with it
-REPAIR_BYTES_S = (
-    MIB  # of the state, at the least, where a piece is made of others: a polite repair takes up to 8 MiB/s
-)
+REPAIR_BYTES_S = MIB  # least bytes of the state per second of repair: a polite one takes up to 8 MiB/s
 
 
 class ErasureParams(msgspec.Struct, frozen=True):
-    """How a run keeps its older states; fixed in genesis, since everybody must draw the same holders."""
+    """How a run keeps its older states; fixed in genesis, since all members must draw the same holders."""
 
-    k: Annotated[int, msgspec.Meta(ge=1, lt=CODED_PIECES_MAX)]  # pieces that make the state again
+    k: Annotated[int, msgspec.Meta(ge=1, lt=CODED_PIECES_MAX)]  # pieces that rebuild the state
     n: Annotated[int, msgspec.Meta(ge=2, le=CODED_PIECES_MAX)]
-    every_rounds: Count = 20  # the state of every so many rounds is kept for long
+    every_rounds: Count = 20  # rounds between two archived states
     lost_s: Annotated[float, msgspec.Meta(ge=0, le=WINDOW_MOST_S)] = 3600.0
-    """Away for longer: another member makes its pieces anew."""
+    """Seconds away after which another member makes the holder's pieces again."""
 
 
 class PieceSet(msgspec.Struct, frozen=True, array_like=True):
-    """What the pieces of one state are called."""
+    """Digests of the pieces of one state."""
 
     size_bytes: int  # of the state
     pieces: tuple[Digest, ...]
 
 
 class Placement(msgspec.Struct):
-    """One state: who holds its pieces, and what they have said."""
+    """One state: holders of its pieces, and their reports."""
 
     round: int
     state: Digest
-    holders: list[PeerId]  # of each piece; NOBODY: there were not members enough
-    since_s: list[Seconds]  # when each was drawn
-    drawn: list[int]  # by the vertex of which round
-    said: list[Digest | None]  # by the holder of now: the digest of its Names
-    former: list[list[PeerId]]  # who had each piece and was replaced, until the next one says that it has it
-    names: PieceSet | None = None  # once all holders named the same: for good
+    holders: list[PeerId]  # of each piece; the empty id: too few members
+    since_s: list[Seconds]  # time of each draw
+    drawn: list[int]  # round of the vertex that drew each
+    said: list[Digest | None]  # digest of the names that each current holder reported
+    former: list[list[PeerId]]  # replaced holders of each piece, until the next one reports that it has the piece
+    names: PieceSet | None = None  # final digests, once all holders reported the same
 
     @property
     def placed(self) -> bool:
-        """Nobody has to hold this state whole. True also while a lost piece is made anew."""
+        """True if no member has to hold this state whole, also while a lost piece is made again."""
         return self.names is not None
 
     @property
     def here(self) -> int:
-        """Pieces that lie where they should."""
+        """Number of pieces at their holders."""
         return sum(word is not None for word in self.said)
 
     def index_of(self, peer: PeerId) -> int | None:
         return self.holders.index(peer) if peer in self.holders else None
 
     def keeps(self, peer: PeerId, index: int) -> bool:
-        """It may not drop this piece: it is its holder, or was, and nobody has it since."""
+        """True if this peer may not drop the piece: it is or was the holder, and no later holder has the piece."""
         return self.holders[index] == peer or peer in self.former[index]
 
     def sources(self, index: int) -> tuple[PeerId, ...]:
-        """Who may give this piece."""
+        """Peers that may send this piece."""
         now = (self.holders[index],) if self.said[index] is not None else ()
         return (*now, *self.former[index])
 
 
 class PlacementBook(msgspec.Struct):
-    """What is remembered across restarts: vertices of long ago are not read again."""
+    """Placements stored across restarts: old vertices are not read again."""
 
     head: int = -2
     entries: list[Placement] = []
     away_since_s: dict[PeerId, Seconds] = {}
-    lacks: bool = False  # vertices that entries might have come from: others' words are taken as others judged them
+    # whether vertices with entries are missing; reports are then accepted as other voters judged them
+    lacks: bool = False
 
 
 class PlacementLedger(Ledger[PiecesStored]):
-    """Who holds which piece, as of the newest vertex taken in."""
+    """The placement as of the newest vertex applied."""
 
     report, duty = PiecesStored, "hold pieces"
 
@@ -110,7 +114,7 @@ class PlacementLedger(Ledger[PiecesStored]):
     ) -> None:
         self.coded, self.book = coded, book or PlacementBook()
         self.rule: QuorumRule = rule
-        self.changed = False  # since somebody last wrote the book down
+        self.changed = False  # since the book was last written
 
     @property
     def entries(self) -> Sequence[Placement]:
@@ -123,7 +127,7 @@ class PlacementLedger(Ledger[PiecesStored]):
         return next((e for e in self.book.entries if e.state == state), None)
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        """Take in the vertices up to the head that were not known yet."""
+        """Apply the vertices up to the head that are new here."""
         if self.coded is None or head <= self.book.head:
             return
         fresh = sorted(r for r in bodies if self.book.head < r <= head)
@@ -133,16 +137,16 @@ class PlacementLedger(Ledger[PiecesStored]):
         self.book.head = head
 
     def problem(self, by: PeerId, report: PiecesStored) -> str | None:
-        """None if this may stand in the next vertex, as far as I can know."""
+        """None if this report may stand in the next vertex, as far as local vertices show."""
         flaw = self._malformed(report)
         return flaw if flaw is not None or self.book.lacks else self.unknown(by, report)
 
     def problem_to_propose(self, by: PeerId, report: PiecesStored) -> str | None:
-        """Where vertices are missing here, other members must judge the report."""
+        """Like `problem`; if vertices are missing here, other members must judge the report."""
         return self.unknown(by, report)
 
     def lose(self, round: int) -> None:
-        """Entries may be missing: reports about pieces are believed as other voters judged them."""
+        """Entries may be missing: reports about pieces are accepted as other voters judged them."""
         del round
         self.book.lacks = True
 
@@ -159,7 +163,7 @@ class PlacementLedger(Ledger[PiecesStored]):
         return None
 
     def unknown(self, by: PeerId, word: PiecesStored) -> str | None:
-        """None if this well-formed word follows from the vertices that I have: I may propose it."""
+        """None if this well-formed report follows from local vertices, so that the local peer may propose it."""
         entry = self.entry(word.round)
         if entry is None:
             return "is about a state that is not kept in pieces"
@@ -177,13 +181,13 @@ class PlacementLedger(Ledger[PiecesStored]):
 
     def _take_in(self, coded: ErasureParams, vertex: Digest, body: VertexBody) -> None:
         for signed in body.reports:
-            if b"Placed" not in signed.body:  # its tag: most reports are not opened
+            if b"Placed" not in signed.body:  # its tag; most reports are not opened
                 continue
             word = statement_in(signed)
             if isinstance(word, PiecesStored):
                 self._hear(signed.signer, word)
         self._watch_members(body)
-        for entry in self.book.entries:  # the time goes back where it was set right
+        for entry in self.book.entries:  # run time goes back if a vertex corrected it
             since = [min(since_s, body.time_s) for since_s in entry.since_s]
             self.changed |= since != entry.since_s
             entry.since_s = since
@@ -218,7 +222,7 @@ class PlacementLedger(Ledger[PiecesStored]):
         self.book.away_since_s = since
 
     def _gone(self, coded: ErasureParams, body: VertexBody) -> set[PeerId]:
-        """Holders that will not be waited for any more."""
+        """Holders that are not waited for any more."""
         known = {m.peer for m in body.members if m.standing != "expelled"}
         for_long = {p for p, at in self.book.away_since_s.items() if body.time_s - at >= coded.lost_s}
         return {p for e in self.book.entries for p in e.holders if p not in known or p in for_long} - {NOBODY}
@@ -233,7 +237,7 @@ class PlacementLedger(Ledger[PiecesStored]):
         gone: set[PeerId],
         liars: int,
     ) -> None:
-        """Find a holder for every piece that has none, or whose holder must be replaced."""
+        """Find a holder for every piece without one, or with one that must be replaced."""
         usual = _usual(entry.said, liars)
         patience_s = coded.lost_s + (entry.names.size_bytes / REPAIR_BYTES_S if entry.names is not None else 0.0)
         for index, holder in enumerate(entry.holders):
@@ -242,7 +246,8 @@ class PlacementLedger(Ledger[PiecesStored]):
             if holder == NOBODY or holder in gone or silent or (usual is not None and said not in (None, usual)):
                 taken = {*entry.holders, *(p for former in entry.former for p in former)}
                 free = [p for p in able if p not in taken]
-                back = [p for p in able if p in entry.former[index] and p != holder]  # with what is lacking
+                # former holders, with the missing piece
+                back = [p for p in able if p in entry.former[index] and p != holder]
                 drawn = (back or shuffled(vertex, f"holder of piece {index} of round {entry.round}", free))[:1]
                 if drawn or holder in gone or said is not None:
                     if said is not None and (usual is None or said == usual):
@@ -253,7 +258,7 @@ class PlacementLedger(Ledger[PiecesStored]):
 
 
 def _usual(said: Sequence[Digest | None], liars: int) -> Digest | None:
-    """What more than half of all holders call the pieces, and more than may lie: one of them is honest."""
+    """Digest that more than half of all holders report, and more than may lie: one of them is honest."""
     words = Counter(word for word in said if word is not None)
     most = max(words, key=lambda word: words[word], default=None)
     return most if most is not None and words[most] > max(len(said) // 2, liars) else None

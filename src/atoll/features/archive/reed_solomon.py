@@ -1,9 +1,12 @@
-"""Any k of n pieces make a blob again: systematic Reed-Solomon code over GF(2^8), one stripe at a time.
+"""Systematic Reed-Solomon code over GF(2^8): any k of n pieces make a blob again, one stripe at a time.
 
-The bytes of a piece depend on the blob, k and n alone, so whoever holds the blob can name all pieces
+The bytes of a piece depend on the blob, k and n alone, so any holder of the blob can name all pieces
 (`specs/pieces.md` says how to make them without this program). The arithmetic is ISA-L's Cauchy code, through
-PyECLib; its headers, which tell the version of a library, never leave this file.
-Promises: never more than one stripe (n MiB) in memory. Never trusts a piece: names are checked by whoever reads it.
+PyECLib. Its headers contain a library version and never leave this file.
+
+Invariants:
+- At most one stripe (n MiB) is in memory.
+Not responsible for: checking pieces; the reader compares their names.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK, CODED_PIECES_MAX
 from atoll.crypto.digest import BlobManifest, Buffer, blob_id, digest
 
-UNIT = BLOB_CHUNK  # of a piece in one stripe: a unit is a chunk of the piece, so its digest is at hand
+UNIT = BLOB_CHUNK  # bytes of a piece in one stripe: a unit is a chunk of the piece, so its digest is at hand
 _HEADER = 80  # bytes that liberasurecode puts before every fragment
 
 
@@ -39,7 +42,7 @@ def demand_ready() -> None:
 
 
 def piece_bytes(size_bytes: int, k: int) -> int:
-    """Of each piece of a blob of this size: whole units, then one that is as short as the rest allows."""
+    """Bytes of each piece of a blob of this size: whole units, then one as short as the rest allows."""
     whole, rest = divmod(size_bytes, k * UNIT)
     return whole * UNIT + -(-rest // k)
 
@@ -80,7 +83,9 @@ def unit_of(units: Mapping[int, Buffer], k: int, n: int, index: int) -> bytes:
 def cut(
     read: Callable[[int, int], Buffer], size_bytes: int, k: int, n: int, keep: Callable[[int, bytes], None]
 ) -> tuple[Digest, ...]:
-    """Names of the n pieces, which are blobs. `read(offset, count)` of the blob; `keep(index, unit)` in order."""
+    """Names of the n pieces, which are blobs. `read(offset, count)` reads the blob; `keep(index, unit)` gets units
+    in order.
+    """
     chunks: list[list[Digest]] = [[] for _ in range(n)]
     for at, count, _ in stripes(size_bytes, k):
         for index, unit in enumerate(cut_stripe(read(at, count), k, n)):
@@ -99,7 +104,7 @@ def rebuild(
     index: int | None = None,
 ) -> Iterator[bytes]:
     """The blob, or piece `index` of it, stripe by stripe, from any k pieces: `read(piece, offset, count)`."""
-    used = sorted(have)[:k]  # those that are the data itself first: joining them costs nothing
+    used = sorted(have)[:k]  # pieces of the data itself first: joining them costs nothing
     at = 0
     for _, count, unit in stripes(size_bytes, k):
         units = {i: read(i, at, unit) for i in used}
@@ -118,7 +123,7 @@ def _driver(k: int, n: int) -> Any:
 
 @lru_cache(maxsize=16)
 def _headers(k: int, n: int, unit: int) -> tuple[bytes, ...]:
-    """What the library of this computer puts before units of this size."""
+    """Headers that this computer's library puts before units of this size."""
     return tuple(fragment[:_HEADER] for fragment in _driver(k, n).encode(bytes(k * unit)))
 
 

@@ -1,11 +1,11 @@
-"""What would a round have led to without each of its contributors? The question, out of agreed vertices.
+"""Leave-one-out question: a past round without each of its contributors, from agreed vertices.
 
-    asked      which rows the answers of the round were made of, and who may have them
-    work       what an island does with those that are here
-    notable    whose absence changes more than anybody else's
+    asked      rows of the round's results, and peers that may have them
+    work       the task for the rows that are here
+    notable    peers with a larger effect by their absence than others
 
-Promises: nothing but the rows comes from anybody's word, and those are held against commitments in the vertex.
-Notable is a measurement of one round: no verdict, and nothing in the run follows from it (specs/blame.md).
+Only the rows come from other peers, and each is checked against a commitment in the vertex. Not responsible for:
+verdicts. Notable is a measurement of one round, without effect on the run (specs/blame.md).
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.statements import OwnerResult
 from atoll.wire.messages.vertex import VertexBody
 
-OF_THE_LOSS = 0.05  # in sixty rounds of four honest peers, of few samples each, 0.021 was the most
-OF_THE_ROUND = 0.5  # of what the whole round moved the loss
-OF_THE_OTHERS = 2.0  # times the median of what the absence of the others would have gained
+# share of the loss: the most was 0.021 in sixty rounds of four honest peers with few samples each
+OF_THE_LOSS = 0.05
+OF_THE_ROUND = 0.5  # share of the change of the loss by the whole round
+OF_THE_OTHERS = 2.0  # multiple of the median gain from the absence of the others
 
 
 @dataclass(frozen=True)
 class LeaveOneOutTask:
-    """A round that can be made again, if its rows are found."""
+    """A round that can be replayed, if its rows are found."""
 
     ground: RoundContext
     body: VertexBody
@@ -47,7 +48,7 @@ class LeaveOneOutTask:
     weights: Mapping[PeerId, int]
 
     def sources(self, me: PeerId) -> dict[Place, tuple[PeerId, ...]]:
-        """Of every row who may have it, the likeliest first."""
+        """Peers that may have each row, the likeliest first."""
         here = {m.peer for m in self.ground.plan.members if m.present} - {me}
         found: dict[Place, tuple[PeerId, ...]] = {}
         for part, (answer, signed) in enumerate(zip(self.answers, self.body.parts, strict=True)):
@@ -60,12 +61,12 @@ class LeaveOneOutTask:
 
     @property
     def summed_on_the_way(self) -> str:
-        """The topology, if rows went up it through others' hands: an answer is rounded at every one of them."""
+        """The topology, if rows went up it through other members: each of them rounds its result."""
         topology = self.ground.topology
         return topology.name if topology is not None and not topology.direct else ""
 
     def work(self, here: Mapping[Place, RowLocation]) -> LeaveOneOut:
-        """With the rows that are here; a part of which one is gone counts for nobody."""
+        """The replay with the rows that are here; a part with a missing row counts for no member."""
         ground, plan = self.ground, self.ground.plan
         step = step_of(self.body.parts, list(commits_in(self.body).values()), plan)
         return LeaveOneOut(
@@ -93,7 +94,7 @@ class LeaveOneOutTask:
 
 
 def question(settings: RunSettings, history: VertexChain, recent: RecentVertices, round: int) -> LeaveOneOutTask:
-    """Raises ValueError with the reason where there is none."""
+    """Raises ValueError with the reason if there is no question."""
     body, parent = history.bodies.get(round), history.bodies.get(round - 1)
     head = history.ids.get(round - 1)
     if body is None or parent is None or head is None:
@@ -111,25 +112,26 @@ def question(settings: RunSettings, history: VertexChain, recent: RecentVertices
 
 
 def notable(found: LeaveOneOutResult) -> tuple[PeerId, ...]:
-    """Without whom the model would have been better, by more than the round or most others' absence explains."""
+    """Peers without which the model would have been better by more than the round or most others' absence
+    explains."""
     if not isfinite(found.before):
         return ()
     gains = {one.peer: _gain(found.whole, one.loss) for one in found.without if one.loss is not None}
     least = max(OF_THE_LOSS * found.before, OF_THE_ROUND * abs(found.whole - found.before))
     if not isfinite(found.whole):
-        least = 0.0  # whoever ruined it made everything else of it unknown
+        least = 0.0  # a peer that ruined the loss made the effect of all else unknown
     return tuple(peer for peer, gain in gains.items() if gain > max(least, OF_THE_OTHERS * _usual(peer, gains)))
 
 
 def _gain(whole: float, without: float) -> float:
-    """By how much the loss would be less; infinite where only its absence leaves a loss at all."""
+    """Decrease of the loss; infinite if only the peer's absence leaves a finite loss."""
     if not isfinite(without):
         return 0.0
     return whole - without if isfinite(whole) else float("inf")
 
 
 def _usual(peer: PeerId, gains: Mapping[PeerId, float]) -> float:
-    """Absences that would have done harm gain nothing: where one poisons, those of all others do."""
+    """Harmful absences gain nothing: where one peer poisons, this holds for all others."""
     others = [max(0.0, gain) for other, gain in gains.items() if other != peer]
     return median(others) if others else float("inf")
 

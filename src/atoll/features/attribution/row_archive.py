@@ -1,12 +1,15 @@
-"""Rows of rounds that are over: which of them this peer keeps, shows and asks others for (specs/blame.md).
+"""Row archive: rows of past rounds that the local peer keeps, shows and requests (specs/blame.md).
 
-    closed     the rows of my answers and of my own update ─► Ask KeepRows ─► Keep: what lies where
-    give       WantRow of a round that is over ─► Ask ReadRow ─► RowBytes
-    gather     somebody asks who damaged a round: WantRow to the owner, the author, the other owners ─► RowsGathered
+    closed     rows of own results and of the own update ─► `KeepRows` ─► where each row lies
+    give       `RowRequest` for a past round ─► `ReadRow` ─► row bytes
+    gather     a command examines a round: `RowRequest` to owner, author, other owners ─► `RowsGathered`
 
-The words are those of a round. Promises: a row is taken from anybody only if it was asked for and is the one that
-the commitment in the vertex names; what was forgotten on disk is forgotten here. Never waited for by a round, never
-says what a row did: whoever measures does (`features/attribution/worker.py`).
+The messages are those of a round. A round waits for none of this.
+
+Invariants:
+- A row is taken only if it was requested and matches the commitment in the vertex.
+- The record of a row goes when the row leaves the disk.
+Not responsible for: what a row did (`features/attribution/worker.py`).
 """
 
 from __future__ import annotations
@@ -31,35 +34,36 @@ from atoll.wire.messages.round import RowRequest, RowResponse
 from atoll.wire.messages.statements import Commitment, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
-AT_ONCE = 16  # rows that one peer reads for another, or waits for from another
-REMEMBERED = 64  # rows of others, after which it is written down what came
-BEATS = 6  # heartbeats in a row in which nothing came, each with another source: the rest is gone
+AT_ONCE = 16  # rows in progress: read for another peer, or awaited from one
+REMEMBERED = 64  # rows of others that may arrive before the index is written
+BEATS = 6  # heartbeats without a row, each with another source; after them the missing rows are gone
 
-Place = tuple[int, PeerId]  # part, and author
+Place = tuple[int, PeerId]  # part and author
 
 
 class RowLocation(msgspec.Struct, frozen=True, array_like=True):
-    """Where a row lies."""
+    """Place of a row on disk."""
 
     part: int
     peer: PeerId
     path: tuple[Digest, ...]
-    digest: Digest  # that its author committed to
+    digest: Digest  # digest that its author committed to
     blob: Digest
 
 
 @dataclass
 class RowSearch:
-    """Rows of one round that somebody wants to see here."""
+    """Requested rows of one past round."""
 
     round: int
     commits: Mapping[PeerId, Commitment]
     sources: Mapping[Place, tuple[PeerId, ...]]
     lacking: dict[Place, None]
-    waiting: dict[Place, PeerId] = field(default_factory=dict[Place, PeerId])  # whom I asked since the last beat
+    # sources requested since the last heartbeat
+    waiting: dict[Place, PeerId] = field(default_factory=dict[Place, PeerId])
     came: int = 0
-    beats: int = 0  # the next one asks the next source of each row: one that is silent holds up nothing
-    quiet_beats: int = 0  # since something came
+    beats: int = 0  # heartbeats so far; each requests the next source of each row, so a silent one delays nothing
+    quiet_beats: int = 0  # heartbeats since the last row arrived
 
     def source_of(self, place: Place) -> PeerId | None:
         sources = self.sources[place]
@@ -69,8 +73,10 @@ class RowSearch:
 def worth_keeping(
     body: VertexBody, made: Iterable[ComputedResult], me: PeerId, mine: tuple[Payload, ...] | None
 ) -> tuple[ArchivedRow, ...]:
-    """Of the rows that I combined, and of my own update, those that this vertex holds commitments to. It may be the
-    vertex of an earlier attempt than the one that I was in when I heard of it."""
+    """Rows worth keeping: those combined here and the own update, if this vertex holds commitments to them.
+
+    The vertex may be of an earlier attempt than the local one at its arrival.
+    """
     agreed = {signed.signer: signed.body for signed in body.commits}
     rows: dict[Place, ArchivedRow] = {}
     for one in made:
@@ -81,31 +87,33 @@ def worth_keeping(
     commit = commits_in(body).get(me)
     if mine and commit is not None:
         tree = merkle_tree([payload.digest for payload in mine])
-        if tree.root == commit.root:  # else it is what a life before this one committed to, whose bytes are lost
+        # otherwise the process before a restart committed to it, and its bytes are lost
+        if tree.root == commit.root:
             rows |= {(n, me): ArchivedRow(n, me, tree.path(n), payload) for n, payload in enumerate(mine)}
     return tuple(rows.values())
 
 
 def commits_in(body: VertexBody) -> dict[PeerId, Commitment]:
-    """Of those who counted."""
+    """Commitments of the contributors."""
     read = ((s.signer, decode_statement(s.body, s.signer)) for s in body.commits)
     return {peer: commit for peer, commit in read if isinstance(commit, Commitment)}
 
 
 class RowArchive:
-    """`rounds`: of how many the rows stay here; 0: none are kept, and nobody is shown any."""
+    """`rounds`: number of rounds with rows kept here; 0: none are kept and none are shown."""
 
     def __init__(self) -> None:
         self.rounds = 0
         self.here: dict[int, dict[Place, RowLocation]] = {}
         self.given: Counter[tuple[int, Place, PeerId]] = Counter()
-        self.reading: dict[str, tuple[PeerId, RowResponse]] = {}  # job -> who asked, and what goes with the payload
+        # job -> requesting peer, and the response to send with the payload
+        self.reading: dict[str, tuple[PeerId, RowResponse]] = {}
         self.writing: dict[str, tuple[int, tuple[ArchivedRow, ...]]] = {}
         self.search: RowSearch | None = None
-        self.looked_at: int | None = None  # a round that somebody asked about: its rows stay, however old it is
+        self.looked_at: int | None = None  # round under investigation: its rows stay, however old it is
 
     def start(self, kept: Mapping[str, bytes]) -> list[Effect]:
-        """What a life before left here."""
+        """Load the index of the process before a restart."""
         for name, data in kept.items():
             if name.startswith("rows/"):
                 self.here[int(name[5:])] = _read(data)
@@ -114,7 +122,7 @@ class RowArchive:
     # ---- keeping -------------------------------------------------------------------------------------------
 
     def closed(self, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
-        """A round is over, and these are its rows that I hold."""
+        """Keep the local rows of a closed round."""
         return self._write(f"rows/keep/{round}", round, rows) if rows and self.rounds else self._forget(round)
 
     def _write(self, job: str, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
@@ -127,12 +135,12 @@ class RowArchive:
             here[row.part, row.peer] = RowLocation(row.part, row.peer, row.path, row.payload.digest, blob)
 
     def _remember(self, round: int) -> list[Effect]:
-        """Also after a restart."""
+        """Pin a round's rows; also after a restart."""
         lies = list(self.here.get(round, {}).values())
         return [Persist(f"rows/{round}", msgspec.msgpack.encode(lies)), *self._forget(round)]
 
     def _forget(self, round: int) -> list[Effect]:
-        """Rounds that are too old after this one, but for the one that is looked at."""
+        """Forget rounds that are too old after this one, except the one under investigation."""
         old = [r for r in self.here if r <= round - self.rounds and r != self.looked_at]
         for r in old:
             del self.here[r]
@@ -146,7 +154,7 @@ class RowArchive:
     # ---- showing -------------------------------------------------------------------------------------------
 
     def give(self, sender: PeerId, wish: RowRequest, body: VertexBody | None) -> list[Effect]:
-        """A row of a round that is over, with the commitment that its vertex `body` holds."""
+        """Send a row of a past round, with the commitment in its vertex `body`."""
         place = wish.part, wish.peer
         lies, slot = self.here.get(wish.round, {}).get(place), (wish.round, place, sender)
         signed = _signed_by(wish.peer, body)
@@ -162,7 +170,7 @@ class RowArchive:
     # ---- asking --------------------------------------------------------------------------------------------
 
     def gather(self, body: VertexBody, sources: Mapping[Place, tuple[PeerId, ...]]) -> list[Effect]:
-        """Get these rows here, each from one of those. `RowsGathered` says how that ended."""
+        """Gather these rows, each from one of its sources. `RowsGathered` reports the outcome."""
         lacking = dict.fromkeys(place for place in sources if place not in self.here.get(body.round, {}))
         self.search, self.looked_at = RowSearch(body.round, commits_in(body), sources, lacking), body.round
         if self._forgotten(body.round):
@@ -170,11 +178,13 @@ class RowArchive:
         return self._go_on(self.search)
 
     def _forgotten(self, round: int) -> bool:
-        """I kept them and do not any more: nor do the others, who are to keep as many. Nobody need be asked."""
+        """True if the local peer kept these rows and dropped them. Others keep as many rounds, so a request is
+        useless.
+        """
         return bool(self.here) and round not in self.here and round <= max(self.here) - self.rounds
 
     def ask_again(self) -> list[Effect]:
-        """With every heartbeat: the next source of each row that has not come."""
+        """At every heartbeat: request each missing row from its next source."""
         if self.search is None:
             return []
         self.search.beats += 1
@@ -198,17 +208,17 @@ class RowArchive:
         return effects
 
     def looks_into(self, round: int) -> bool:
-        """Rows of this round are on their way here."""
+        """True while rows of this round are under way."""
         return self.search is not None and self.search.round == round
 
     def take(self, sender: PeerId, message: RowResponse, payload: Payload | None) -> list[Effect]:
-        """Somebody shows a row. PeerFault if it is not the one that was committed to."""
+        """Take a row from a peer. PeerFault if it is not the committed one."""
         search, place = self.search, (message.part, message.statement.signer)
         if search is None or place not in search.sources or payload is None:
             return []
         job, commit = f"rows/came/{search.round}/{place[0]}/{place[1]}", search.commits[place[1]]
         if place not in search.lacking or job in self.writing:
-            return []  # two sources were asked
+            return []  # requested from two sources
         if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
             raise PeerFault(sender, f"showed a row of part {message.part} that {place[1]} did not commit to")
         search.quiet_beats = 0
@@ -217,7 +227,9 @@ class RowArchive:
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
-        """What a disk refuses is not kept: the round goes on, and whoever looks for it hears that it is gone."""
+        """If the disk refuses a row, it is not kept. The round goes on, and a later request learns that the row is
+        gone.
+        """
         job, result = event.job, event.result if isinstance(event, TaskDone) else None
         match job.split("/")[1]:
             case "read":
@@ -234,7 +246,7 @@ class RowArchive:
                 return []
 
     def _came(self, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
-        """Rows of others are on my disk. What is remembered of a round is long: not after each of them."""
+        """Rows of others are on this disk. The index is long, so it is not written after each row."""
         search = self.search
         if search is None or search.round != round:
             return self._remember(round)

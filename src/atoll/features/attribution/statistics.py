@@ -1,11 +1,14 @@
-"""After which rounds did the loss rise, who counted in them, and whose own loss stands apart? From vertices alone.
+"""Loss statistics of a history: rounds after which the loss rose, their contributors, and conspicuous peers.
 
-A vertex holds every contributor's signed commitment, and with it the loss that this peer reported for its own data
-before its update was combined. So this can say whose losses stand apart, after which rounds the swarm's loss rose,
-and whether it rises more when a peer counts than when it does not. Reported losses are each peer's own word; where
-a run has validators, theirs are of data that it holds out, and show damage that nobody's own data shows. What one
-update did is in neither: where updates are kept, a round made again without it tells (`without.py`). A coincidence
-is called one; never a verdict.
+A vertex holds every contributor's signed commitment, with the loss that this peer reported for its own data before
+its update was combined. So vertices alone show which peers' losses stand apart, and after which rounds the swarm's
+loss rose. They also show whether it rises more when a peer counts than when it does not.
+
+A reported loss is the peer's own claim. Validators measure held-out data, and show damage that no member's own data
+shows. Neither shows the effect of one update: if updates are kept, a replay of the round without it does
+(`leave_one_out.py`). A coincidence is reported as one.
+
+Not responsible for: verdicts.
 """
 
 from __future__ import annotations
@@ -42,16 +45,16 @@ class LossSuspicion(msgspec.Struct, frozen=True):
 
     peer: PeerId
     name: str
-    rounds: int  # in which it counted
+    rounds: int  # rounds in which it counted
     excess: float | None  # its reported loss minus the mean of the others in the same rounds
-    worst: float | None  # the largest such difference, and where
+    worst: float | None  # the largest such difference, and its round
     worst_round: int | None
     rise: float | None  # mean change of the others' loss into the round after it counted
     rise_without: float | None  # the same after rounds in which it did not count
 
 
 class LossJump(msgspec.Struct, frozen=True):
-    """The mean loss rose by `by` from the round before to this one; these updates had moved the model between."""
+    """A rise of the mean loss by `by` from the round before to this one, after these updates."""
 
     round: int
     by: float
@@ -59,18 +62,20 @@ class LossJump(msgspec.Struct, frozen=True):
 
 
 class StateLosses(msgspec.Struct, frozen=True):
-    """What validators measured of the state of `round`. None: of no number, or nothing to compare with."""
+    """Validators' losses for the state of `round`. None: not a number, or nothing to compare with."""
 
     round: int
     losses: tuple[float | None, ...]  # per set of held-out data, as the verdict counts them
     opinion: Opinion
-    by: float | None  # how far the first of them rose since the judged state before
-    counted: tuple[str, ...]  # whose updates moved the model in between
-    accuracy: tuple[float, ...] = ()  # share of right answers, per set; none: too few validators counted them
+    by: float | None  # rise of the first of them since the judged state before
+    counted: tuple[str, ...]  # authors of the updates in between
+    # share of correct predictions, per set; empty: too few validators counted them
+    accuracy: tuple[float, ...] = ()
 
 
 class StateRefusal(msgspec.Struct, frozen=True):
-    """Validators found the model bad, and this round went back. Who counted since is named, not judged."""
+    """A round that went back, since validators found the model bad. Contributors since then are named, not
+    judged."""
 
     round: int
     back_to: int
@@ -79,9 +84,9 @@ class StateRefusal(msgspec.Struct, frozen=True):
 
 
 def refusal_in(body: VertexBody, before: Iterable[VertexBody]) -> StateRefusal | None:
-    """What this vertex refuses of those `before` it, oldest first; None unless validators sent it back.
+    """The refusal in this vertex of those `before` it, oldest first; None unless validators ordered it.
 
-    A round that went back moved nothing itself, and what it left behind is refused no second time.
+    A round that went back moved nothing itself, and updates that it left behind are not refused a second time.
     """
     back = amend_of(body)
     if back is None or back.signature:
@@ -99,7 +104,7 @@ def refusal_in(body: VertexBody, before: Iterable[VertexBody]) -> StateRefusal |
 
 
 def refusals(bodies: Iterable[VertexBody]) -> list[StateRefusal]:
-    """All of a history; `bodies` in the order of rounds."""
+    """All refusals of a history; `bodies` in the order of rounds."""
     recent: deque[VertexBody] = deque(maxlen=VALIDATION_ROUNDS)
     found: list[StateRefusal] = []
     for body in bodies:
@@ -112,11 +117,11 @@ def refusals(bodies: Iterable[VertexBody]) -> list[StateRefusal]:
 @dataclass
 class _PeerLosses:
     name: str = ""
-    losses: dict[int, float] = field(default_factory=dict[int, float])  # round -> as it reported
+    losses: dict[int, float] = field(default_factory=dict[int, float])  # round -> reported loss
 
 
 def blame_by_loss(bodies: Iterable[VertexBody]) -> tuple[list[LossSuspicion], list[LossJump]]:
-    """Peers, the most conspicuous first, and the rounds whose loss rose most. `bodies` in the order of rounds."""
+    """Peers, the most conspicuous first, and the rounds with the largest rise. `bodies` in the order of rounds."""
     peers: dict[PeerId, _PeerLosses] = {}
     rounds: list[int] = []
     for body in bodies:
@@ -144,14 +149,14 @@ def blame_by_loss(bodies: Iterable[VertexBody]) -> tuple[list[LossSuspicion], li
 def blame_by_validation(
     bodies: Mapping[int, VertexBody], ids: Mapping[int, Digest], validations: ValidationLedger
 ) -> tuple[list[LossSuspicion], list[StateLosses]]:
-    """Peers after whose updates the held-out loss rose most, and the states that validators spoke of.
+    """Peers with the largest rise of held-out loss after their updates, and the states that validators judged.
 
     `bodies` in the order of rounds; `validations` is fresh, and of the run's own rule.
     """
     found: dict[
         int, tuple[ValidatedState, ValidatedState | None, set[PeerId]]
-    ] = {}  # with the one before, and who counted
-    moved: list[tuple[int, set[PeerId]]] = []  # by rounds that no later one left
+    ] = {}  # with the state before, and the contributors
+    moved: list[tuple[int, set[PeerId]]] = []  # rounds that no later one abandoned
     members: dict[PeerId, str] = {}
     for round, body in bodies.items():
         validations.follow(round, ids, bodies)
@@ -170,7 +175,7 @@ def blame_by_validation(
     for candidate, before, who in found.values():
         losses = _nats(candidate)
         if not losses:
-            continue  # too few spoke
+            continue  # too few reports
         now, was = losses[0], next(iter(_nats(before)), None) if before is not None else None
         by = now - was if now is not None and was is not None else None
         shares = tuple(one / ALL for one in candidate.accuracy or ())
@@ -214,9 +219,7 @@ def _suspicion(
     worst = max(excess, key=lambda r: excess[r], default=None)
     with_it, without = list[float](), list[float]()
     for before, after in pairwise(rounds):
-        both = (swarm[before].keys() & swarm[after].keys()) - {
-            peer
-        }  # the same peers, so that nobody's data differs
+        both = (swarm[before].keys() & swarm[after].keys()) - {peer}  # the same peers, so that the data is the same
         if both:
             change = fmean(swarm[after][p] - swarm[before][p] for p in both)
             (with_it if peer in swarm[before] else without).append(change)
@@ -238,7 +241,7 @@ def _commits(body: VertexBody) -> dict[PeerId, Commitment]:
         try:
             statement = decode_statement(signed.body, signed.signer)
         except PeerFault:
-            continue  # `atoll verify` names it
+            continue  # `atoll verify` reports it
         if isinstance(statement, Commitment) and statement.parts > 0:
             commits[signed.signer] = statement
     return commits

@@ -1,12 +1,16 @@
-"""Branches of one run: seen, kept and told, when a recovery began a new epoch while a quorum was alive.
+"""Fork detection: two branches of one run, after a recovery began a new epoch while a quorum was alive.
 
-`atoll recover` is for a quorum that is gone for good. Where it was only out of reach, both go on, and each puts the
-other's members away, so nobody would ever notice. So whoever lives in a recovered epoch goes on looking for those
-that the recovery put away, and when two branches meet each shows the other where it began.
-Promises: a branch is believed like any vertex, by its certificate or the recovery identity's signature, after a
-parent that we hold; who stands on one is no liar. At most BRANCHES_MAX are kept.
-Never changes to another branch: what a member voted on one would contradict it on the other, since votes name
-no epoch. Which one goes on is for people; a member changes with a new folder.
+`atoll recover` is for a quorum that is gone for good. If the quorum was only out of reach, both branches go on.
+Each one removes the other's members, so neither would notice. Therefore a member of a recovered epoch keeps looking
+for the removed members. When two branches meet, each shows the other where it began.
+
+Invariants:
+- A branch is accepted like any vertex: by its certificate or the recovery identity's signature, after a known
+  parent.
+- A member of another branch is no liar.
+- At most `BRANCHES_MAX` branches are kept.
+- A peer never changes branch: votes name no epoch, so its earlier votes would contradict those on the other branch.
+Not responsible for: choosing a branch. People decide; a member changes with a new folder.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.vertex import Vertex
 
-BACK = 64  # rounds in which another branch's beginning is looked for, where ours is the older epoch
+BACK = 64  # rounds in which another branch's beginning is searched, if the local epoch is the older one
 KEPT = "branch/"
 
 
@@ -30,7 +34,7 @@ class ForkDetector:
     def __init__(self, history: VertexChain) -> None:
         self.history = history
         self.known: dict[int, Vertex] = {}  # by the round that they close; the first one seen
-        self.asked: set[PeerId] = set()  # where its branch begins
+        self.asked: set[PeerId] = set()  # peers asked where their branch begins
 
     def restore(self, kept: Mapping[str, bytes]) -> None:
         for name in sorted(name for name in kept if name.startswith(KEPT)):
@@ -38,9 +42,9 @@ class ForkDetector:
             self.known[decode_body(vertex.body).round] = vertex
 
     def beside(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
-        """A vertex of a round that is over here: ours, mostly. PeerFault if it is another and forged.
+        """Compare a vertex of a past round with the local one, mostly equal. PeerFault if it differs and is forged.
 
-        Another is told to our `members`, and its bringer is shown ours.
+        A different one is announced to the local `members`, and its sender is shown the local one.
         """
         body = self.history.other(vertex, who)
         if body is None or body.round in self.known or len(self.known) >= BRANCHES_MAX:
@@ -59,22 +63,24 @@ class ForkDetector:
         return [Persist(f"{KEPT}{body.round}", encode(vertex)), Emit(fact), *told, Send(who, answer)]
 
     def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
-        """Whom a recovery put away is here: it shows what it holds since. Where both have come equally far, nobody
-        would ask anybody else."""
+        """A member that a recovery removed has connected: request the vertices it holds since then.
+
+        If both have come equally far, neither would ask the other.
+        """
         if peer not in put_away or self.known:
             return []
         return [Send(peer, VerticesRequest(self._epoch_began()))]
 
     def _epoch_began(self) -> int:
-        """With this round mine did, or with the oldest that memory can compare."""
+        """Round in which the local epoch began, or the oldest one in memory."""
         bodies, epoch = self.history.bodies, self.history.head_body.epoch
         oldest = min(bodies) + 1
         return min((r for r, body in bodies.items() if body.epoch == epoch and r >= oldest), default=oldest)
 
     def parts_us(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
-        """What to say to whoever goes on after another vertex than ours, in another epoch; None if it does not.
+        """Messages to a peer on a different vertex in another epoch; None if there is no such difference.
 
-        Asked once each: the answer shows where its branch begins, or it is not believed.
+        Each peer is asked once: its response shows where its branch begins, or it is not accepted.
         """
         history, body = self.history, decode_body(vertex.body, who)
         head = history.head_body

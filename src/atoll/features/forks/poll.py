@@ -1,13 +1,16 @@
-"""Which branch the swarm prefers, where a run has two: asked of few members at a time, decided by nobody.
+"""Branch poll: which branch of a forked run most members prefer, by repeated small samples.
 
-Where another branch was seen (`features/forks/detect.py`) every peer prefers its own at first, and asks a few of
-those who
-voted before the two parted, drawn anew each time, what they prefer by now (`features/forks/snowball.py`). Answers
-follow each other, so all come to name the branch on which most of them are.
-Promises: counted are only those whom the histories of both branches know, each once per query, by the identity of
-its link, so newcomers of neither side weigh anything; one query in PAUSE_S, one answer in ANSWER_S per asker. Who
-comes within reach later has the question begin anew, once: what was asked of fewer said nothing of it.
-Never changes sides, and no vote, plan or state rests on it: it is a line for people, who decide.
+Once another branch was seen (`features/forks/detect.py`), every peer at first prefers its own. It repeatedly asks a
+few random members that voted before the fork for their current preference (`features/forks/snowball.py`).
+Preferences follow each other, so all converge to the branch of most members.
+
+Invariants:
+- Only members known to the histories of both branches count, once per query, by the identity of their link. So
+  newcomers of either side have no weight.
+- One query per `PAUSE_S`, one response per `ANSWER_S` and asker.
+- If members come within reach later, the poll restarts once: earlier results covered fewer members.
+- No vote, plan or state depends on the result, and no peer changes branch by it.
+Not responsible for: choosing a branch; people decide.
 """
 
 from __future__ import annotations
@@ -24,22 +27,23 @@ from atoll.wire.codec import vertex_id
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.vertex import Vertex
 
-ASKED = 10  # at a time, or all within reach
-PAUSE_S = 2.0  # between two queries: nobody waits for the answer
-QUERY_S = 2.0  # for which one is waited for answers
-IN_A_ROW = 20  # queries that settle it: with a fifth of liars on the other side, 19 of 20 come out right
+ASKED = 10  # members per query, or all within reach
+PAUSE_S = 2.0  # seconds between two queries; no round waits for a response
+QUERY_S = 2.0  # seconds to wait for the responses to one query
+# successful queries that settle it: with a fifth of liars on the other side, 19 of 20 polls are right
+IN_A_ROW = 20
 ANSWER_S = 1.0
-LEAST = 3  # to ask; two sides of one or two have nobody to tip them
+LEAST = 3  # least number of members to ask; with one or two, no third one can tip the balance
 
 
 class BranchPoll:
-    """The question of one place where the run parted."""
+    """The poll about one fork of the run."""
 
     def __init__(
         self, me: PeerId, run: Digest, round: int, sides: tuple[Digest, Digest], known: Set[PeerId]
     ) -> None:
         self.me, self.run, self.round, self.sides, self.known = me, run, round, sides, known
-        self.met: set[PeerId] = set()  # that were within reach since it was asked
+        self.met: set[PeerId] = set()  # members within reach since the poll began
         self.snow = self._new(0)
 
     def _new(self, number: int) -> SnowballPoll:
@@ -48,11 +52,11 @@ class BranchPoll:
         snow = SnowballPoll(
             self.me, list(self.known), f"branch/{self.round}", self.run, params, preference_only=True
         )
-        snow.number = number  # an answer to the question before is none to this
+        snow.number = number  # a response to the poll before does not count for this one
         return snow
 
     def reach(self, peers: Set[PeerId], now: Seconds) -> list[Effect]:
-        """Who can be asked now. Begins the question, or begins it anew."""
+        """Set the reachable members. Begins the poll, or restarts it."""
         fresh = peers - self.met
         self.met |= fresh
         effects: list[Effect] = []
@@ -69,14 +73,14 @@ class BranchPoll:
         return self._told(self.snow.handle(event, now))
 
     def _told(self, effects: list[Effect]) -> list[Effect]:
-        """What it found, in the words of a branch; a preference is no promise, so none is kept."""
+        """Emit findings in terms of branches; a preference is no promise, so it is not kept."""
         out: list[Effect] = []
         for effect in effects:
             match effect:
                 case Send() | SetTimer():
                     out.append(effect)
                 case Emit(ChoicePreferred(choice=choice)) if choice != self.snow.last:
-                    pass  # what it began with
+                    pass  # the initial preference
                 case Emit(ChoicePreferred() | ChoiceSettled() | ChoiceUnsettled()):
                     out.append(Emit(self._fact()))
                 case _:
@@ -98,15 +102,15 @@ class BranchPoll:
 
 
 class BranchPolls:
-    """`linked` is who has a connection to me now; it changes under my hands."""
+    """`linked`: peers connected to the local one; the caller changes this set."""
 
     def __init__(self, me: PeerId, history: VertexChain, linked: Set[PeerId]) -> None:
         self.me, self.history, self.linked = me, history, linked
-        self.polls: dict[int, BranchPoll] = {}  # by the round at which the run parted; as many as branches are kept
+        self.polls: dict[int, BranchPoll] = {}  # by the round of the fork; as many as branches are kept
         self.answered: dict[PeerId, Seconds] = {}
 
     def look(self, branches: Mapping[int, Vertex], now: Seconds) -> list[Effect]:
-        """With every heartbeat: is there a question, and who can be asked?"""
+        """At every heartbeat: begin polls of known forks with the peers within reach."""
         effects: list[Effect] = []
         for round, vertex in branches.items():
             if round not in self.polls and (poll := self._poll(round, vertex)) is not None:
@@ -118,7 +122,7 @@ class BranchPolls:
         return effects
 
     def _poll(self, round: int, vertex: Vertex) -> BranchPoll | None:
-        """None where the last vertex that both have is not in memory any more, or it left too few to ask."""
+        """None if the last common vertex is no longer in memory, or left too few members to ask."""
         parent, ours = self.history.bodies.get(round - 1), self.history.ids.get(round)
         if parent is None or ours is None:
             return None
@@ -147,5 +151,5 @@ class BranchPolls:
         return poll.hear(event, now) if poll is not None else []
 
     def _knows(self, sender: PeerId, poll: BranchPoll) -> bool:
-        """Newcomers of my own branch may ask as well; their answers are not asked for."""
+        """Newcomers of the local branch may ask as well; their preference is not requested."""
         return sender in poll.known or any(m.peer == sender and m.present for m in self.history.head_body.members)

@@ -1,23 +1,26 @@
-"""Snowball: which of conflicting vertices a large open swarm prefers, found by asking few of many again and again.
+"""Snowball poll: preference of a large open swarm among conflicting vertices, by repeated random samples.
 
-A peer asks `k` peers, drawn anew each time, what they prefer. If `alpha` of them name the same choice, that choice
-gains confidence, and the one with the most confidence is my preference; `beta` such queries in a row that name the
-same choice settle it for me. Everybody answers with what it prefers at that moment, so a small lead anywhere grows
-everywhere. A peer that prefers nothing yet tells its host what it was asked about, and prefers what that offers.
+A peer asks `k` random peers for their preference. If `alpha` of them name the same choice, that choice gains
+confidence; the local preference is the choice with the most confidence. After `beta` such queries in a row for the
+same choice, the choice is settled here. Each peer responds with its current preference, so a small lead grows
+everywhere. A peer without a preference tells its host about the choice, and prefers what the host offers.
 
-Promises: what is settled stays settled here, also after a restart; only choices that the host has judged are ever
-preferred; only those who were asked are counted, each once; not settling is said (`ChoiceUnsettled`). Work per
-query does
-not grow with the swarm. Never finality: nothing that must not be taken back may rest on this. Below `SAFE_SIZE`
-peers it can only be built as `preference_only`; certificates by a quorum (`agreement.py`) are what decides.
+Invariants:
+- A settled choice stays settled here, also after a restart.
+- Only choices that the host has judged are preferred.
+- Only peers that were asked count, once each.
+- A poll that does not settle is reported (`ChoiceUnsettled`).
+- The work per query does not grow with the swarm.
+Not responsible for: finality. Nothing irreversible may depend on this; quorum certificates (`agreement.py`) decide.
+Below `SAFE_SIZE` peers it can only be built as `preference_only`.
 
-Known limits: with a fifth of liars that answer as they like, a clear majority still comes to prefer one choice, but
-a third of all samples of 10 then hold three liars or more: 150 successes in a row do not come, and nobody settles.
-About sqrt(n) liars that watch the swarm and answer so as to balance it keep even preferences apart, and a quarter
-breaks safety within hundreds of queries (Kniep et al. 2024, arXiv 2409.02217).
+Known limits: with a fifth of arbitrary liars, a clear majority still converges to one choice. But a third of all
+samples of 10 then hold three liars or more: 150 successes in a row do not come, and no peer settles. About sqrt(n)
+liars that watch the swarm and respond to balance it keep even preferences apart. A quarter breaks safety within
+hundreds of queries (Kniep et al. 2024, arXiv 2409.02217).
 
 Source: Team Rocket, Yin, Sekniqi, van Renesse, Sirer 2019, arXiv 1906.08936, figure 3 (Snowball) with its queries
-as messages; the conflict set of figure 4 (Avalanche) is one slot here, there is no DAG of transactions.
+as messages. The conflict set of figure 4 (Avalanche) is one slot here; there is no DAG of transactions.
 """
 
 from __future__ import annotations
@@ -44,23 +47,23 @@ from atoll.base.machine import (
 )
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
-SAFE_SIZE = 2000  # peers; the population that the published analyses of safety compute with
-CHOICES_MAX = 16  # judged choices of one slot; further ones are not taken, nor more heard from one peer
-UNSETTLED_AFTER = 4  # times beta queries without settling, before that is said, again and again
+SAFE_SIZE = 2000  # peers; the population in the published analyses of safety
+CHOICES_MAX = 16  # judged choices of one slot; more are not taken, nor more heard from one peer
+UNSETTLED_AFTER = 4  # multiples of beta queries without settling, after each of which that is reported
 
 
 class SnowParams(msgspec.Struct, frozen=True):
     """k, alpha, beta as in the paper's evaluation (section 5: k = 10, alpha = 0.8 k, beta = 150 under conflict)."""
 
-    k: int = 10  # peers asked per query
+    k: int = 10  # peers per query
     alpha: int = 8  # of them, that must name the same choice; above k / 2
-    beta: int = 150  # such queries in a row that settle it
-    query_s: Seconds = 1.0  # an answer later than this counts for nothing; keep above 3 x the median round trip
-    pause_s: Seconds = 0.0  # between two queries: what nobody waits for need not be asked as fast as it can be
+    beta: int = 150  # successful queries in a row that settle a choice
+    query_s: Seconds = 1.0  # seconds after which a response does not count; keep above 3 x the median round trip
+    pause_s: Seconds = 0.0  # seconds between two queries; a poll that no round waits for can be slow
 
 
 class ChoiceHeard(Fact, frozen=True, kw_only=True, tag="Heard"):
-    """Others name a choice that is unknown here: judge it, then `offer` it if it is right."""
+    """Others name a choice that is unknown here: the host judges it, and calls `offer` if it is right."""
 
     phase = "snow"
     choice: Digest
@@ -72,7 +75,7 @@ class ChoicePreferred(Fact, frozen=True, kw_only=True, tag="Preferred"):
 
 
 class ChoiceSettled(Fact, frozen=True, kw_only=True, tag="Settled"):
-    """I shall not prefer another one. `safe` is False below the size for which the paper says how sure that is."""
+    """The local preference is final. `safe` is False below the size for which the paper gives a bound."""
 
     phase = "snow"
     choice: Digest
@@ -81,15 +84,15 @@ class ChoiceSettled(Fact, frozen=True, kw_only=True, tag="Settled"):
 
 
 class ChoiceUnsettled(Fact, frozen=True, kw_only=True, tag="Unsettled"):
-    """So many queries, and no choice that a sample named `beta` times in a row: the swarm is split, or cut off."""
+    """No choice won `beta` queries in a row for a long time: the swarm is split, or the local peer is cut off."""
 
     phase = "snow"
     queries: int
-    answers: dict[str, int]  # to the last query: choice in hex ("" for none) -> how many
+    answers: dict[str, int]  # to the last query: choice in hex ("" for none) -> number of peers
 
 
 class SnowballPoll:
-    """One peer's preference in one slot. `peers` are all whom it may ask; `seed` must differ from peer to peer."""
+    """One peer's preference in one slot. `peers` are all it may ask; `seed` must differ from peer to peer."""
 
     def __init__(
         self,
@@ -119,17 +122,17 @@ class SnowballPoll:
         self.preference_only = preference_only
         self.known: set[PeerId] = set(others)
         self.judged: list[Digest] = []
-        self.heard: set[Digest] = set()  # not judged, told of
-        self.named: Counter[PeerId] = Counter()  # of those, how many a peer was the first to name
+        self.heard: set[Digest] = set()  # choices heard of, not judged
+        self.named: Counter[PeerId] = Counter()  # unjudged choices first named by each peer
         self.preference: Digest | None = None
         self.settled: Digest | None = None
         self.confidence: Counter[Digest] = Counter()
-        self.last: Digest | None = None  # what the last successful query named
+        self.last: Digest | None = None  # choice of the last successful query
         self.row = 0  # queries in a row that named it
-        self.number = 0  # of the query in progress
+        self.number = 0  # number of the query in progress
         self.asked: frozenset[PeerId] = frozenset()
         self.answers: dict[PeerId, Digest | None] = {}
-        self.found: tuple[Counter[Digest], int] = Counter(), 0  # by the last query: who named what, of how many
+        self.found: tuple[Counter[Digest], int] = Counter(), 0  # last query: peers per choice, and number asked
 
     @property
     def timer(self) -> str:
@@ -138,7 +141,7 @@ class SnowballPoll:
     # ---- what the host calls -------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
-        """Raises PeerFault, before anything changed, for words of somebody who is not of this swarm."""
+        """Raises PeerFault, before any change, for messages from outside this swarm."""
         match event:
             case Start(kept):
                 blob = kept.get(self.timer)
@@ -156,7 +159,9 @@ class SnowballPoll:
                 return []
 
     def offer(self, choice: Digest, now: Seconds) -> list[Effect]:
-        """The host has judged this choice: it may be preferred. The first one is, and others are asked about it."""
+        """Take a choice that the host has judged: it may be preferred. The first one is, and others are asked about
+        it.
+        """
         if choice in self.judged or len(self.judged) >= CHOICES_MAX:
             return []
         self.judged.append(choice)
@@ -166,9 +171,9 @@ class SnowballPoll:
         return [Emit(ChoicePreferred(choice=choice)), *self._ask(now)]
 
     def among(self, peers: Set[PeerId]) -> None:
-        """From now on ask only those of the swarm that are within reach; a preference, since they may be few.
+        """From now on ask only reachable peers of the swarm; this makes it a preference, since they may be few.
 
-        Where fewer than k are, all of them are asked, and as large a share must agree.
+        If fewer than k are reachable, all of them are asked, and an equally large share must agree.
         """
         assert self.preference_only
         self.others = tuple(sorted(self.known & peers))
@@ -205,24 +210,25 @@ class SnowballPoll:
         missing = len(self.asked) - len(self.answers)
         open_still = best < self._alpha and best + missing >= self._alpha
         if missing and (open_still or self.params.pause_s):
-            return effects  # may still become a majority; or nobody is in a hurry, and all are heard
+            return effects  # a majority is still possible; or there is no hurry, and all responses are awaited
         return [*effects, *self._conclude(now)]
 
     @property
     def _alpha(self) -> int:
-        """Of those asked: alpha of k, or the same share where fewer can be asked."""
+        """Required agreement among those asked: alpha of k, or the same share if fewer can be asked."""
         return -(-self.params.alpha * len(self.asked) // self.params.k)
 
     def _counts(self) -> Counter[Digest]:
         return Counter(c for c in self.answers.values() if c is not None and c in self.judged)
 
     def _conclude(self, now: Seconds) -> list[Effect]:
-        """One query is over: figure 3, lines 7 to 19."""
+        """Close one query: figure 3, lines 7 to 19."""
         effects: list[Effect] = []
         self.found = self._counts(), len(self.asked)
         winner = next((c for c, count in self.found[0].items() if count >= self._alpha), None)
         if winner is None:
-            self.row = 0  # else both sides of a partition would settle, each with the few samples that fell on it
+            # otherwise both sides of a partition would settle, each with the few samples that fell on it
+            self.row = 0
         else:
             assert self.preference is not None
             self.confidence[winner] += 1
@@ -254,7 +260,7 @@ class SnowballPoll:
         return [*heard, Send(sender, PreferenceResponse(self.slot, query.number, self.preference))]
 
     def _hear_of(self, sender: PeerId, choice: Digest | None) -> list[Effect]:
-        """The ceiling is each peer's own: a liar that names many choices makes nobody deaf to the others."""
+        """The limit is per peer: a liar that names many choices does not block the choices of others."""
         if choice is None or choice in self.judged or choice in self.heard or self.named[sender] >= CHOICES_MAX:
             return []
         self.heard.add(choice)

@@ -1,8 +1,10 @@
-"""A member's side of a round that it cannot close for want of voters: it trains on, and knows later what it owes.
+"""Partition training, one peer's side: a member cut off from a quorum trains on and later settles that work.
 
-Begins when an attempt has failed and too few voters are heard, asks for one round's worth of steps at a time, and
-ends with the round or where the island says that the bound is reached (specs/apart.md).
-Never touches the round's own update: that is shared again in every attempt, whatever happens here.
+Begins when an attempt has failed with too few voters reachable, and requests one round's steps at a time. It ends
+with the round, or when the worker reports that the bound is reached (specs/apart.md).
+
+Invariants:
+- The round's own update stays the same: every attempt shares it again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class PartitionTraining:
         self.under_way = self.spent = False
 
     def go_on(self) -> list[Effect]:
-        """The next worth of steps, if I am apart."""
+        """Request the next steps, if the local peer is cut off."""
         plan, terms = self.ground.plan, self.ground.apart
         if terms is None or self.under_way or self.spent:
             return []
@@ -45,13 +47,13 @@ class PartitionTraining:
         return TrainedApart(steps=trained.steps, loss=trained.loss, heard=voters, quorum=plan.quorum)
 
     def failed(self) -> list[Effect]:
-        """The trainer did: the next failed attempt asks it again."""
+        """The trainer failed: the next failed attempt repeats the request."""
         self.under_way = False
         return []
 
 
 def left_open(me: PeerId, parts: int, body: VertexBody | None) -> RoundSettlement:
-    """How this body counted the update in so many parts that I had encoded for its round; None: nobody knows."""
+    """How this body counted the local update of `parts` parts for its round; None: unknown."""
     if body is None:
         return RoundSettlement((True,) * parts or None, late=True)
     answers = (statement_in(signed) if signed is not None else None for signed in body.parts)
@@ -60,6 +62,6 @@ def left_open(me: PeerId, parts: int, body: VertexBody | None) -> RoundSettlemen
 
 
 def late_of(body: VertexBody) -> dict[PeerId, LateShare]:
-    """Whose late work this vertex took in."""
+    """Late work that this vertex counted, by author."""
     said = ((signed.signer, statement_in(signed)) for signed in body.commits)
     return {peer: c.late for peer, c in said if isinstance(c, Commitment) and c.late is not None}

@@ -1,7 +1,7 @@
-"""What members do that are cut off from a quorum: genesis' word on it, and how one knows that it is cut off.
+"""Partition policy: what genesis lets a member do while it is cut off from a quorum, and how it detects that.
 
-Promises: one word for the whole run, since what comes back is counted by everybody's rules.
-Never decides anything that others act on: who is apart knows it by itself, and later says how long it was.
+One policy holds for the whole run, since all members count late work by the same rules. Not responsible for:
+decisions that other members act on. A partitioned member detects it alone, and later reports how long it was.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from atoll.base.limits import APART_ROUNDS_MAX
 
 
 class PartitionPolicy(msgspec.Struct, frozen=True):
-    """Members that hear too few to agree train on by themselves; fixed in genesis."""
+    """Members with too few reachable voters to agree train on alone; fixed in genesis."""
 
-    then: Literal["merge", "drop"]  # what becomes of these steps when they are back
-    rounds: Annotated[int, msgspec.Meta(ge=1, le=APART_ROUNDS_MAX)]  # worth of steps: what drifts farther is stale
+    then: Literal["merge", "drop"]  # use of these steps after the partition
+    # rounds of steps: work that drifts farther is stale
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=APART_ROUNDS_MAX)]
 
     def steps_max(self, inner_steps: int) -> int:
         return self.rounds * inner_steps
 
 
 def heard(me: PeerId, committee: Sequence[PeerId], gone: Callable[[PeerId], bool]) -> int:
-    """Voters that I hear, and I if I am one."""
+    """Number of reachable voters, including the local peer if it is one."""
     return sum(peer == me or not gone(peer) for peer in committee)
 
 
 def too_few(me: PeerId, committee: Sequence[PeerId], quorum: int, gone: Callable[[PeerId], bool]) -> bool:
-    """They cannot agree on anything."""
+    """True if the reachable voters cannot agree on anything."""
     return heard(me, committee, gone) < quorum

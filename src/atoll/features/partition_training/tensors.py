@@ -1,11 +1,13 @@
-"""Late work: what a member did apart from the others, and how much of it one update may carry.
+"""Late work: steps that a member took while partitioned, and the part of them that one update may carry.
 
 Steps of k rounds in about one direction are some k updates long (measured: 10 after ten rounds away, 18 after
 twenty), while the others went most of that way themselves. Sent whole, or as a mean with the old model, they throw
-the agreed model back (bench/apart.py); so they count as one update more, as staleness-weighted methods have it
-(FedBuff, 2106.06639: the staler, the less), but by length instead of a formula: nobody needs to know how far the
-others came, and however long somebody was away its row is twice as long as an ordinary one at the most.
-Never changes its arguments.
+the agreed model back (bench/apart.py). So they count as one more update, as in staleness-weighted methods (FedBuff,
+2106.06639: the staler, the less), but by length instead of a formula. Then no peer needs the others' progress, and
+a row is at most twice as long as an ordinary one after any absence.
+
+Invariants:
+- Arguments are never changed.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ class DeferredUpdate:
 
 
 def carried(late: DeferredUpdate, fresh_F: Tensor) -> Tensor:
-    """(F,): the late pseudo-gradient as it rides on this round's own, never longer than that."""
+    """(F,): the late pseudo-gradient that joins this round's own, never longer than that."""
     length, fresh = float(late.delta_F.norm()), float(fresh_F.norm())
     return late.delta_F * min(1.0, fresh / length) if length else torch.zeros_like(late.delta_F)
 
 
 def late_bytes(late: DeferredUpdate) -> bytes:
-    """For the peer's private file."""
+    """Contents of the peer's private file."""
     counts = {"since": str(late.since), "steps": str(late.steps), "samples": str(late.samples)}
     return dump({"late": late.delta_F}, {"format": FORMAT} | counts)
 
@@ -67,6 +69,6 @@ def late_from_bytes(data: bytes, floats: int) -> DeferredUpdate:
     ):
         raise ValueError(f"the private file holds no late work of a model of {floats} values")
     since, steps, samples = (int(metadata.get(name, -1)) for name in ("since", "steps", "samples"))
-    if since < 0 or steps <= 0 or samples <= 0:  # what voters refuse
+    if since < 0 or steps <= 0 or samples <= 0:  # values that voters refuse
         raise ValueError(f"the private file holds late work of {steps} steps, {samples} samples, since {since}")
     return DeferredUpdate(delta_F.clone(), since, steps, samples)

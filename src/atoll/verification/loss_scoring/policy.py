@@ -1,11 +1,16 @@
-"""Whose update is scored, by whom, and what scorers' words mean: all from agreed vertices, in whole numbers.
+"""Loss score verdicts: drawn updates, drawn scorers and the medians of their reports, from vertices alone.
 
-The vertex that closes a round holds every commitment, so its id draws which updates are scored and who scores them.
-Each scorer signs how far the loss fell along the update: on samples that its author was told to learn from, and on
-others. When all have spoken, or time is up, the medians of their words say whether it taught the model what it was
-to teach; the next vertex makes that part of the author's record. Promises: the same at every peer that holds the
-same vertices; the first word of a scorer counts; a minority of the drawn moves no median beyond an honest word.
-Bounded by its window. Never asks anybody, never measures, never expels: a score is a statistic and no proof.
+The vertex that closes a round holds every commitment, so its id draws scored updates and their scorers. Each scorer
+signs how far the loss fell along the update: on samples that its author was assigned, and on others. When all
+scorers have reported, or time is up, the medians say whether the update taught the model its samples. The next
+vertex makes that part of the author's record.
+
+Invariants:
+- Every peer that holds the same vertices gets the same verdicts, in whole numbers.
+- The first report of a scorer counts.
+- A minority of the drawn scorers moves no median beyond an honest report.
+- Memory is bounded by the window.
+Not responsible for: requesting, measuring, expelling; a score is a statistic and no proof.
 """
 
 from __future__ import annotations
@@ -28,21 +33,22 @@ from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # falls travel in millionths
 FALL_MOST = 10**9 * NAT
-ERRORS_LEAST = 2  # standard errors: one in 44 who learned from other samples gains so much more on its own
+# standard errors: one in 44 authors that learned from other samples gains that much more on its own
+ERRORS_LEAST = 2
 
-Key = tuple[int, PeerId]  # the round, whose update
+Key = tuple[int, PeerId]  # round and author of the update
 Falls = tuple[int, ...]  # millionths of a nat: on own samples, on others, standard error of the difference
 Opinion = Literal["taught", "hollow", "unclear"]
 
 
 def scorers_drawn(voters: int, rule: QuorumRule) -> int:
-    """Three at least, and so many that those who may lie are fewer than half, as far as that is cheap."""
+    """Number of scorers: at least three, and enough that liars are less than half, as far as that is cheap."""
     liars = (voters - 1) // 3 if rule == "two-thirds" else 1
     return min(2 * max(1, liars) + 1, SCORERS_MOST)
 
 
 def opinion_of(falls: Falls) -> Opinion:
-    """What a score says. Hollow: no step forward on its author's own samples, or none beyond that on others."""
+    """Verdict of a score. Hollow: no improvement on its author's own samples, or no more there than on others."""
     if len(falls) != 3:
         return "hollow"
     own, others, error = falls
@@ -53,13 +59,13 @@ def opinion_of(falls: Falls) -> Opinion:
 
 @dataclass
 class ScoringCase:
-    """One update that is scored: what was drawn, what its author had committed to, and who has said what since."""
+    """One scored update: its draw, its author's commitment, and the reports so far."""
 
     round: int
     peer: PeerId
     commit: Commitment
     scorers: tuple[PeerId, ...]
-    vertex: Digest  # that drew it, and draws the samples
+    vertex: Digest  # vertex that drew the update, and draws the samples
     said: dict[PeerId, Falls] = field(default_factory=dict[PeerId, Falls])
 
     @property
@@ -68,15 +74,15 @@ class ScoringCase:
 
     @property
     def priority(self) -> int:
-        """The same at all scorers: where there is more to score than they can, they score the same few."""
+        """Equal at all scorers: if there are more updates than they can score, they score the same ones."""
         return draw_below(self.vertex, f"first {self.peer}", CHANCES)
 
     @property
     def falls(self) -> Falls | None:
-        """What its scorers say together: of each number the median; None while too few have spoken.
+        """Median of each number over all reports; None while too few have reported.
 
-        Who was shown nothing found as little as there is. Lower medians of what speaks for the author, upper ones
-        of what speaks against: of an even number of words the worse one, so that silence buys nothing.
+        A scorer that was shown nothing reports the least value. Numbers in the author's favor get lower medians,
+        numbers against it upper ones. Of an even number of reports the worse one counts, so silence gains nothing.
         """
         if 2 * len(self.said) <= len(self.scorers):
             return None
@@ -86,13 +92,13 @@ class ScoringCase:
         return own[low], others[high], error[high]
 
     def over(self, head: int) -> bool:
-        """Nobody is waited for any more, as of this round's vertex."""
+        """True if the vertex of this round ends the wait for reports."""
         return len(self.said) == len(self.scorers) or head - self.round >= SCORE_OPEN
 
 
 @dataclass(frozen=True)
 class SettledScore:
-    """What became of one case."""
+    """Verdict on one case."""
 
     round: int
     peer: PeerId
@@ -101,7 +107,7 @@ class SettledScore:
 
 
 class ScoreLedger(Ledger[ScoreReport]):
-    """The scored updates of recent rounds; forgets what is over."""
+    """The scored updates of recent rounds; drops cases that are over."""
 
     report, duty, is_about_member = ScoreReport, "score members", True
 
@@ -109,16 +115,17 @@ class ScoreLedger(Ledger[ScoreReport]):
         self.share = share
         self.rule: QuorumRule = rule
         self.cases: dict[Key, ScoringCase] = {}
-        self.settled: tuple[SettledScore, ...] = ()  # by the head: the next vertex makes them part of records
+        self.settled: tuple[SettledScore, ...] = ()  # verdicts at the head; the next vertex adds them to records
         self.head = -2
-        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
+        self.lost = -2  # newest round without a vertex here; reports on draws up to it are accepted unchecked
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        """Take in all vertices up to the head that are at hand."""
+        """Apply all available vertices up to the head."""
         if not self.share or head <= self.head:
             return
         for round in range(max(self.head + 1, head - 2 * SCORE_OPEN), head + 1):
-            self.head, self.settled = round - 1, ()  # words in a vertex were judged by the one before
+            # reports in a vertex were judged by the ledger of the vertex before
+            self.head, self.settled = round - 1, ()
             if round in bodies:
                 self._hear(bodies[round])
             self.head = round
@@ -157,7 +164,7 @@ class ScoreLedger(Ledger[ScoreReport]):
                 or commit.late is not None
             ):
                 continue
-            # above 1: always; a copy teaches what its author was not told to learn from
+            # above 1: always; a copy teaches samples that its author was not assigned
             share = 1.0 if peer in copied else self.share * audit_factor(scores, peer)
             if draw_below(vertex, f"scored? {peer}", CHANCES) >= share * CHANCES:
                 continue
@@ -168,7 +175,7 @@ class ScoreLedger(Ledger[ScoreReport]):
                 self.cases[case.key] = case
 
     def problem(self, by: PeerId, report: ScoreReport) -> str | None:
-        """None if this may stand in the next vertex."""
+        """None if this report may stand in the next vertex."""
         if self.head - SCORE_OPEN <= report.round <= self.lost:
             return None
         case = self.cases.get((report.round, report.peer))
@@ -185,5 +192,5 @@ class ScoreLedger(Ledger[ScoreReport]):
         return [case.opinion for case in self.settled]
 
     def lose(self, round: int) -> None:
-        """The vertex of this round is lost: nothing is known of whom it drew, and of what was said there."""
+        """The vertex of this round is lost, with its draws and reports."""
         self.lost, self.cases, self.settled = round, {}, ()

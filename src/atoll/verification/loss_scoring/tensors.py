@@ -1,15 +1,18 @@
-"""Did an update teach the model what its author was told to learn? A step along it, and the loss before and after.
+"""Loss score of an update: the losses before and after a step along it, on its author's samples and on others.
 
-    x := anchor − update     the whole of it: where its author says that it stood at the end of the round
-    own       samples dealt to the author in this round: who learned from them does better on these …
-    others    samples dealt to nobody yet: … than on these, which anybody's honest work improves a little
+    x := anchor − update     the whole update: the author's claimed position at the end of the round
+    own       samples dealt to the author in this round: an author that learned from them improves more on these …
+    others    samples not dealt yet: … than on these, which any honest work improves a little
 
-Promises: which samples are looked at follows from the vertex that closed the round, so nobody knew them in time and
-all scorers look at the same ones; junk is a `PeerFault`. Works where steps cannot be taken again: on bf16, compiled
-models, other devices, with any inner optimizer, with overlap and fragments. Proves nothing: a score is a statistic,
-and what it says of a member is agreed on elsewhere (`verification/loss_scoring/policy.py`). Loss scores: Gauntlet
-(Lidin et al. 2025,
-2505.21684, section 3); why this is no copy of theirs: specs/scoring.md.
+Works where steps cannot be replayed: on bf16, compiled models, other devices, with any inner optimizer, with
+overlap and fragments. A score is a statistic and proves nothing. Loss scores: Gauntlet (Lidin et al. 2025,
+2505.21684, section 3); differences: specs/scoring.md.
+
+Invariants:
+- The samples follow from the vertex that closed the round, so no author knew them in time, and all scorers use the
+  same ones.
+- Junk is a `PeerFault`.
+Not responsible for: what a score means for a member (`verification/loss_scoring/policy.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ Wires = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)]
 
 
 class LossDrops(NamedTuple):
-    """How far the loss fell, in nats per token or image."""
+    """Decrease of the loss, in nats per token or image."""
 
     own: float
     others: float
@@ -53,9 +56,9 @@ class LossDrops(NamedTuple):
 
 
 def dealt(drawn: Digest, shard: int, shards: int, cursor: int, samples: int) -> tuple[int, ...]:
-    """Positions of SAMPLES of those that a peer learned from, evenly spread from a place that was drawn.
+    """Positions of SAMPLES of a peer's samples, evenly spread from a drawn place.
 
-    It took `samples` from `cursor` on. All of them, if they are fewer.
+    The peer took `samples` from `cursor` on. All of them, if they are fewer.
     """
     count = min(SAMPLES, samples)
     if count < 1:
@@ -66,9 +69,9 @@ def dealt(drawn: Digest, shard: int, shards: int, cursor: int, samples: int) -> 
 
 
 def undealt(drawn: Digest, first: int, epoch: int, count: int) -> tuple[int, ...]:
-    """Positions of `count` samples that come after position `first`, before which everything is dealt out.
+    """Positions of `count` samples after position `first`, before which everything is dealt out.
 
-    From what is left of the epoch, as long as that is much: the model has not seen those.
+    From the rest of the epoch, as long as that is large: the model has not seen those samples.
     """
     left = epoch - first % epoch
     room = left if left >= 2 * count else epoch
@@ -79,7 +82,7 @@ def undealt(drawn: Digest, first: int, epoch: int, count: int) -> tuple[int, ...
 
 
 def update_bytes(wires: Sequence[Buffer]) -> bytes:
-    """What the author of an update lays out: its parts as they were sent."""
+    """The parts of an update as they were sent, as its author shows them."""
     return msgspec.msgpack.encode([bytes(wire) for wire in wires])
 
 
@@ -87,7 +90,7 @@ _WIRES: msgspec.msgpack.Decoder[tuple[bytes, ...]] = msgspec.msgpack.Decoder(Wir
 
 
 def wires_from_bytes(data: Buffer, root: Digest, bounds: Bounds, name: NameOf) -> tuple[bytes, ...]:
-    """The parts, if they are the very ones that their author committed to. PeerFault if not."""
+    """The parts, if they are those that their author committed to. PeerFault if not."""
     try:
         wires = _WIRES.decode(data)
     except UNREADABLE as why:
@@ -120,10 +123,10 @@ def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[float]:
 
 
 def falls_of(before: Sequence[float], after: Sequence[float], own: int) -> LossDrops:
-    """Of the losses of samples before and after a step, `own` of which come first.
+    """Decreases from the losses of samples before and after a step; `own` of them come first.
 
-    What an update makes of one sample says little: what counts is how far the two means are apart, in units of
-    how far they would be by chance (Welch 1947). A loss that is not finite is an update that ruins the model.
+    One sample says little about an update. The measure is the distance of the two means, in units of its chance
+    deviation (Welch 1947). A loss that is not finite means that the update ruins the model.
     """
     fell = np.asarray(before, dtype=np.float64) - np.asarray(after, dtype=np.float64)
     mine, others = fell[:own], fell[own:]
@@ -134,7 +137,7 @@ def falls_of(before: Sequence[float], after: Sequence[float], own: int) -> LossD
 
 
 def fixed_point(falls: LossDrops, unit: int, most: int) -> tuple[int, ...]:
-    """As they travel: whole numbers of 1/unit nats, from −most to most, whatever was measured."""
+    """Wire form: whole numbers of 1/unit nats, always limited to −most…most."""
     return tuple(max(-most, min(most, round(fall * unit))) if isfinite(fall) else -most for fall in falls)
 
 
@@ -142,7 +145,9 @@ def fixed_point(falls: LossDrops, unit: int, most: int) -> tuple[int, ...]:
 
 
 def codec_leaves_out(name: str) -> bool:
-    """It sends a few of the values of an update: places, or a few directions. sparseloco leaves 1/13 of the gap."""
+    """True if the codec sends few values of an update: places, or a few directions. sparseloco leaves 1/13 of the
+    gap.
+    """
     stages = [stage for word in name.split("+") for stage in NICKNAMES.get(word, word).split("+")]
     return any(stage.partition(":")[0] in ("topk", "topk-rice", "randk", "lowrank", "dct") for stage in stages)
 

@@ -1,17 +1,18 @@
-"""One peer's side of twins: it shows its update where it was one, and as a referee compares those of two others.
+"""Twin comparison, one peer's side: it shows its update as a twin, and compares two updates as a referee.
 
-    every vertex     who learned from whose samples in the round before, and who compares them
-    (`verification/redundant_training/policy.py`)
-    both twins       Ask ShowUpdate ─► a blob ─► its name to any referee that asks
-    referee            WantExhibit to both ─► two ExhibitIs ─► fetch the blobs ─► Ask TakeAgain ─►
-    `RedundancyReport`, signed
+    every vertex     twins of the round before, and their referees (`verification/redundant_training/policy.py`)
+    both twins       `ShowUpdate` ─► a blob ─► its name to each referee that requests it
+    referee          `ExhibitRequest` to both ─► two `ExhibitResponse` ─► download ─► `ReplayBoth` ─► signed
+                     `RedundancyReport`
 
-The words are those of scores, which no run has beside twins. A round waits for none of this; two pairs at a time,
-beside those whose twins are away.
-Bounded by the open cases; a blob may be as large as an update in fp32 and no larger. What a case needs of the past
-stays on disk until nobody can open one. Whose samples I take `peer/round/local_update.py` says, and nobody is told
-here.
-Never judges, never acts on a comparison: vertices do.
+The messages are those of loss scores, which no run has beside twins. A round waits for none of this. A referee
+handles two pairs at a time, not counting pairs with unreachable twins.
+
+Invariants:
+- Memory is bounded by the open cases, a blob by the size of an update in fp32.
+- Data that a case needs stays on disk until no case can be opened on it.
+- The host of the local member stays in `peer/round/local_update.py`; this file sends it to no peer.
+Not responsible for: judging, acting on a comparison; vertices do that.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ NOT_SHOWN = "nothing was shown in time"
 
 @dataclass
 class WantedUpdate:
-    """An update that I am to be shown, maybe for two cases: a host may have two guests."""
+    """An update that a twin must show to the local peer, maybe for two cases: a host may have two guests."""
 
-    blob: Digest | None = None  # what I was pointed at; asked again while it is None
+    blob: Digest | None = None  # name of the exhibit; requested again while None
     tries: int = 0
     here: bool = False
-    lacks: str = ""  # why I do not wait for it any more
+    lacks: str = ""  # why the local peer no longer waits for it
 
 
 @dataclass
 class RedundancyTurn:
-    """A pair that is mine to compare."""
+    """A pair that the local peer must compare."""
 
     case: RedundancyCase
-    since: int  # the head when I began to ask for it
+    since: int  # head at the first request
     since_s: Seconds
     looking: bool = False
     done: bool = False
@@ -67,7 +68,7 @@ class RedundancyTurn:
 
     @property
     def waits(self) -> bool:
-        """For its authors."""
+        """True while the authors may still show an update."""
         return not self.done and not self.looking
 
 
@@ -77,7 +78,7 @@ class RedundancyCheck(VerifierMachine):
         self.pool = context.pool
         self.turns: dict[Key, RedundancyTurn] = {}
         self.wanted: dict[Key, WantedUpdate] = {}  # by round and author
-        # rounds of mine; None while it is being laid out, or if it is lost
+        # own round → exhibit; None while it is built, or if it is lost
         self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
         self.arriving = EvidenceDownloads("twins")
@@ -92,18 +93,18 @@ class RedundancyCheck(VerifierMachine):
 
     @property
     def _mine(self) -> list[RedundancyCase]:
-        """That I am drawn for and have not compared."""
+        """Cases that the local peer was drawn for and has not compared."""
         undone = (c for c in self._cases.values() if self.me in c.referees and self.me not in c.said)
         return [c for c in undone if c.key not in self.turns or not self.turns[c.key].done]
 
     # ---- vertices ------------------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
-        """After a restart: what was compared of mine is lost, what I was drawn for is not."""
+        """After a restart results of comparisons are lost, but duties as a referee remain."""
         return self._work(now)
 
     def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """The history has one vertex more."""
+        """Emit what the vertex settled and drew, and start the work that it assigns."""
         effects: list[Effect] = []
         for verdict in self._ledger.settled:
             judged = TwinsJudged(
@@ -126,7 +127,7 @@ class RedundancyCheck(VerifierMachine):
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:
-        """What I am drawn for since this head, and what lasted too long."""
+        """Start drawn comparisons, and give up those that are overdue."""
         cases, head = self._cases, self.history.head
         self.turns = {key: turn for key, turn in self.turns.items() if key in cases}
         self._forget()
@@ -156,8 +157,10 @@ class RedundancyCheck(VerifierMachine):
         self.wanted = {key: row for key, row in self.wanted.items() if key in rows}
 
     def _hold(self) -> list[Effect]:
-        """I keep what I show, what I am shown, the states that rounds began with which I am to compare, now or in
-        turn, and the last two: a case is opened a round after its own."""
+        """Pin own exhibits, received exhibits, and the states that drawn rounds began with.
+
+        The last two states stay as well: a case opens one round after its own.
+        """
         head = self.history.head
         rounds = {head, head - 1, *(case.round - 1 for case in self._mine)}
         names = {body.state for round in rounds if (body := self.history.bodies.get(round)) is not None}
@@ -172,12 +175,12 @@ class RedundancyCheck(VerifierMachine):
     # ---- showing -------------------------------------------------------------------------------------------
 
     def _askers(self, round: int) -> set[PeerId]:
-        """Who was drawn to compare my update of this round."""
+        """Referees of the local update of this round."""
         mine = (case for case in self._cases.values() if case.round == round and self.me in case.peers)
         return {referee for case in mine for referee in case.referees}
 
     def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
-        """Only those who were drawn are told where it lies."""
+        """Only drawn referees get the name of the exhibit."""
         if request.update is not True or sender not in self._askers(request.round):
             return []
         return [Send(sender, ExhibitResponse(request.round, self.shown.get(request.round), update=True))]
@@ -191,7 +194,7 @@ class RedundancyCheck(VerifierMachine):
     # ---- comparing -----------------------------------------------------------------------------------------
 
     def retransmit(self) -> list[Effect]:
-        """With every heartbeat: words may be lost."""
+        """Messages may be lost; sent with every heartbeat."""
         return [effect for turn in self.turns.values() if turn.waits for effect in self._ask(turn)]
 
     def _ask(self, turn: RedundancyTurn) -> list[Effect]:
@@ -205,7 +208,7 @@ class RedundancyCheck(VerifierMachine):
     def on_exhibit(
         self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
     ) -> tuple[BlobDownload | None, list[Effect]]:
-        """A twin says where its update lies; of what is on its way already it is one source more."""
+        """A twin names its exhibit; for a blob that is already under way it is one more source."""
         row = self.wanted.get((response.round, sender)) if response.update is True else None
         if row is None or row.blob is not None or row.lacks or response.blob is None:
             return None, []
@@ -214,7 +217,7 @@ class RedundancyCheck(VerifierMachine):
         return fetch, [*self._hold(), *effects]
 
     def abandoned(self) -> list[Digest]:
-        """Downloads that nobody waits for any more."""
+        """Downloads that no open turn needs."""
         return self.arriving.given_up(row.blob for row in self.wanted.values())
 
     def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
@@ -235,7 +238,7 @@ class RedundancyCheck(VerifierMachine):
         return effects
 
     def _look(self, turn: RedundancyTurn) -> list[Effect]:
-        """As soon as neither is waited for. Of one that comes alone nothing is said: its twin owes the other."""
+        """Compare once neither update is awaited. A single update gets no report: its twin owes the other one."""
         guest, host = (self.wanted[key] for key in turn.rows)
         if not all(row.here or row.lacks for row in (guest, host)):
             return []
@@ -249,7 +252,7 @@ class RedundancyCheck(VerifierMachine):
         return [RunTask(f"twins/take/{turn.case.round}/{turn.case.guest}", work)]
 
     def _again(self, case: RedundancyCase, guest: WantedUpdate, host: WantedUpdate) -> ReplayBoth | None:
-        """What both were to do, out of the vertices: the same at every referee. None if they are not at hand."""
+        """The twins' assignment, from vertices, equal at every referee; None if they are not in memory."""
         history = self.history
         parent, head = history.bodies.get(case.round - 1), history.ids.get(case.round - 1)
         if parent is None or head is None or guest.blob is None or host.blob is None:
@@ -274,7 +277,7 @@ class RedundancyCheck(VerifierMachine):
     # ---- jobs ----------------------------------------------------------------------------------------------
 
     def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
-        """A referee whose own trainer fails says nothing to members: there are others."""
+        """A referee with a failed trainer sends no report: other referees were drawn."""
         match event:
             case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("twins/show/"):
                 return self._laid_out(int(job.rsplit("/", 1)[1]), blob)

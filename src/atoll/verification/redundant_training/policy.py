@@ -1,15 +1,21 @@
-"""Who learned from whose samples without anybody's knowing, and what referees' words about the two mean.
+"""Redundant training by twins: secret draws of guest and host, and verdicts from referees' reports.
 
-    commitment of round r - 1   the name of a secret: fixed before the head that round r begins with exists
-    round r                     the secret and that head draw whether I am a guest, and whose samples I take
-    commitment of round r + 1   the secret: from the vertex that holds it on everybody knows the twins of round r
+    commitment of round r - 1   digest of a secret, fixed before the head that round r begins with exists
+    round r                     the secret and that head draw whether a member is a guest, and its host
+    commitment of round r + 1   the secret; the vertex that holds it reveals the twins of round r
 
-Two rows with one root are alike, and that is all. Of two that differ drawn referees say how far each is from what
-these samples make; whom more than half of them find too far has strayed, and its next record shows it. Who does
-not show its row to them pays for it as for any other silence.
-Promises: the same at every peer that holds the same vertices; nobody chooses whose guest it is; half of the
-referees move nothing, whoever else is silent. Bounded by its window. Never says that a host has a guest before both
-have committed, never accuses one of two by their difference, never expels. What it does not see: specs/twins.md.
+A guest learns from its host's samples. Two rows with one root are alike and settled. If they differ, drawn referees
+report how far each is from the update that these samples make. A member strayed if more than half of the referees
+find its row too far; its next record shows it. A member that shows no row pays for it as for any other silence.
+
+Invariants:
+- Every peer that holds the same vertices gets the same draws and verdicts.
+- No member can choose its host.
+- Half of the referees change nothing, even if all others are silent.
+- Memory is bounded by the window.
+- A guest is revealed only after both twins have committed.
+- A difference alone accuses neither twin, and no verdict expels.
+Not responsible for: cases that twins cannot detect (specs/twins.md).
 """
 
 from __future__ import annotations
@@ -32,23 +38,24 @@ from atoll.wire.messages.statements import Commitment, RedundancyReport
 from atoll.wire.messages.vertex import VertexBody
 
 MILLION = 1_000_000
-TOLERANCE = MILLION // 10  # of the length of an update: honest ones in other arithmetic are nearer (bench/twins.py)
-APART_MOST = 1000 * MILLION  # of what was not shown; what was is nearer, however far it is
+# share of an update's length: honest ones in other arithmetic are nearer (bench/twins.py)
+TOLERANCE = MILLION // 10
+APART_MOST = 1000 * MILLION  # distance of an update that was not shown; a shown one is nearer, however far it is
 
-Key = tuple[int, PeerId]  # the round, the guest
+Key = tuple[int, PeerId]  # round and guest
 Apart = tuple[int, int]  # millionths: of the guest's update, of the host's
-Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of them or more said nothing
+Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of the referees or more sent no report
 
 
 def seal_of(secret: bytes) -> Digest:
-    """The name of a secret, by which it is fixed before it is known."""
+    """Digest of a secret, which fixes it before it is revealed."""
     return digest(b"atoll/twins/seal/1\0" + secret)
 
 
 def host_of(guest: PeerId, secret: bytes, head: Digest, body: VertexBody, share: float) -> PeerId | None:
-    """Whose samples this member takes in the round after this head; None: its own.
+    """Host of this member in the round after this head; None: it takes its own samples.
 
-    Of those on probation four times as often, of regular members twice, as with audits.
+    Members on probation are hosts four times as often, regular members twice, as with audits.
     """
     drawn = digest(b"atoll/twins/draw/1\0" + secret + head)
     if draw_below(drawn, "guest?", CHANCES) >= share * CHANCES:
@@ -62,20 +69,22 @@ def host_of(guest: PeerId, secret: bytes, head: Digest, body: VertexBody, share:
 def referees_of(
     guest: PeerId, host: PeerId, drawn: Digest, body: VertexBody, rule: QuorumRule
 ) -> tuple[PeerId, ...]:
-    """Who compares the two, as of the vertex of their round; those on probation last."""
+    """Referees of these twins as of the vertex of their round; members on probation come last."""
     settled = [m.peer for m in body.members if m.votes and m.standing == "member" and m.peer not in (guest, host)]
     voters = sum(m.votes for m in body.members)
     return tuple(by_tier(shuffled(drawn, "referees", settled), scores_of(body))[: scorers_drawn(voters, rule)])
 
 
 def seals_in(body: VertexBody) -> dict[PeerId, Digest]:
-    """By which each member that counts in it is bound for the round after it."""
+    """Digests that bind each counted member for the round after this one."""
     return {p: commit.draws.sealed for p, commit in _commits(body).items() if commit.draws is not None}
 
 
 def owed_by(body: VertexBody, before: VertexBody) -> dict[PeerId, Digest]:
-    """Whose secret for the round of `body` has to be in its next commitment, and its name: who could take part in
-    the draw of that round, and counts in it."""
+    """Members that must reveal a secret in the commitment after `body`, and its digest.
+
+    These are members that could take part in the draw of that round and count in it.
+    """
     counted, seals = _commits(body), seals_in(before)
     return {peer: seal for peer, seal in seals.items() if peer in counted}
 
@@ -87,14 +96,14 @@ def _commits(body: VertexBody) -> dict[PeerId, Commitment]:
 
 @dataclass
 class RedundancyCase:
-    """Two updates of one round that were to come of the same samples, and differ."""
+    """Two different updates of one round that should come from the same samples."""
 
     round: int
     guest: PeerId
     host: PeerId
-    commits: tuple[Commitment, Commitment]  # the guest's, the host's
+    commits: tuple[Commitment, Commitment]  # of the guest, of the host
     referees: tuple[PeerId, ...]
-    drawn: Digest  # out of both secrets, which drew the referees
+    drawn: Digest  # draws the referees; made of both secrets
     said: dict[PeerId, Apart] = field(default_factory=dict[PeerId, Apart])
 
     @property
@@ -107,17 +116,17 @@ class RedundancyCase:
 
     @property
     def priority(self) -> int:
-        """The same at all referees: where there are more cases than they can look at, they look at the same few."""
+        """Equal at all referees: if there are more cases than they can judge, they judge the same ones."""
         return draw_below(self.drawn, "first", CHANCES)
 
     @property
     def strayed(self) -> tuple[PeerId, ...]:
-        """Whom more than half of all referees, and not of those that spoke, find too far off."""
+        """Twins that more than half of all drawn referees find too far off; silent referees count as well."""
         return self._of_whom_most_say(lambda apart: TOLERANCE < apart < APART_MOST)
 
     @property
     def hid(self) -> tuple[PeerId, ...]:
-        """Who showed its update to too few of them for anybody to say that it is near."""
+        """Twins that showed their update to too few referees to be found near."""
         far = self._of_whom_most_say(lambda apart: apart > TOLERANCE)
         return tuple(peer for peer in far if peer not in self.strayed)
 
@@ -128,18 +137,18 @@ class RedundancyCase:
         )
 
     def over(self, head: int) -> bool:
-        """Nobody is waited for any more, as of this round's vertex."""
+        """True if the vertex of this round ends the wait for reports."""
         return len(self.said) == len(self.referees) or head - self.round >= SCORE_OPEN
 
 
 @dataclass(frozen=True)
 class RedundancyVerdict:
-    """What became of one pair of twins."""
+    """Verdict on one pair of twins."""
 
     round: int
     guest: PeerId
     host: PeerId
-    referees: int  # that spoke; 0 of 0: their roots are the same
+    referees: int  # number of referees that reported; 0 of 0: the roots are equal
     of: int
     strayed: tuple[PeerId, ...]
     hid: tuple[PeerId, ...]
@@ -152,7 +161,7 @@ class RedundancyVerdict:
 
 
 class RedundancyLedger(Ledger[RedundancyReport]):
-    """The twins of recent rounds; forgets what is over."""
+    """The twins of recent rounds; drops cases that are over."""
 
     report, duty = RedundancyReport, "compare twins"
 
@@ -160,17 +169,20 @@ class RedundancyLedger(Ledger[RedundancyReport]):
         self.share = share
         self.rule: QuorumRule = rule
         self.cases: dict[Key, RedundancyCase] = {}
-        self.settled: tuple[RedundancyVerdict, ...] = ()  # by the head: the next vertex makes them part of records
-        self.owed: Mapping[PeerId, Digest] | None = None  # what the next commitments reveal; None: not known here
+        # verdicts at the head; the next vertex adds them to records
+        self.settled: tuple[RedundancyVerdict, ...] = ()
+        # secrets that the next commitments reveal; None: not known here
+        self.owed: Mapping[PeerId, Digest] | None = None
         self.head = -2
-        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
+        self.lost = -2  # newest round without a vertex here; reports on draws up to it are accepted unchecked
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        """Take in all vertices up to the head that are at hand."""
+        """Apply all available vertices up to the head."""
         if not self.share or head <= self.head:
             return
         for round in range(max(self.head + 1, head - 2 * SCORE_OPEN), head + 1):
-            self.head, self.settled = round - 1, ()  # words in a vertex were judged by the one before
+            # reports in a vertex were judged by the ledger of the vertex before
+            self.head, self.settled = round - 1, ()
             if round in bodies:
                 self._hear(bodies[round])
             self.head = round
@@ -200,11 +212,11 @@ class RedundancyLedger(Ledger[RedundancyReport]):
         )
 
     def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        """Twins of the round before, out of the secrets that this vertex holds.
+        """Open the twins of the round before, from the secrets in this vertex.
 
-        Who reveals nothing is nobody's twin: a host that was a guest elsewhere took other samples than its own.
-        Both secrets draw the referees: each was fixed before anybody but its author could know it, and of vertices
-        nothing that their proposer may still choose.
+        A member that reveals nothing is not anyone's twin: a host that was itself a guest took other samples. Both
+        secrets draw the referees: each was fixed while only its author knew it,
+        and the proposer cannot choose them.
         """
         body, before = bodies[round], bodies.get(round - 1)
         head_body, head = bodies.get(round - 2), ids.get(round - 2)
@@ -226,7 +238,7 @@ class RedundancyLedger(Ledger[RedundancyReport]):
                 self.cases[case.key] = case
 
     def problem(self, by: PeerId, report: RedundancyReport) -> str | None:
-        """None if this may stand in the next vertex."""
+        """None if this report may stand in the next vertex."""
         if self.head - SCORE_OPEN <= report.round <= self.lost:
             return None
         case = self.cases.get((report.round, report.peer))
@@ -242,23 +254,24 @@ class RedundancyLedger(Ledger[RedundancyReport]):
         return [case.word for case in self.settled]
 
     def lose(self, round: int) -> None:
-        """The vertex of this round is lost: nothing is known of whom it drew, and of what was said there."""
+        """The vertex of this round is lost, with its draws and reports."""
         self.lost, self.cases, self.settled, self.owed = round, {}, (), None
 
 
 @dataclass(frozen=True)
 class RedundancyDraw:
-    """What a round with twins stands on: whose samples its members take is in here for each of them alone."""
+    """Inputs of a round's twins; each member draws its own host from them."""
 
     share: float
     head: Digest
     body: VertexBody  # of that head
     owed: Mapping[PeerId, Digest] | None
-    """The name of the secret that each commitment of this round has to reveal. None: not all vertices are here, and
-    whoever reveals something is believed."""
+    """Digest of the secret that each commitment of this round must reveal. None: vertices are missing, and revealed
+        secrets are accepted unchecked.
+    """
 
     def flaw(self, peer: PeerId, commit: Commitment) -> str | None:
-        """What is wrong with the secrets of its commitment to an update; None if nothing is."""
+        """Flaw in the secrets of a peer's commitment; None if there is none."""
         draws = commit.draws
         if draws is None or len(draws.sealed) != DIGEST_BYTES:
             return "does not say by which secret it takes samples"
@@ -271,6 +284,6 @@ class RedundancyDraw:
         return None if fits else "reveals another secret than it drew by"
 
     def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
-        """Whose samples this member takes; None: its own, as without a seal in the head."""
+        """Host of this member; None: it takes its own samples, as without a seal in the head."""
         sealed = seals_in(self.body).get(guest)
         return host_of(guest, secret, self.head, self.body, self.share) if sealed == seal_of(secret) else None

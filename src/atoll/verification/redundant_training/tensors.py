@@ -1,10 +1,9 @@
-"""Two updates that were to come of the same samples: how far apart are they, and from what the samples make?
+"""Distance of twins: how far two updates from the same samples are apart, and from a replay of the steps.
 
-The same steps taken again in fp32 from the agreed anchor make nearly the same update wherever rounds begin with one
-optimizer state at all members. Where moments of rounds before are carried on, or steps are rounded to bf16, small
-differences grow over the steps until there is nothing left to compare (bench/twins.py), so such recipes are refused
-by name.
-Never says who is to blame: `verification/redundant_training/policy.py`.
+Steps replayed in fp32 from the agreed anchor make nearly the same update if rounds begin with one optimizer state
+at all members. If moments of rounds before are carried on, or steps are rounded to bf16, small differences grow
+over the steps until a comparison means nothing (bench/twins.py). Such recipes are refused by name. Not responsible
+for: which twin is at fault (`verification/redundant_training/policy.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from atoll.training.recipe.lr_position import ScheduleHorizon, later, step_at
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.update import Bounds
 
-FINE = ("fp32", "fp16", "bf16", "int8")  # codecs whose rounding is far below the tolerance
+FINE = ("fp32", "fp16", "bf16", "int8")  # codecs with rounding far below the tolerance
 
 
 def distance(row_F: Tensor, of_F: Tensor) -> float:
-    """‖row − of‖ / ‖of‖: 0 of the same values, infinite where one is nothing, or no number."""
+    """‖row − of‖ / ‖of‖: 0 for equal values, infinite if one is zero or not a number."""
     far, long = float((row_F - of_F).double().norm()), float(of_F.double().norm())
     if far == 0:
         return 0.0
@@ -40,21 +39,21 @@ def distance(row_F: Tensor, of_F: Tensor) -> float:
 
 
 def decoded(wires: Sequence[Buffer], bounds: Bounds, codecs: Sequence[Codec]) -> Tensor:
-    """The update that its parts stand for, (F,). PeerFault if they cannot be read."""
+    """The update in these parts, (F,). PeerFault if they cannot be read."""
     parts = (codec.decode(wire, hi - lo) for codec, wire, (lo, hi) in zip(codecs, wires, bounds, strict=True))
     return torch.cat(list(parts))
 
 
 @dataclass(frozen=True)
 class TwinAssignment:
-    """What a member was told to do in a round. `batch_samples` of each step."""
+    """A member's assignment in a round. `batch_samples` of each step."""
 
     shard: int
     shards: int
     cursor: int
     steps: int
     batch_samples: int
-    position: int  # of the first step in the rates: training/recipe/lr_position.py
+    position: int  # position of the first step in the learning rates: training/recipe/lr_position.py
     inner: Inner
     horizon: ScheduleHorizon | None
     seq_len: int
@@ -87,7 +86,7 @@ def taking_again(
             inner_step(told.inner, inner, x_P, gradient_P, at)
         yield
     update_F = began_F - x_F
-    if isinstance(told.inner, GradientAccumulation):  # x rests, but for buffers
+    if isinstance(told.inner, GradientAccumulation):  # x rests, except buffers
         update_F[: layout.parameters].copy_(inner.first_P)
     return update_F
 

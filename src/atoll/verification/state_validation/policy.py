@@ -1,11 +1,15 @@
-"""Is an agreed state fit to go on from? Who looks at it, and what their words mean: all from agreed vertices.
+"""State verdicts: drawn validators and the meaning of their reports, from agreed vertices alone.
 
-Vertices draw validators for the states that they agree on; these measure a loss on held-out data and sign it. A
-state is bad if more of them than may lie found it above a bound that follows the least loss of the rounds before,
-and good if as many found it below. While the newest verdict is "bad" the run is to go back to the newest good
-state. Promises: the same at every peer that holds the same vertices, in whole numbers; the first word of a
-validator counts; so many liars as a run is built for neither force a return nor prevent one. Bounded by its window.
-Never asks anybody, never measures.
+Vertices draw validators for agreed states; each validator measures a loss on held-out data and signs it. A state is
+bad if more validators than may lie found it above a bound that follows the least loss of the rounds before. It is
+good if as many found it below. While the newest verdict is "bad" the run must go back to the newest good state.
+
+Invariants:
+- Every peer that holds the same vertices gets the same verdicts, in whole numbers.
+- The first report of a validator counts.
+- As many liars as the run tolerates can neither force a rollback nor prevent one.
+- Memory is bounded by the window.
+Not responsible for: requesting, measuring.
 """
 
 from __future__ import annotations
@@ -28,13 +32,13 @@ from atoll.wire.messages.statements import ChangedNumbers, RollbackOrder, Valida
 from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # losses travel in millionths
-ALL = 1_000_000  # so do shares of right answers
-LOSS_MOST = 10**9 * NAT  # what is not finite, or larger, is said as this
+ALL = 1_000_000  # so do shares of correct predictions
+LOSS_MOST = 10**9 * NAT  # value of a loss that is larger or not finite
 MARGIN_LEAST = NAT // 10  # of a nat: a quarter of a loss near zero would be noise
-COOL_ROUNDS = 4  # from a return to the next demand, doubled for each further return in the window
-LASTING = 16  # rounds for which a demand stands: a quorum that cannot get the state shall not try for ever
-HELD_MAX = 4  # candidates after the last good one that are kept: one of them may come to be it
-VALIDATE_EVERY_MAX = VALIDATION_ROUNDS // 8  # training rounds: the window shall hold a few candidates
+COOL_ROUNDS = 4  # rounds from a rollback to the next demand, doubled for each further rollback in the window
+LASTING = 16  # rounds for which a demand stands: a quorum that cannot get the state must not try for ever
+HELD_MAX = 4  # kept candidates after the last good one: one of them may become good
+VALIDATE_EVERY_MAX = VALIDATION_ROUNDS // 8  # training rounds: the window must hold several candidates
 SETS_MAX = 2  # held-out data, and canary data
 
 Opinion = Literal["open", "good", "bad"]
@@ -46,29 +50,29 @@ class ValidationRule(msgspec.Struct, frozen=True):
 
     every: Annotated[int, msgspec.Meta(ge=1, le=VALIDATE_EVERY_MAX)] = 1  # training rounds
     margin_percent: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 25  # above the least loss so far
-    sets: Annotated[int, msgspec.Meta(ge=1, le=SETS_MAX)] = 1  # of data, a loss each
+    sets: Annotated[int, msgspec.Meta(ge=1, le=SETS_MAX)] = 1  # sets of data, one loss each
 
 
 def fixed_point(loss: float) -> int:
-    """A loss in nats as it travels: 2.5 is 2 500 000."""
+    """A loss in nats in wire units: 2.5 is 2 500 000."""
     if not isfinite(loss) or loss * NAT >= LOSS_MOST:
         return LOSS_MOST
     return max(0, round(loss * NAT))
 
 
 def fixed_share(right: float) -> int:
-    """A share of right answers as it travels; what is no number is none of them."""
+    """A share of correct predictions in wire units; not a number is 0."""
     return round(max(0.0, min(right, 1.0)) * ALL) if isfinite(right) else 0
 
 
 def voices(voters: int, rule: QuorumRule) -> int:
-    """Validators that decide: more than may lie, and two where there are two, since one machine may be broken."""
+    """Validators that decide: more than may lie, and at least two of two, since one machine may be broken."""
     return max(1 + ((voters - 1) // 3 if rule == "two-thirds" else 0), min(2, voters))
 
 
 @dataclass
 class ValidatedState:
-    """A state that was agreed on, who was drawn to look at it, and what they said."""
+    """An agreed state, its drawn validators, and their reports."""
 
     round: int
     vertex: Digest
@@ -77,29 +81,31 @@ class ValidatedState:
     validators: tuple[PeerId, ...]
     needed: int
     said: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])
-    right: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])  # of those who counted answers, too
-    heard: int = -2  # the round whose vertex held the last word of it
+    # from validators that counted predictions, too
+    right: dict[PeerId, Losses] = field(default_factory=dict[PeerId, Losses])
+    heard: int = -2  # round of the vertex with the last report on it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
-    tuned: ChangedNumbers | UnsetType = UNSET  # numbers that held from its vertex on
+    tuned: ChangedNumbers | UnsetType = UNSET  # changed numbers, valid from its vertex on
 
     @property
     def values(self) -> Losses | None:
-        """Per set, the loss that this state counts as; None while too few have spoken."""
+        """Loss of this state per set; None while too few have reported."""
         if len(self.said) < self.needed:
             return None
         return tuple(sorted(losses)[self.needed - 1] for losses in zip(*self.said.values(), strict=True))
 
     @property
     def accuracy(self) -> Losses | None:
-        """Per set, the share of right answers that this state counts as: as `values`, seen from above. No verdict
-        goes by it."""
+        """Share of correct predictions of this state per set: like `values`, seen from above. No verdict depends on
+        it.
+        """
         if len(self.right) < self.needed:
             return None
         return tuple(sorted(shares)[-self.needed] for shares in zip(*self.right.values(), strict=True))
 
     def judge(self, bounds: Losses | None) -> None:
-        """Against these bounds. A loss that is none is above all of them."""
+        """Judge against these bounds. A loss that is not a number is above all of them."""
         highest = bounds or (LOSS_MOST,) * SETS_MAX
         against = sum(
             any(loss > most or loss == LOSS_MOST for loss, most in zip(said, highest, strict=False))
@@ -110,7 +116,7 @@ class ValidatedState:
 
 
 class ValidationLedger(Ledger[ValidationReport]):
-    """The candidates of recent rounds; forgets those that leave the window."""
+    """The candidates of recent rounds; drops those that leave the window."""
 
     report, duty = ValidationReport, "validate states"
 
@@ -118,16 +124,16 @@ class ValidationLedger(Ledger[ValidationReport]):
         self.rule = rule
         self.quorum: QuorumRule = quorum
         self.candidates: dict[int, ValidatedState] = {}  # by round, oldest first
-        self.returns: list[int] = []  # rounds that validators sent back
+        self.returns: list[int] = []  # rounds that validators rolled back
         self.head, self.head_id = -2, ZERO_DIGEST
-        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
+        self.lost = -2  # newest round without a vertex here; reports on draws up to it are accepted unchecked
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        """Take in all vertices up to the head that are at hand."""
+        """Apply all available vertices up to the head."""
         if self.rule is None or head <= self.head:
             return
         for round in range(max(self.head + 1, head - VALIDATION_ROUNDS), head + 1):
-            self.head = round - 1  # words in a vertex were judged by the one before
+            self.head = round - 1  # reports in a vertex were judged by the ledger of the vertex before
             if round in bodies:
                 self._take_in(round, ids[round], bodies[round], self.rule)
         self.head, self.head_id = head, ids.get(head, ZERO_DIGEST)
@@ -137,8 +143,9 @@ class ValidationLedger(Ledger[ValidationReport]):
         self._judge(self.rule)
 
     def lose(self, round: int) -> None:
-        """The vertex of this round is lost, or is not the one that was agreed on: nothing is known of whom it and
-        those before it drew, and of what was said of them."""
+        """The vertex of this round is lost or is not the agreed one, with its draws, earlier draws and their
+        reports.
+        """
         self.lost = round
         self.candidates = {r: c for r, c in self.candidates.items() if r > round}
 
@@ -152,7 +159,7 @@ class ValidationLedger(Ledger[ValidationReport]):
                 candidate.said[by], candidate.heard = said.losses, round
                 if not isinstance(said.right, UnsetType):
                     candidate.right[by] = said.right
-        if back is not None:  # what came after belongs to a past that was left
+        if back is not None:  # later candidates belong to an abandoned past
             self.candidates = {r: c for r, c in self.candidates.items() if r <= back.round}
             self.returns += [round] * (not back.signature)
         elif body.trained % rule.every == 0 and (body.parts or not body.trained):
@@ -165,7 +172,7 @@ class ValidationLedger(Ledger[ValidationReport]):
         return ValidatedState(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
 
     def _judge(self, rule: ValidationRule) -> None:
-        """Each against the least value of those before it."""
+        """Judge each candidate against the least value of those before it."""
         least: Losses | None = None
         for candidate in self.candidates.values():
             candidate.judge(None if least is None else tuple(low + _margin(low, rule) for low in least))
@@ -174,7 +181,7 @@ class ValidationLedger(Ledger[ValidationReport]):
                 least = values if least is None else tuple(map(min, least, values))
 
     def problem(self, by: PeerId, report: ValidationReport) -> str | None:
-        """None if this may stand in the next vertex."""
+        """None if this report may stand in the next vertex."""
         candidate = self.candidates.get(report.round)
         if self.head - VALIDATION_OPEN < report.round <= self.lost:
             return None
@@ -221,11 +228,11 @@ class ValidationLedger(Ledger[ValidationReport]):
 
     @property
     def cool_until(self) -> int:
-        """The first head after which a return may be demanded."""
+        """The first head after which a rollback may be demanded."""
         return self.returns[-1] + COOL_ROUNDS * 2 ** (len(self.returns) - 1) if self.returns else -1
 
     def needed_states(self) -> tuple[Digest, ...]:
-        """The state that would be gone back to, and those that may come to be it."""
+        """The state of a possible rollback, and states that may become it."""
         target = self.good
         later = [c.state for c in self.candidates.values() if target is None or c.round > target.round]
         states = [target.state] if target is not None else []
@@ -237,9 +244,9 @@ def _margin(low: int, rule: ValidationRule) -> int:
 
 
 def _words(body: VertexBody) -> Iterator[tuple[PeerId, RollbackOrder | ValidationReport]]:
-    """What a vertex holds of this, each with its bringer."""
+    """Validation messages in a vertex, each with its sender."""
     for signed in body.reports:
-        if b"Validated" not in signed.body and b"Amend" not in signed.body:  # tags: most reports are not opened
+        if b"Validated" not in signed.body and b"Amend" not in signed.body:  # tags; most reports are not opened
             continue
         statement = statement_in(signed)
         if isinstance(statement, RollbackOrder | ValidationReport):

@@ -1,11 +1,15 @@
-"""Which blocks of which part its owner has to open, and to whom: all from the vertex that closes the round.
+"""Sum check draws: blocks of each part that its owner must open, and their checkers, from the closing vertex.
 
-Owners are spot-checked where nobody watches them, or liars may be all who do: of every answer in a vertex a small
-share of blocks is drawn and dealt to f + 1 checkers, so that one of them is honest whoever steered the draw. Who
-finds all as it should be says nothing. Who was shown a lie, or nothing, says so in a signed report, and then every
-other one in the order is asked for the very same blocks: what more of them say than may lie, counts. Promises: the
-same at every peer that holds the vertex; no report travels where nobody doubts. Never asks anybody, never looks at
-what was shown.
+Owners are spot-checked where no witness combines the same part, or where all witnesses may lie. A small share of
+blocks of every result in a vertex is drawn and dealt to f + 1 checkers, so one of them is honest even if a liar
+influenced the draw. A checker that finds no fault sends no report. If a checker is shown a lie, or nothing, it
+signs a report. Then every other checker in the order requests the same blocks. A finding counts if more checkers
+than may lie report it.
+
+Invariants:
+- Every peer that holds the vertex gets the same draws.
+- No report is sent without a doubt.
+Not responsible for: requesting or judging openings.
 """
 
 from __future__ import annotations
@@ -29,27 +33,28 @@ from atoll.wire.messages.vertex import VertexBody
 
 Place: TypeAlias = tuple[int, int]  # round and part
 
-SHARE = 0.03  # of the blocks of every answer: costs 1.03 times the bytes or less, and finds a lie in all at once
+# share of the blocks of every result: costs at most 1.03 times the bytes, and finds a lie in all blocks at once
+SHARE = 0.03
 
 
 class SumCheckTerms(msgspec.Struct, frozen=True, array_like=True):
-    """What genesis says of openings."""
+    """Settings of sum checks in genesis."""
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]
     leaf_bytes: Annotated[int, msgspec.Meta(ge=1, le=LEAF_BYTES_MAX)]
-    """Of an answer: how many blocks it has follows from its length."""
+    """Share of the blocks of a result; their number follows from its length."""
 
 
 @dataclass
 class SumCheckCase(VerificationCase):
-    """Blocks of one part that were drawn for one checker, and who has said what of them since."""
+    """Blocks of one part drawn for one checker, and the reports on them."""
 
     round: int
-    peer: PeerId  # whose answer it is
-    number: int  # among the openings of this round
+    peer: PeerId  # owner of the result
+    number: int  # number among the openings of this round
     answered: OwnerResult
     blocks: tuple[int, ...]
-    order: tuple[PeerId, ...]  # whom they were drawn for, then those who are asked if that one doubts
+    order: tuple[PeerId, ...]  # first the checker they were drawn for, then the ones that are asked if it doubts
     needed: int
     said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
     judged: dict[PeerId, Digest] = field(default_factory=dict[PeerId, Digest])
@@ -64,13 +69,14 @@ class SumCheckCase(VerificationCase):
 
     @property
     def bytes_most(self) -> int:
-        """Of what is shown: leaves are never longer than in fp32; paths and commitments have their bounds."""
+        """Most bytes of an opening: leaves are never longer than in fp32; paths and commitments have their
+        bounds."""
         rows = len(self.answered.contributors)
         leaf = LEAF_BYTES_MAX + PATH_MAX * (DIGEST_BYTES + 2)
         return len(self.blocks) * (rows + 1) * leaf + rows * (MLDSA65.commit_bytes_max + leaf)
 
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
-        if not self.said and not ahead:  # as of nearly all, and every vertex asks of hundreds
+        if not self.said and not ahead:  # true of nearly all, and every vertex asks for hundreds
             return self._first(head)
         said = self.with_words(head, ahead)
         findings = [finding for _, finding in said.values()]
@@ -88,10 +94,10 @@ class SumCheckCase(VerificationCase):
 def words_against(
     openings: Iterable[SumCheckCase], seconded: Mapping[Place, Sequence[SignedStatement]], findings: Set[Finding]
 ) -> dict[tuple[int, PeerId], SignedStatement]:
-    """Who signed the same as these answers, in which round, where enough checkers found this of them.
+    """Signers of these results, and rounds, with a finding from enough checkers.
 
-    Counted by round, as against owners: of more checkers than may lie one is honest, and what it found is of an
-    answer that this peer signed. One word of each is enough.
+    Counted by round, as for owners: of more checkers than may lie one is honest, and its finding is about a result
+    that this peer signed. One report from each is enough.
     """
     words: dict[tuple[int, PeerId], SignedStatement] = {}
     voices: dict[tuple[int, PeerId], set[PeerId]] = {}
@@ -108,7 +114,7 @@ def words_against(
 
 
 def openings_of(vertex: Digest, body: VertexBody, terms: SumCheckTerms, rule: QuorumRule) -> Iterator[SumCheckCase]:
-    """All that this vertex draws. Nobody knows its id before every answer in it is signed and durable."""
+    """All openings that this vertex draws. Its id is unknown until every result in it is signed and durable."""
     voters = sum(m.votes for m in body.members)
     able = [m.peer for m in body.members if m.votes and m.standing == "member"]
     needed, slots = voices_needed(voters, rule), ((voters - 1) // 3 + 1 if rule == "two-thirds" else 1)
@@ -127,7 +133,7 @@ def openings_of(vertex: Digest, body: VertexBody, terms: SumCheckTerms, rule: Qu
 
 
 def drawn_blocks(vertex: Digest, part: int, blocks: int, share: float) -> list[int]:
-    """Different blocks of a part, so many that their mean number is this share of all."""
+    """Different blocks of a part; their mean number is this share of all."""
     wanted = share * blocks
     more = draw_below(vertex, f"one block more of part {part}", CHANCES) < (wanted % 1.0) * CHANCES
     count, drawn = min(blocks, int(wanted) + more, OPENED_BLOCKS_MAX), dict[int, None]()

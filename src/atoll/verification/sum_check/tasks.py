@@ -1,9 +1,8 @@
-"""What is shown of an answer by those who made it, and what a checker makes of that: work, out of agreed vertices.
+"""Sum check tasks: openings by the makers of a result and judgments by checkers, from agreed vertices.
 
-Everything but the shown bytes follows from the vertex that closes the round and from its plan, so every checker
-works from the same numbers, and none of them comes from whoever shows it. Who is to look is
-`verification/sum_check/policy.py`'s
-business, the conversation is that of all audits (`verification/replay_audit/machine.py`). Never looks into bytes.
+Everything but the shown bytes follows from the vertex that closes the round and from its plan. So every checker
+works from the same numbers, and none of them comes from the peer that shows the opening. Not responsible for: draws
+(`verification/sum_check/policy.py`), messages (`verification/replay_audit/machine.py`), contents of bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from atoll.wire.weights import RowWeights
 def lay_open(
     openings: Sequence[SumCheckCase], body: VertexBody, made: Mapping[Digest, ComputedResult]
 ) -> list[tuple[int, BuildOpening]]:
-    """(part, work) for each part of these openings, all of answers that I made, in their order."""
+    """(part, work) for each part of these openings, all of locally made results, in their order."""
     by_part: dict[int, list[SumCheckCase]] = {}
     for opening in openings:
         by_part.setdefault(opening.answered.part, []).append(opening)
@@ -36,14 +35,14 @@ def lay_open(
 
 
 def made_here(opening: SumCheckCase, made: Mapping[Digest, ComputedResult]) -> bool:
-    """I made the very same of the same rows: as its owner, or as another owner of its part."""
+    """True if the local peer made the same result from the same rows: as its owner or another owner of its part."""
     answered = opening.answered
     mine = made.get(answered.digest)
     return mine is not None and replace(mine.answered, owner_index=answered.owner_index) == answered
 
 
 def makers(opening: SumCheckCase, ground: RoundContext) -> tuple[PeerId, ...]:
-    """Who can show what it is made of, if they made the same: its owner, then who combined the part besides."""
+    """Peers that can open the result, if they made the same: its owner, then others that combined the part."""
     first = ground.owners[opening.answered.part][: ground.witnesses + 1]
     return tuple(dict.fromkeys((opening.peer, *first)))
 
@@ -71,7 +70,7 @@ def _work(
 def judge_opening(
     opening: SumCheckCase, blob: Digest, body: VertexBody, ground: RoundContext
 ) -> JudgeOpening | None:
-    """None if the vertex does not say what the answer was made of."""
+    """None if the vertex does not name the inputs of the result."""
     answered = opening.answered
     weights: RowWeights = ()
     if ground.weighs:

@@ -1,11 +1,14 @@
-"""Opening a few blocks of a part: how wires are cut into leaves, what is shown of them, and whether it adds up.
+"""Opening of a few blocks of a part: Merkle leaves of wires, the shown rows, and the check of the sum.
 
-Where answers are opened, a wire is not named by the digest of its bytes but by the root of a Merkle tree whose
-leaves are stretches of 4096 values, each as the wire of these values alone. So commitments, which are over names of
-wires, and answers, which hold one, can be opened block by block; and since every codec that can be cut rounds block
-by block, the rows' leaves alone make the answer's leaf, to the bit, on any machine.
-Promises: whoever holds the vertex judges alike; what does not lead to what was signed is never held against
-anybody as a lie. Never asks, never sends, never knows who is drawn.
+Where results are opened, a wire is named by the root of a Merkle tree instead of the digest of its bytes. The
+leaves are stretches of 4096 values, each encoded as a wire of these values alone. Commitments name wires, and
+results hold one, so both can be opened block by block. Every codec that can be cut rounds block by block, so the
+rows' leaves alone make the result's leaf, to the bit, on any machine.
+
+Invariants:
+- Every holder of the vertex judges alike.
+- An opening that does not lead to signed data is never held against a peer as a lie.
+Not responsible for: requests, messages, draws.
 """
 
 from __future__ import annotations
@@ -28,19 +31,19 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
 from atoll.wire.opening import OpenedBlock, SumOpening, opening_from_bytes, rows_of
 
-LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half of what it leads from
-FAN = 4  # nodes under one: a third of the calls of two; eight would make paths half as long again
+LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half as long as its leaf
+FAN = 4  # children of a node: a third of the calls of two; eight would make paths half as long again
 
 Verdict: TypeAlias = Literal["accepted", "mismatch", "withheld"]
 Finding: TypeAlias = tuple[Verdict, str]
 
 
 def opening_problem(up: str, down: str) -> str | None:
-    """Why answers of a run with these codecs cannot be opened by blocks; None if they can."""
+    """Why results of a run with these codecs cannot be opened by blocks; None if they can."""
     for way, name in (("up", up), ("down", down)):
         try:
             codec = codec_named(name)
-        except ValueError:  # it needs to know more than its name, so it is no plain one
+        except ValueError:  # it needs more than its name, so it is no plain codec
             codec = None
         if codec is None or not codec.sections:
             return f"sync.{way} = {name!r} has no wire that can be cut into blocks of values"
@@ -48,7 +51,7 @@ def opening_problem(up: str, down: str) -> str | None:
 
 
 def unopened(recipe: Recipe) -> str | None:
-    """The same of a run with this recipe."""
+    """`opening_problem` for a run with this recipe."""
     if recipe.schedule.closing:
         return "its last round is a closing average, in codecs of its own"
     return opening_problem(recipe.coding.up, recipe.coding.down)
@@ -69,7 +72,7 @@ class LeafLayout:
         return self.codec.wire_bytes(self.leaf_values)
 
     def count(self, size_bytes: int) -> int:
-        """Leaves of a wire of this length; an empty one has one."""
+        """Number of leaves of a wire of this length; an empty wire has one."""
         return max(1, -(-size_bytes // self.leaf_bytes))
 
     def leaf(self, wire: Buffer, index: int) -> Buffer:
@@ -82,11 +85,11 @@ class LeafLayout:
         return leaves.tree()
 
     def name(self, wire: Buffer) -> Digest:
-        """What commitments and answers call this wire."""
+        """Digest of this wire in commitments and results."""
         return self.tree(wire).root
 
     def leaves(self, view: memoryview) -> list[memoryview] | list[bytes]:
-        """All of them; a hundred megabytes have six thousand, and hashing one takes three microseconds."""
+        """All leaves; a hundred megabytes have six thousand, and hashing one takes three microseconds."""
         lengths, sections, at = self._lengths(len(view)), list[list[memoryview]](), 0
         for (values, size), length in zip(self.codec.sections, lengths, strict=bool(lengths)):
             section, stride = view[at : at + length], self.leaf_values // values * size
@@ -107,16 +110,16 @@ class LeafLayout:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _lengths(self, size_bytes: int) -> list[int]:
-        """Of the sections of a wire of this length; empty if no values make one.
+        """Lengths of the sections of a wire of this length; empty if no values make one.
 
-        Several numbers of values may make it, where several share a byte: their sections have the same lengths.
+        Different numbers of values may fit, if values share a byte: their sections have the same lengths.
         """
         leaf_bytes = self.leaf_bytes
         full = max(0, -(-size_bytes // leaf_bytes) - 1)
         rest, low, high = size_bytes - full * leaf_bytes, 0, self.leaf_values
-        if rest == leaf_bytes:  # as of every slab but the last
+        if rest == leaf_bytes:  # true of every slab except the last
             low = high
-        while low < high:  # the fewest values in the last leaf
+        while low < high:  # search for the fewest values in the last leaf
             middle = (low + high) // 2
             low, high = (middle + 1, high) if self.codec.wire_bytes(middle) < rest else (low, middle)
         if low == 0 or self.codec.wire_bytes(low) != rest:
@@ -125,9 +128,9 @@ class LeafLayout:
 
 
 class WireLeaves:
-    """The tree of one wire that is shown stretch by stretch, in order, each while a core's cache holds it.
+    """The Merkle tree of one wire that arrives in stretches, in order, each while a core's cache holds it.
 
-    A stretch has whole leaves, but for the last one; a wire of several sections is one stretch.
+    Every stretch except the last has whole leaves; a wire with several sections is one stretch.
     """
 
     def __init__(self, cut: LeafLayout) -> None:
@@ -141,7 +144,7 @@ class WireLeaves:
 
 
 class OpenedRow(NamedTuple):
-    """A row that an owner combined, or (without a path) what it made of them."""
+    """A row that an owner combined or (without a path) the result."""
 
     wire: Buffer
     path: tuple[Digest, ...]  # from its name to the root that its author committed to
@@ -156,7 +159,7 @@ def lay_out(
     up: LeafLayout,
     down: LeafLayout,
 ) -> list[SumOpening]:
-    """What the owner of a part shows of it, for each draw of blocks. Wires without a tree are hashed again."""
+    """Openings of a part by its owner, one for each draw of blocks. Wires without a tree are hashed again."""
     answer_tree, trees = answer.tree or down.tree(answer.wire), [row.tree or up.tree(row.wire) for row in rows]
     paths = tuple(row.path for row in rows)
 
@@ -174,23 +177,24 @@ def lay_out(
 
 @dataclass(frozen=True)
 class ExpectedPart:
-    """What the vertex says of a part: whose rows are in the answer, and how they made it."""
+    """A part according to the vertex: contributors of the result, and how it was made."""
 
     answered: OwnerResult
-    commits: tuple[SignedStatement, ...]  # of its contributors, as the vertex holds them
-    values: int  # of the part
-    blocks: tuple[int, ...]  # that were drawn
+    commits: tuple[SignedStatement, ...]  # of its contributors, as in the vertex
+    values: int  # number of values in the part
+    blocks: tuple[int, ...]  # drawn blocks
     statistic: RowStatistic
 
 
 def judge(
     claimed: ExpectedPart, shown: Buffer, up: LeafLayout, down: LeafLayout
 ) -> tuple[Finding, tuple[SignedStatement, ...]]:
-    """Does the answer say what its rows make in the drawn blocks? Beside it commitments that are not the vertex's.
+    """Judge whether the rows make the result in the drawn blocks. Also returns commitments that differ from the
+    vertex's.
 
-    "mismatch": what is shown leads to what the owner and the contributors signed, and makes other bytes: a lie,
-    whoever shows it, provided that these other commitments are signed by their authors, which the caller checks.
-    "withheld": it does not lead there. Nobody is called a liar for that.
+    "mismatch": the opening leads to signed data of the owner and the contributors, but makes other bytes. That is a
+    lie, no matter which peer shows it, if the authors signed these other commitments; the caller checks that.
+    "withheld": it does not lead there. That makes no peer a liar.
     """
     try:
         opening = opening_from_bytes(shown)
@@ -211,9 +215,9 @@ def judge(
 
 
 def _commits(claimed: ExpectedPart, opening: SumOpening) -> list[Commitment]:
-    """Those that the owner said it had combined, by contributor."""
+    """Commitments that the owner claims to have combined, by contributor."""
     answered, known = claimed.answered, dict[PeerId, Commitment]()
-    for signed in (*claimed.commits, *opening.others):  # the owner's own come last, and count
+    for signed in (*claimed.commits, *opening.others):  # those from the owner come last, and count
         commit = decode_statement(signed.body, signed.signer)
         if not isinstance(commit, Commitment) or (commit.round, commit.attempt) != (
             answered.round,
@@ -252,7 +256,7 @@ def _check_paths(claimed: ExpectedPart, opening: SumOpening, commits: list[Commi
 def _made(
     claimed: ExpectedPart, block: OpenedBlock, commits: list[Commitment], up: LeafLayout, down: LeafLayout
 ) -> bytes | None:
-    """The bytes of the answer's block, by the very arithmetic of the whole; None if a row does not decode."""
+    """Bytes of the result's block, by the arithmetic of the whole; None if a row does not decode."""
     values = min(down.leaf_values, claimed.values - block.index * down.leaf_values)
     rows = [(commit.weight, row) for commit, row in zip(commits, block.rows, strict=True)]
     done = combine(rows, values, up.codec, down.codec, claimed.statistic)
