@@ -245,7 +245,7 @@ class ReportPool:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
 
     def chosen(self, gone: Callable[[PeerId], bool] = lambda peer: True) -> list[SignedStatement]:
-        """Reports for a proposer's vertex: orders of the recovery identity, then as many as fit, the shortest first.
+        """Reports for a proposer's vertex: orders of the recovery identity, then as many as fit, shortest first.
 
         Suspicions of members that the proposer hears are left out. Many members are silent for a moment in a long
         round; without all of them, liars would be too many among the rest. An order is longer than most reports,
