@@ -1,15 +1,17 @@
-"""Who is out of this run, why, and what of it needs nobody's word: read from vertices.
+"""Departures and disputed cases of a run, read from its vertices, each with its kind of evidence.
 
-    two words    a pair of statements that one peer signed for one slot: proves itself, and was judged by the walk
-    an audit     findings of drawn auditors, with the names of the blobs that they judged: whoever has such a blob
-                 judges it again (`verification/offline_judge.py`), by the work that follows from the vertices
-    a row        words of members who could not read what somebody committed to, with the name of the blob that
-                 shows it: judged again like exhibits
-    voices       so many members said so that one of them is honest: testimony
-    own word     a farewell, or the recovery identity's
+    two statements  a pair that one peer signed for one slot: it proves itself, and the walk has judged it
+    an audit        findings of drawn auditors, with the names of the judged blobs: a reader with such a blob
+                    judges it again (`verification/offline_judge.py`), by the work that follows from the vertices
+    a row           reports of members that could not decode a committed row, with the name of the blob that
+                    shows it: judged again like exhibits
+    voices          reports of enough members that one of them is honest: testimony
+    own report      a farewell, or an order of the recovery identity
 
-Promises: everybody who left or was expelled is listed, at the vertex that did it; so is every audit in which
-somebody was doubted, whatever came of it. Holds one line per doubt. Never judges a blob, never asks anybody.
+Invariants:
+- Every member that left or was expelled is listed, at its vertex.
+- Every audit with a doubted member is listed, whatever the outcome. Memory holds one line per doubt.
+Not responsible for: judging blobs, contacting peers.
 """
 
 from __future__ import annotations
@@ -47,41 +49,39 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import VertexBody
 
-ROWS = -1  # where an opening's number stands: rows of that round that cannot be read
+ROWS = -1  # in place of an opening's number: malformed rows of that round
 
 Ground: TypeAlias = Literal["two words", "audit", "row", "voices", "own word", "unsaid"]
 
 
 class AuditorReport(msgspec.Struct, frozen=True):
-    """What one auditor found."""
+    """One auditor's finding."""
 
     auditor: PeerId
     finding: Finding
-    round: int  # whose vertex holds it
-    exhibit: Digest | None  # that it judged; None: it names none
+    round: int  # round of the vertex that holds it
+    exhibit: Digest | None  # judged blob; None: not named
 
 
 @dataclass
 class DisputedCase:
-    """One audit, or one opening, in which somebody was doubted; or rows of a round that cannot be read."""
+    """One audit or opening with a doubted member, or malformed rows of a round."""
 
-    round: int  # that was looked at
+    round: int  # checked round
     peer: PeerId
-    what: str  # was drawn
-    needed: int  # words against it, to refute it
-    work: (
-        JudgeReplay | JudgeOpening | JudgeRow | None
-    )  # without its blob; None: vertices that might say so are lost
-    keys: Mapping[PeerId, bytes]  # of the members of that round
-    tuned: ChangedNumbers | UnsetType  # the numbers that it went by
+    what: str  # drawn part of it
+    needed: int  # reports against it that refute it
+    work: JudgeReplay | JudgeOpening | JudgeRow | None  # without its blob; None: the vertices for it are lost
+    keys: Mapping[PeerId, bytes]  # keys of the members of that round
+    tuned: ChangedNumbers | UnsetType  # numbers in force
     said: dict[PeerId, AuditorReport] = field(default_factory=dict[PeerId, AuditorReport])
     outcome: str = "open"
     vertex: int | None = None
-    """Of rows: the last one that held words about them. They count with those about its other rows there."""
+    """For rows: the last vertex with reports about them. They count with reports about its other rows there."""
 
     @property
     def counted(self) -> list[AuditorReport]:
-        """What its outcome rests on: all words against it, or those of one vertex."""
+        """Reports that decide the outcome: all reports against it, or those of one vertex."""
         return [one for one in self.against if self.vertex is None or one.round == self.vertex]
 
     @property
@@ -90,14 +90,14 @@ class DisputedCase:
 
     @property
     def exhibits(self) -> list[Digest]:
-        """Those that were judged, each once. Whoever lays out one blob for all has one."""
+        """Judged blobs, each once: one if the member showed the same blob to all."""
         return list(dict.fromkeys(one.exhibit for one in self.said.values() if one.exhibit is not None))
 
 
 class ExpulsionReason(msgspec.Struct, frozen=True):
     ground: Ground
-    what: str  # in words for people
-    round: int | None = None  # of the audit
+    what: str  # text for people
+    round: int | None = None  # audited round
 
 
 UNSAID = ExpulsionReason(
@@ -106,7 +106,7 @@ UNSAID = ExpulsionReason(
 
 
 class MemberDeparture(msgspec.Struct, frozen=True):
-    """From this vertex on somebody is out."""
+    """A member that is out from this vertex on."""
 
     round: int
     peer: PeerId
@@ -115,7 +115,7 @@ class MemberDeparture(msgspec.Struct, frozen=True):
 
 
 class VerdictHistory:
-    """Tell it of every vertex in turn, once the docket has heard of it."""
+    """Fold over all vertices in order; the ledger must have read each one before."""
 
     def __init__(self) -> None:
         self.doubts: dict[Key, DisputedCase] = {}
@@ -172,7 +172,7 @@ class VerdictHistory:
 
 
 def _unreadable(body: VertexBody) -> Iterator[tuple[SignedStatement, Accusation, Commitment]]:
-    """Words of this vertex that a row cannot be read, and the commitments to such rows."""
+    """Accusations of malformed rows in this vertex, and the commitments to these rows."""
     for signed in body.reports:
         said = statement_in(signed)
         if isinstance(said, Accusation) and said.other is None:
@@ -182,7 +182,7 @@ def _unreadable(body: VertexBody) -> Iterator[tuple[SignedStatement, Accusation,
 
 
 def _of_round(round: int, history: VertexChain) -> tuple[Mapping[PeerId, bytes], ChangedNumbers | UnsetType]:
-    """Its members' keys, and the numbers that it went by."""
+    """The round's member keys, and its numbers in force."""
     parent = history.bodies.get(round - 1)
     return keys_of(round, history), parent.tuned if parent is not None else UNSET
 
@@ -198,7 +198,7 @@ def _doubt(case: AuditCase | SumCheckCase, history: VertexChain, genesis: RunSet
 
 
 def _reasons(body: VertexBody, peer: PeerId) -> Iterator[ExpulsionReason]:
-    """What this vertex holds against a member that is out by it, or what it said itself."""
+    """Evidence in this vertex against a member that it removes, or the member's own report."""
     voices: dict[str, set[PeerId]] = {}
     audited: dict[int, set[PeerId]] = {}
     unread: dict[int, set[PeerId]] = {}

@@ -1,10 +1,13 @@
 """Member reports on their way into a vertex: joins, readiness, farewells, suspicions, invitations.
 
-The pool remembers one report per kind, signer and target, only while it may stand in the next vertex, and never
-more than a vertex can carry; when it is full, whoever says most gives way, then who only rests. Voices, of which it
-takes more than may lie to move anything, have a room of their own: among a hundred members 34 against each liar. In
-a large swarm no more are remembered than count, and a vertex carries them in whole sets.
-Judging is `policy/membership.py`'s; whether a report was carried is the vertex's.
+Voices are reports that count only if more members send them than may lie: 34 against each liar among a hundred
+members. They have room of their own. In a large swarm the pool holds only as many voices as count, and a vertex
+carries them in whole sets.
+
+Invariants:
+- One report per kind, signer and target, only while it may stand in the next vertex.
+- At most as many reports as a vertex can carry. In a full pool the busiest signer gives way, then `SkipRound`.
+Not responsible for: judging reports (`policy/membership.py`).
 """
 
 from __future__ import annotations
@@ -69,14 +72,14 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import VertexBody
 
-AMENDS_MAX = 2  # words to go back that a proposer looks at; a body carries one, the farthest back
+AMENDS_MAX = 2  # rollback orders that a proposer considers; a body carries one, the farthest back
 
 Key = tuple[str, PeerId, str]
 
 
 @dataclass(frozen=True)
 class PooledReport:
-    """A report that was believed, and whether it was news."""
+    """An accepted report, and whether it was news."""
 
     reported: VerifiedReport
     fresh: bool  # the first of its kind from this signer
@@ -89,12 +92,12 @@ class ReportPool:
     ) -> None:
         self.notary, self.history, self.settings, self.ledgers = notary, history, settings, ledgers
         self.pool: dict[Key, SignedStatement] = {}
-        self.voices: Counter[tuple[str, str]] = Counter()  # of those, the ones that only count: by kind and target
+        self.voices: Counter[tuple[str, str]] = Counter()  # voices in the pool, by kind and target
         self.goals: dict[Digest, RollbackGoal] = {}  # vertices older than memory holds, read from disk
         self._recent: tuple[int, RecentVertices] = (
             -2,
             RecentVertices({}),
-        )  # as of this head: asked for with every report
+        )  # as of this head: needed with every report
 
     def __len__(self) -> int:
         return len(self.pool)
@@ -102,7 +105,7 @@ class ReportPool:
     def add(self, signed: SignedStatement, run_time: Seconds) -> PooledReport | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full.
 
-        PeerFault for a word of the recovery identity that its signer made up.
+        PeerFault for a forged order of the recovery identity.
         """
         head, reported = self.history.head_body, self.opened(signed)
         if reported is None:
@@ -117,7 +120,7 @@ class ReportPool:
         if wrong is not None:
             return PooledReport(reported, fresh=False, wrong=wrong)
         if isinstance(statement, Accusation) and reported.by != self.notary.me and self.proves(statement):
-            return PooledReport(reported, fresh=False)  # heard, and that is all
+            return PooledReport(reported, fresh=False)  # accepted, not stored
         key = _key(reported)
         fresh = key not in self.pool
         if not fresh and (self.pool[key].body == signed.body or self._older(statement, reported.by)):
@@ -135,7 +138,7 @@ class ReportPool:
     def _forget(self, key: Key) -> None:
         if self.pool.pop(key, None) is not None and self._counts(key):
             self.voices[key[0], key[2]] -= 1
-            self.voices += Counter()  # those that nobody says any more
+            self.voices += Counter()  # drops counts of zero
 
     def _counts(self, key: Key) -> bool:
         return (key[0], key[2]) in self.voices
@@ -144,16 +147,17 @@ class ReportPool:
         if not self.crowded:
             return len(self.pool) < REPORTS_PER_VERTEX_MAX or self._make_room(wanted, list(self.pool))
         if counts and self.voices[wanted[0], wanted[2]] >= self._voices_needed():
-            return False  # enough say so
+            return False  # enough voices
         voices = self.voices.total()
         if voices < VOICES_MAX if counts else len(self.pool) - voices < REPORTS_PER_VERTEX_MAX:
             return True
         return self._make_room(wanted, [key for key in self.pool if self._counts(key) == counts])
 
     def _make_room(self, wanted: Key, rivals: list[Key]) -> bool:
-        """A flood displaces only its own words, those with least company first: what many say is said by enough
-        soon, and a few words of each never. Strangers are one voice together: new identities are free. Where nobody
-        floods, who rests gives way to all other news: that may be everybody, in every round.
+        """Drop a report for the wanted one; a flood displaces only its own reports, the least shared ones first.
+
+        A report that many members send soon has enough voices; a few of each never. Strangers count as one signer:
+        new identities are free. Without a flood, `SkipRound` gives way: all members may send it in every round.
         """
         members = _names(self.history.head_body)
 
@@ -175,27 +179,27 @@ class ReportPool:
 
     @property
     def crowded(self) -> bool:
-        """More vote than where all voices go to everybody and into a vertex."""
+        """There are more voters than a swarm may have where all voices reach all members and a vertex."""
         return _voters(self.history.head_body) > COMMITTEE_MAX
 
     def _voices_needed(self) -> int:
         return suspicions_needed(_voters(self.history.head_body), self.settings.round.quorum)
 
     def proves(self, caught: Accusation) -> bool:
-        """Somebody's proof against this liar is here already: one is enough, and says more than any voice."""
+        """A proof against this liar is here already: one is enough, and weighs more than any voice."""
         pair = target_of(replace(caught, other=caught.answer))
         return any(kind == tag_of(Accusation) and target == pair for kind, _, target in self.pool)
 
     def withdraw_suspicion(self, by: PeerId, peer: PeerId) -> None:
-        """The accused was heard again."""
+        """Drop a suspicion: its signer hears the accused again."""
         self._forget((tag_of(SuspicionReport), by, peer))
 
     def withdraw_farewell(self, peer: PeerId) -> None:
-        """It is back. One that is still about to leave says so again to whom it links."""
+        """Drop the farewell of a peer that is back. A peer that still leaves repeats it to its neighbors."""
         self._forget((tag_of(LeaveReport), peer, ""))
 
     def suspected_by(self, peer: PeerId) -> set[PeerId]:
-        """Whom it says that it does not hear."""
+        """Members that this peer suspects."""
         return {PeerId(target) for kind, by, target in self.pool if (kind, by) == (tag_of(SuspicionReport), peer)}
 
     def said_by(self, peer: PeerId, kind: str) -> list[SignedStatement]:
@@ -203,13 +207,15 @@ class ReportPool:
         return [signed for signed in self.of_kind(kind) if signed.signer == peer]
 
     def my_words(self) -> list[SignedStatement]:
-        """Mine that are said again while they wait for their vertex: the recovery identity's, and about states."""
+        """Local reports to repeat while they wait for their vertex: the recovery identity's, and about states."""
         kinds = RollbackOrder, PauseOrder, ChangeSettings, ValidationReport
         return [signed for kind in kinds for signed in self.said_by(self.notary.me, tag_of(kind))]
 
     def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[SignedStatement]:
-        """Mine that wait for enough others, where not everybody was told. Suspicions anew, of those who are still
-        gone: others forget what is of rounds before."""
+        """Local voices that wait for enough others, where not all members received them.
+
+        Suspicions of members still gone are signed anew: others forget those of earlier rounds.
+        """
         me, voices = self.notary.me, list[SignedStatement]()
         waiting = [s for key, s in self.pool.items() if key[1] == me and self._counts(key)] if self.crowded else []
         for signed in waiting:
@@ -223,13 +229,13 @@ class ReportPool:
         return voices
 
     def join_of(self, peer: PeerId) -> JoinRequest | None:
-        """What it asks to be, if no vertex has that yet."""
+        """The peer's join request, if no vertex holds it yet."""
         signed = self.pool.get((tag_of(JoinRequest), peer, ""))
         said = decode_statement(signed.body, peer) if signed is not None else None
         return said if isinstance(said, JoinRequest) else None
 
     def _older(self, said: Statement, peer: PeerId) -> bool:
-        """A join that was written before the one that is here: somebody repeats it."""
+        """Whether this join is older than the stored one: another peer repeats it."""
         if not isinstance(said, JoinRequest) or (newer := self.join_of(peer)) is None:
             return False
         rounds = self.recent().rounds
@@ -239,13 +245,12 @@ class ReportPool:
         return [signed for key, signed in self.pool.items() if key[0] == kind]
 
     def chosen(self, gone: Callable[[PeerId], bool] = lambda peer: True) -> list[SignedStatement]:
-        """What a proposer may put into a vertex: words of the recovery identity, then as many reports as fit, the
-        shortest first. No suspicion of anybody whom it hears: many were silent for a moment in a long round, and
-        without all of them liars would be too many among those who are left.
+        """Reports for a proposer's vertex: orders of the recovery identity, then as many as fit, shortest first.
 
-        Such a word is longer than most, and whoever pads its reports must not keep it out. Who rests comes last:
-        that may be everybody, in every round, and nobody's coming or going shall wait for it. In a large swarm
-        voices come behind all other news, but before them.
+        Suspicions of members that the proposer hears are left out. Many members are silent for a moment in a long
+        round; without all of them, liars would be too many among the rest. An order is longer than most reports,
+        and a peer that pads its reports must not keep it out. `SkipRound` comes last: all members may send it in
+        every round, and no join or farewell shall wait for it. In a large swarm voices come just before it.
         """
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
         pauses = sorted((signed for signed, _ in pauses_in(self.pool.values())), key=lambda signed: signed.body)
@@ -258,7 +263,7 @@ class ReportPool:
             if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
         ]
         news.sort(key=lambda one: (one[0], len(one[1].body)))
-        # all that pause, or resume, and may stand now want the same; of those that change numbers one is enough
+        # all admissible pauses or resumes want the same; one change of settings is enough
         words = [*back[:AMENDS_MAX], *pauses[:1], *tunes[:1]]
         lots = [[signed] for signed in words] + [[signed] for rests, signed in news if not rests]
         lots += self._whole_sets(gone) if crowded else []
@@ -273,7 +278,7 @@ class ReportPool:
         return chosen
 
     def _whole_sets(self, gone: Callable[[PeerId], bool]) -> list[list[SignedStatement]]:
-        """Voices that are enough to count, no more of them than that: against liars, then against the silent."""
+        """Sets of exactly as many voices as count: against liars, then against silent members."""
         needed = self._voices_needed()
         enough = sorted(said for said, count in self.voices.items() if count >= needed)
         sets: defaultdict[tuple[str, str], list[SignedStatement]] = defaultdict(list)
@@ -283,14 +288,14 @@ class ReportPool:
         return [sets[said][:needed] for said in enough]
 
     def settle(self, body: VertexBody) -> None:
-        """What a vertex carried, or what no longer fits the membership, leaves the pool."""
+        """Drop reports that a vertex carried, or that no longer fit the membership."""
         carried = {s.body for s in body.reports}
         recent, keys, known = self.recent(), _vote_keys(body), known_keys(body.members)
         for key, signed in list(self.pool.items()):
             reported = open_report(self.notary, signed, keys, known)
             stale = reported is None or self.judge(reported, body, recent, None) is not None
             done = reported is not None and isinstance(reported.statement, TicketInvite) and signed.body in carried
-            # many were silent for a moment in some round: together they would be enough some day, for no reason
+            # many members are silent for a moment in some round: their old suspicions would add up for no reason
             stale = stale or (self.crowded and _of_before(reported, body))
             if stale or done:  # a carried Join or Leave that had to wait for its turn stays
                 self._forget(key)
@@ -298,7 +303,7 @@ class ReportPool:
             self._repeat(signed, body, recent)
 
     def _repeat(self, signed: SignedStatement, body: VertexBody, recent: RecentVertices) -> None:
-        """Every member repeats what an auditor holds against a trainer, until enough auditors agree."""
+        """Every member repeats an auditor's finding against a trainer, until enough auditors agree."""
         said = statement_in(signed)
         ledger = self.ledgers.judge_of(said) if said is not None else None
         if ledger is None or not ledger.must_repeat(said):
@@ -346,12 +351,12 @@ class ReportPool:
         return self._recent[1]
 
     def wanted_back(self) -> list[RollbackOrder]:
-        """Where the run may go back to in the next vertices: words that wait, and what validators demand."""
+        """Rollbacks that the next vertices may hold: waiting orders, and the demand of validators."""
         demanded = self.recent().ledgers.demanded(self.history.head)
         return [amend for _, amend in amends_in(self.pool.values())] + ([demanded] if demanded else [])
 
     def opened(self, signed: SignedStatement) -> VerifiedReport | None:
-        """What it says, if a member of now signed it."""
+        """The report, if a current member signed it."""
         head = self.history.head_body
         return open_report(self.notary, signed, _vote_keys(head), known_keys(head.members))
 
@@ -370,17 +375,17 @@ class ReportPool:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
 
 
-@of_the_same  # asked with every report
+@of_the_same  # called with every report
 def _vote_keys(body: VertexBody) -> dict[PeerId, bytes]:
     return {m.peer: m.vote_key for m in body.members if m.present}
 
 
-@of_the_same  # asked with every report that finds no room
+@of_the_same  # called with every report that finds no room
 def _names(body: VertexBody) -> frozenset[PeerId]:
     return frozenset(m.peer for m in body.members)
 
 
-@of_the_same  # asked with every report, and for every body
+@of_the_same  # called with every report and every body
 def _voters(body: VertexBody) -> int:
     return sum(m.votes for m in body.members)
 
@@ -395,7 +400,7 @@ def _of_before(reported: VerifiedReport | None, body: VertexBody) -> bool:
 
 
 def _may_go(key: Key, gone: Callable[[PeerId], bool]) -> bool:
-    """False for a suspicion of somebody who is here."""
+    """False for a suspicion of a member that the local peer hears."""
     return key[0] != tag_of(SuspicionReport) or gone(PeerId(key[2]))
 
 

@@ -1,14 +1,16 @@
-"""Is a kept history the one that was agreed on? Judged offline, from its bytes and from nobody's word.
+"""Offline verification of a stored history, from its bytes alone.
 
-The walk goes from genesis (or from a vertex that the reader trusts) to the newest vertex. Each one must follow its
-parent, carry the votes of a quorum of the committee that the parent's membership implies (or the recovery
-identity's signature), and hold nothing that does not follow from what is signed in it: the very rules by which
-peers believed it (`protocol/history/chain.py`, `peer/round/vertex_body.py`), applied a second time.
+The walk goes from genesis, or from a vertex that the reader trusts, to the newest vertex. Each vertex must follow
+its parent. It must carry the votes of a quorum of the committee that the parent's membership implies, or the
+recovery identity's signature. Its content must follow from the statements signed in it. These are the rules by
+which peers accepted it (`protocol/history/chain.py`, `peer/round/vertex_body.py`), applied a second time.
 
-Promises: every vertex is looked at; one cause is told once, where it is, and not again at its children; what
-could not be judged because its parent is lost or damaged is named. Holds a few hundred vertices at a time. Never
-repairs, never asks anybody. What it cannot see: whether a state hash follows from the combined parts, which only
-voters who held those parts could recompute.
+Invariants:
+- Every vertex is read. One cause is reported once, at its vertex, and not again at the children.
+- A vertex that cannot be judged, since its parent is lost or damaged, is named.
+- Memory holds a few hundred vertices at a time.
+Not responsible for: repairing, contacting peers. The walk cannot see whether a state hash follows from the combined
+parts: only voters that held those parts could recompute it.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ KINDS = {  # kind: code, likely cause, next command
 
 
 class HistoryProblem(msgspec.Struct, frozen=True):
-    """One thing that is wrong, where, the likely cause and the next command."""
+    """One problem: place, likely cause and next command."""
 
     code: str
     kind: str
@@ -94,7 +96,7 @@ class HistoryProblem(msgspec.Struct, frozen=True):
 
 
 class MembershipDiff(msgspec.Struct, frozen=True):
-    """The membership after this round, where it differs from the one before."""
+    """Changes of the membership by this round."""
 
     round: int
     voters: int
@@ -109,68 +111,68 @@ class RollbackRecord(msgspec.Struct, frozen=True):
     round: int
     back_to: int
     state: str
-    trained: int  # rounds that the state stands for
+    trained: int  # training rounds in that state
     by: Literal["recovery", "validators"] = "recovery"  # the identity's signature, or enough reports in vertices
 
 
 class PauseRecord(msgspec.Struct, frozen=True):
-    """From this round on the run trained nobody, or trained again, by the recovery identity's word."""
+    """From this round on the run paused or trained again, by an order of the recovery identity."""
 
     round: int
     paused: bool
 
 
 class SettingsRecord(msgspec.Struct, frozen=True):
-    """From this round on numbers of the run were others, by the recovery identity's word."""
+    """From this round on the run had other numbers, by an order of the recovery identity."""
 
     round: int
-    to: dict[str, float]  # by the names of `RunNumbers`
+    to: dict[str, float]  # field of `RunNumbers` → new number
 
 
 class BranchRecord(msgspec.Struct, frozen=True):
-    """Another vertex closed this round, too, as finally as the one that is judged here."""
+    """A second final vertex of this round, beside the judged one."""
 
     round: int
     vertex: str
     epoch: int
     recovered: bool  # by the recovery identity's signature; else a quorum voted for it
-    voters: int  # that it leaves
+    voters: int  # number of voters after it
 
 
 class ContributionShare(msgspec.Struct):
-    """What one peer gave to the run, as far as vertices that hold say so."""
+    """One peer's contribution to the run, by the valid vertices."""
 
     name: str = ""
     rounds: int = 0
     steps: int = 0
     samples: int = 0
-    late: int = 0  # steps of those that it took apart
+    late: int = 0  # those of `steps` that count as late
 
 
 @dataclass(frozen=True)
 class StoredHistory:
-    """A history as it lies on a disk; `read(round)` is the vertex kept under that round, None if there is none."""
+    """A history on a disk; `read(round)` is the vertex stored under that round, None if there is none."""
 
-    run: bytes  # the name of the run, as the folder has it
+    run: bytes  # name of the run, from the folder
     genesis: bytes
     rounds: Sequence[int]
     read: Callable[[int], bytes | None]
     era: Callable[[int], bytes | None] = lambda round: None  # signatures under the era that ended with it
     pieces: bytes = (
-        b""  # which older states lie in pieces, as this peer knew last: `features/archive/machine.placed_rounds`
+        b""  # older states stored in pieces, as this peer last knew: `features/archive/machine.placed_rounds`
     )
     branch: Callable[[int], bytes | None] = lambda round: (
         None
     )  # another vertex of the round: `features/forks/detect`
     updates: Sequence[
         int
-    ] = ()  # rounds whose updates, or some of them, are kept here: features/attribution/row_archive
-    ticket: str = ""  # with which this folder's peer founded or joined the run
+    ] = ()  # rounds with updates, or some of them, stored here: features/attribution/row_archive
+    ticket: str = ""  # ticket with which this folder's peer founded or joined the run
 
 
 @dataclass
 class VerificationReport:
-    """What the walk found."""
+    """Result of the walk."""
 
     run: Digest
     settings: RunSettings = field(default_factory=RunSettings)
@@ -179,20 +181,20 @@ class VerificationReport:
     vertices: int = 0  # readable, genesis not counted
     problems: list[HistoryProblem] = field(default_factory=list[HistoryProblem])
     missing: list[int] = field(default_factory=list[int])  # rounds without a readable vertex
-    unchecked: list[int] = field(default_factory=list[int])  # rounds whose parent is missing or damaged
+    unchecked: list[int] = field(default_factory=list[int])  # rounds with a missing or damaged parent
     recoveries: list[int] = field(default_factory=list[int])  # rounds that began an epoch without a quorum
     returns: list[RollbackRecord] = field(default_factory=list[RollbackRecord])
     pauses: list[PauseRecord] = field(default_factory=list[PauseRecord])
     tunes: list[SettingsRecord] = field(default_factory=list[SettingsRecord])
     branches: list[BranchRecord] = field(
         default_factory=list[BranchRecord]
-    )  # of the run that begin beside what is judged
-    trusted: int = -1  # the walk began after this round; earlier ones are held to it by their digests
+    )  # other branches of the run, beside the judged one
+    trusted: int = -1  # the walk began after this round; digests bind earlier rounds to it
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
     members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
-    drawn: int = 0  # rounds of trainers that were audited
-    verdicts: dict[str, int] = field(default_factory=dict[str, int])  # what auditors found
-    out: VerdictHistory = field(default_factory=VerdictHistory)  # who left, who was doubted, and by what
+    drawn: int = 0  # audited rounds of trainers
+    verdicts: dict[str, int] = field(default_factory=dict[str, int])  # auditors' findings
+    out: VerdictHistory = field(default_factory=VerdictHistory)  # members that left or were doubted, with reasons
     outcomes: defaultdict[type[Statement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Settled cases of each ledger, by outcome."""
     shares: dict[PeerId, ContributionShare] = field(default_factory=dict[PeerId, ContributionShare])
@@ -220,7 +222,7 @@ class VerificationReport:
 def verify_history(
     kept: StoredHistory, verifier: SignatureVerifier, trusted: Digest | None = None
 ) -> VerificationReport:
-    """Walk the whole history. `trusted` is the id of a vertex that the reader believes without looking."""
+    """Walk the whole history. `trusted` is the id of a vertex that the reader accepts unchecked."""
     audit = VerificationReport(Digest(kept.run))
     genesis = _genesis(kept, audit)
     if genesis is None:
@@ -242,7 +244,7 @@ def verify_history(
 
 
 def _genesis(kept: StoredHistory, audit: VerificationReport) -> Vertex | None:
-    """The genesis, if it is the one that the run is named after: without it nothing can be judged."""
+    """The genesis, if the run's name is its digest; without it nothing can be judged."""
     try:
         genesis = decode_vertex(kept.genesis)
         body = decode_body(genesis.body)
@@ -271,7 +273,7 @@ def _find(kept: StoredHistory, genesis: Vertex, trusted: Digest) -> int | None:
 
 
 def _read(kept: StoredHistory, round: int) -> tuple[tuple[Vertex, VertexBody] | None, str]:
-    """The vertex kept under this round, or why there is none."""
+    """The vertex stored under this round, or why there is none."""
     data = kept.read(round)
     if data is None:
         return None, ""
@@ -283,12 +285,12 @@ def _read(kept: StoredHistory, round: int) -> tuple[tuple[Vertex, VertexBody] | 
 
 
 def _names_another(vertex: Vertex) -> bool:
-    """Its certificate is of another body: one of the two was damaged."""
+    """Whether its certificate belongs to another body: one of the two was damaged."""
     return vertex.certificate is not None and vertex.certificate.digest != vertex_id(vertex.body)
 
 
 class _HistoryWalk:
-    """From vertex to vertex. `sound` says that the head of `history` is what was agreed on, as far as we know."""
+    """The walk from vertex to vertex. `sound`: no sign says that the head of `history` is not the agreed one."""
 
     def __init__(
         self, kept: StoredHistory, audit: VerificationReport, genesis: Vertex, notary: StatementSigner
@@ -303,7 +305,7 @@ class _HistoryWalk:
         self.docket = self.ledgers.find(AuditLedger) or AuditLedger(0.0, audit.settings.round.quorum)
         self.ledgers.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
-        # the newest round whose id or state is not known for sure; before all that anything looks back to
+        # newest round without a certain id or state; at first older than any round that a rule reads
         self.hole = -1 - VALIDATION_ROUNDS
         self._account(self.history.head_body, None)
 
@@ -340,11 +342,11 @@ class _HistoryWalk:
             return found
         elsewhere = found[1].round
         self.audit.problem("misplaced", round, f"the vertex of round {elsewhere} is kept in its place")
-        other, _ = _read(self.kept, elsewhere)  # were two exchanged?
+        other, _ = _read(self.kept, elsewhere)  # two files may have been exchanged
         return other if other is not None and other[1].round == round else None
 
     def _look_beside(self, round: int, data: bytes) -> None:
-        """What is kept as the beginning of another branch is held to the rules of history."""
+        """Judge the stored first vertex of another branch by the rules of history."""
         try:
             vertex = decode_vertex(data)
             body = self.history.other(vertex)
@@ -359,7 +361,7 @@ class _HistoryWalk:
     # ---- judging one vertex ------------------------------------------------------------------------------
 
     def _judge(self, vertex: Vertex, body: VertexBody) -> tuple[str, str] | None:
-        """(kind, what is wrong) with a vertex whose parent is known; None if it holds."""
+        """(kind, flaw) of a vertex with a known parent; None if it is valid."""
         history, run = self.history, self.notary.run
         if body.run != run:
             return "link", f"it is of another run, {short(body.run)}"
@@ -383,7 +385,7 @@ class _HistoryWalk:
         return ("content", content) if content is not None else None
 
     def _look_alone(self, vertex: Vertex) -> tuple[str, str] | None:
-        """What can be said without the parent: is the body at least the one that its certificate names?"""
+        """(kind, flaw) as far as it shows without the parent: the certificate must name this body."""
         return ("body", "its body is not the one that its certificate names") if _names_another(vertex) else None
 
     def _content_flaw(self, vertex: Vertex, body: VertexBody) -> str | None:
@@ -411,10 +413,10 @@ class _HistoryWalk:
         if worded and self.hole >= history.head - SCORE_OPEN:
             ground = dataclasses.replace(ground, words_lost=True)
         flaw = check_body(ground, self.notary, body, body.time_s)
-        return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # nobody in particular sent it
+        return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # it has no sender
 
     def _recent_states(self, body: VertexBody) -> dict[Digest, Digest]:
-        """Joins and readiness name recent vertices; one that is lost or damaged here is taken at their word."""
+        """Recent vertices that joins and readiness name; a vertex lost or damaged here is accepted as named."""
         states = self.history.recent_states(RECENT)
         for signed in body.reports if self.hole > self.history.head - RECENT else ():
             match statement_in(signed):
@@ -427,19 +429,19 @@ class _HistoryWalk:
         return states
 
     def _taken_at_its_word(self, body: VertexBody) -> RollbackOrder | None:
-        """What validators demanded, where words of theirs may be lost. The vertex that it names is looked at."""
+        """The rollback that validators demanded, if their reports may be lost. Its target vertex is checked."""
         back = amend_of(body)
         return back if back is not None and not back.signature else None
 
     def _may_follow(self, word: Word) -> bool:
-        """Near a lost or damaged vertex, what came after it is taken at its word."""
+        """Whether the order may follow; shortly after a lost or damaged vertex every order may."""
         return may_follow(self.history, word) or self.hole > self.history.head - AMEND_ROUNDS
 
     def _unfit(self, word: ChangeSettings, parent: VertexBody) -> str:
         return why_not(self.audit.settings, parent, word.to)
 
     def _earlier(self, amend: RollbackOrder) -> Earlier:
-        """The vertex that it names, from this folder; one that is lost or damaged is named elsewhere, once."""
+        """The vertex that it names, from this folder; a lost or damaged one is reported elsewhere, once."""
         kept, _ = _read(self.kept, amend.round) if amend.round >= 0 else (self.genesis, "")
         if kept is None or kept[1].round != amend.round:
             return "same"
@@ -449,7 +451,7 @@ class _HistoryWalk:
         return agrees(amend, goal_of(kept[1], vertex_id(kept[0].body)))
 
     def _why_no_certificate(self, vertex: Vertex, body: VertexBody, fault: PeerFault) -> tuple[str, str]:
-        """Which of body and certificate is damaged, where the votes still tell."""
+        """Which of body and certificate is damaged, as far as the votes show."""
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
             return "recovery", "neither a quorum nor the recovery identity signed it"
@@ -476,7 +478,7 @@ class _HistoryWalk:
     # ---- going on ----------------------------------------------------------------------------------------
 
     def _hold(self, vertex: Vertex, body: VertexBody, flaw: tuple[str, str] | None) -> None:
-        """Go on from this vertex, right or wrong, so that later damage is found too."""
+        """Continue from this vertex, valid or not, so that later damage is found too."""
         self.history.restore(vertex)
         self.ledgers.follow(body.round, self.history.ids, self.history.bodies)
         for ledger in self.ledgers:
@@ -486,7 +488,7 @@ class _HistoryWalk:
         )
         self.sound = True
         if flaw is not None and _names_another(vertex):
-            self._lose(body.round)  # its children follow another body: they would all be blamed for it
+            self._lose(body.round)  # its children follow another body: all would be reported for it
 
     def _lose(self, round: int) -> None:
         self.sound, self.hole = False, round
@@ -497,7 +499,7 @@ class _HistoryWalk:
         return plan.vote_keys, plan.quorum
 
     def _plan_after(self, head: Digest, body: VertexBody) -> RoundPlan:
-        """What the next vertex may hold, and who votes on it, is asked in turn: the last is remembered."""
+        """The plan after this body; the last plan is cached, since content and votes need it in turn."""
         if self.plan is None or self.plan.head != head:
             self.plan = plan_after(self.audit.settings, head, body)
         return self.plan
@@ -542,12 +544,12 @@ class _HistoryWalk:
 
 
 def reading(run: Digest, verifier: SignatureVerifier) -> StatementSigner:
-    """Checks what others signed in this run, and signs nothing."""
+    """A checker of signatures of this run that signs nothing."""
     return StatementSigner(run, _NOBODY, verifier)
 
 
 class _ReadonlySigner:
-    """Reads and never signs."""
+    """A signer that refuses to sign."""
 
     peer = PeerId("")
     vote_key = b""

@@ -1,11 +1,12 @@
-"""Which rounds of a kept history are held by long-lived identities, and which by votes alone.
+"""Era check of a stored history: which rounds long-lived identities signed, and which only votes hold.
 
-Follows a walk over the vertices (`peer/verify/chain.py`) and judges every era that ended on the way by the rules of
-`protocol/history/era_signatures.py`. Promises: a signature counts only if it holds, for this vertex, by somebody
-who was in the
-committee when the era began, or by the recovery identity, whose word and whose recovery need no other; after a
-vertex that is lost or damaged nothing is guessed, the next kept era that says where it ended is where the walk
-takes up again. Never demands what had no time to come.
+Follows a walk over the vertices (`peer/verify/chain.py`) and judges every ended era by the rules of
+`protocol/history/era_signatures.py`.
+Invariants:
+- A valid signature under this vertex counts if its signer was in the committee at the start of the era.
+- The recovery identity's order or recovery needs no other signature.
+- After a lost or damaged vertex nothing is guessed: the walk resumes at the next stored era that names its end.
+- An era is never demanded before its signatures had time to arrive.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class FoundEra(msgspec.Struct, frozen=True):
     signed: int
     needed: int
     of: int
-    anchored: bool  # those who sign were named by a vertex that is held in the same way, and so on
-    covered: bool = False  # too few signed, but a recovery came after it
+    anchored: bool  # the vertex that names its signers is held in the same way, and so on
+    covered: bool = False  # too few signatures, but a later recovery
 
     @property
     def sealed(self) -> bool:
@@ -50,12 +51,12 @@ class FoundEra(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> bool:
-        """By more than votes."""
+        """Whether more than votes holds it."""
         return self.covered or (self.sealed and self.anchored)
 
 
 class EraWalk:
-    """`kept(round)` is what the disk holds of the era that ended with this round."""
+    """Walk over eras. `kept(round)`: stored signatures of the era that ended with this round."""
 
     def __init__(
         self,
@@ -66,19 +67,19 @@ class EraWalk:
     ) -> None:
         self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
         self.eras: list[FoundEra] = []
-        self.begin: EraStart | None = None  # nobody knows
+        self.begin: EraStart | None = None  # None: unknown
         self.anchored = True
-        self.whole = 0  # eras from this one on are followed by vertices without a gap
+        self.whole = 0  # first era of a stretch of vertices without a gap
 
     def start(self, named: Digest, body: VertexBody) -> None:
         self.begin = begin_after(body, self.voters_of(named, body))
 
     def lost(self) -> None:
-        """A vertex that may have ended an era is not what it was."""
+        """A vertex is lost or damaged that may have ended an era."""
         self.begin, self.anchored, self.whole = None, False, len(self.eras)
 
     def go(self, named: Digest, body: VertexBody, trusted: bool) -> list[str]:
-        """What is wrong with the signatures under this vertex, if an era ends with it. `trusted`: not looked at."""
+        """Flaws of the signatures under this vertex, if an era ends with it. `trusted`: the vertex is unchecked."""
         settings, begin = self.settings, self.begin
         if not settings.era_rounds:
             return []
@@ -101,12 +102,12 @@ class EraWalk:
             begin.round + 1, body.round, signed, needed, len(begin.signers), self.anchored or not needed
         )
         self.eras.append(found)
-        # the recovery identity stands in genesis: what it signed needs nobody else
+        # genesis names the recovery identity: its signature suffices
         self.anchored = not needed or (self.anchored and found.sealed)
         return flaws
 
     def _signed(self, era: Era, flaws: list[str]) -> tuple[int, bool]:
-        """How many of its signers did, and whether the recovery identity gave its word."""
+        """Number of valid signers, and whether the recovery identity signed."""
         data = self.kept(era.round)
         held = decode_era(data) if data is not None else None
         if held is None:

@@ -1,14 +1,16 @@
-"""Rows that cannot be read: one peer's side of finding out whose they are, and of telling it (specs/evidence.md).
+"""Malformed rows at one peer: evidence that a committed row cannot be decoded (specs/evidence.md).
 
-    an owner    a committed row does not decode ─► Ask ShowRow ─► `MalformedRowShown` to all who vote, and my own
-    `Accusation`
-    a voter     `MalformedRowShown` ─► Ask JudgeRow ─► `Accusation`, if I cannot read it either
+    owner    a committed row does not decode ─► ExhibitRow ─► `MalformedRowShown` to all voters, own `Accusation`
+    voter    `MalformedRowShown` ─► JudgeRow ─► `Accusation`, if it cannot decode the row either
 
-More than f such words are in a vertex, and its author is out by it: one of them is honest, and decoded the row.
-Promises: whoever shows something else than it says is not listened to again; of one member only one thing at a time
-is looked at that the same one shows, of few members at once, and nothing once I know; nothing is held against
-anybody that was signed where the history may have had another branch. What shows it stays on disk as exhibits of
-audits do. Never decodes, never waits: a round goes on without the row meanwhile.
+If a vertex holds more than f accusations, it expels the author: one accuser is honest, and tried to decode the row.
+Invariants:
+- A peer that shows anything but a malformed row is ignored from then on.
+- The local peer judges one exhibit per author and sender at a time, few authors at once, and none once it knows.
+- A commitment signed where the history may have had another branch is held against no member.
+- Evidence stays on disk like the exhibits of audits.
+- A round goes on without the row meanwhile.
+Not responsible for: decoding.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.statements import Accusation, Commitment, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
-TOLD_MAX = 4  # vertices after which I show again what I found, to those who have not said that they see it, too
-AT_ONCE = 16  # members of whom I look at what the same one shows: up to 128 KiB of each wait for it
-Due = TypeVar("Due")  # what a row has to be: `learn.unreadable.ExpectedRow`, which this floor does not see
+TOLD_MAX = 4  # vertices after which the owner shows its evidence again to voters that have not accused yet
+AT_ONCE = 16  # authors judged at once from one sender: up to 128 KiB wait for each
+Due = TypeVar("Due")  # `malformed_updates.tensors.ExpectedRow`, which this layer may not import
 SHOW = "unreadable/show/"
 JUDGE = "unreadable/judge/"
 
 
 @dataclass
 class ReportedRow:
-    """Somebody of whom I said that a row of its cannot be read."""
+    """A member that the local peer accused of a malformed row."""
 
     round: int
-    shown: bytes = b""  # what I have to show of it; nothing if others showed it to me
+    shown: bytes = b""  # evidence to send; empty if another peer sent it
     told: int = 0
 
 
@@ -59,11 +61,11 @@ class MalformedUpdates(VerifierMachine):
         self.known: dict[PeerId, ReportedRow] = {}
         self.judging: dict[
             str, tuple[PeerId, SignedStatement]
-        ] = {}  # by job: who showed it, under which commitment
-        self.ignored: set[PeerId] = set()  # who showed what it is not
+        ] = {}  # by job: the sender, and the commitment to the row
+        self.ignored: set[PeerId] = set()  # senders of false evidence
 
     def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """The history has one vertex more: of who is out no more is said; else some may not have heard me."""
+        """Forget members that are out by this vertex; show the evidence again to voters that may have missed it."""
         history = self.history
         members = {m.peer: m for m in history.head_body.members}
         self.ignored &= members.keys()
@@ -78,7 +80,7 @@ class MalformedUpdates(VerifierMachine):
         return effects
 
     def on_malformed_row(self, sender: PeerId, shown: MalformedRowShown) -> list[Effect]:
-        """PeerFault for what could be seen without decoding it."""
+        """Judge another peer's evidence. PeerFault if it is visibly false without decoding."""
         votes = {m.peer for m in self.history.head_body.members if m.votes}
         if not {sender, self.me} <= votes or sender in self.ignored:
             return []
@@ -95,7 +97,7 @@ class MalformedUpdates(VerifierMachine):
             return []
         key = keys_of(commit.round, self.history).get(peer)
         if key is None or sum(by == sender for by, _ in self.judging.values()) >= AT_ONCE:
-            return []  # I am behind, or busy; it is shown again
+            return []  # the local peer is behind, or busy; the sender shows it again
         self.history.notary.open(statement, Commitment, key)  # first: it is the cheaper one
         work = row_work(commit, peer, self.history, self.settings)
         if work is None:
@@ -158,9 +160,10 @@ def row_looked(
     show: Callable[[Buffer, SignedStatement, int, tuple[Digest, ...], Due], tuple[str, bytes]],
     put: Callable[[bytes], Digest],
 ) -> RowJudged:
-    """An island's answer. `due`: what a row of a part has to be; by that `judge` and `show` of
-    verification/malformed_updates/tensors.py
-    find out why one cannot be read, or raise PeerFault. `put` keeps what shows it."""
+    """The worker's result. `due`: the form of a row of a part; `put` stores the evidence.
+
+    By `due`, `judge` and `show` (verification/malformed_updates/tensors.py) find the flaw, or raise PeerFault.
+    """
     try:
         if isinstance(work, JudgeRow):
             statement, shown, why = None, work.shown, judge(work.shown, due)

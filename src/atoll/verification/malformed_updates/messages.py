@@ -1,9 +1,10 @@
-"""What shows that a committed row cannot be read: one leaf of it, or the whole of a small one, under its signature.
+"""Evidence that a committed row is malformed: one leaf of it, or the whole of a small one, with its commitment.
 
-The commitment names the very bytes, so with the round's plan at hand anybody can judge them, at any time, whoever
-shows them. Where rows have leaves one is enough; where the number of leaves is the fault not even that is shown.
-Reading believes nothing: forms and lengths are bounded here, all else is judged in
-`verification/malformed_updates/tensors.py`.
+The commitment names the bytes. So any peer with the round's plan can judge them, at any time and from any sender.
+If rows have leaves, one leaf is enough. If the number of leaves is the flaw, no leaf is shown.
+Invariants:
+- Reading trusts no byte: it bounds forms and lengths.
+Not responsible for: judging (`verification/malformed_updates/tensors.py`).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class MalformedRowEvidence(msgspec.Struct, frozen=True, array_like=True):
-    """`statement` (a Commit) is to a wire of `leaves` leaves; this is the one at `index`, of this name."""
+    """`statement` (a Commitment) names a wire of `leaves` leaves; this is the leaf at `index`."""
 
     statement: SignedStatement
     part: Count
     part_path: Path  # from the name of the wire to the root in the commitment
-    leaves: Count  # 1 where wires have none: the leaf is the wire
+    leaves: Count  # 1 if wires have none: the leaf is the wire
     index: Count
-    name: Digest  # of the leaf
-    leaf_path: Path  # from it to the name of the wire
+    name: Digest  # name of the leaf
+    leaf_path: Path  # from the leaf to the name of the wire
     leaf: Annotated[bytes, msgspec.Meta(max_length=ROW_SHOWN_MAX)] | None = None
-    """Its bytes; None where the number of leaves shows enough."""
+    """Bytes of the leaf; None if the number of leaves shows enough."""
 
 
 def unreadable_bytes(row: MalformedRowEvidence) -> bytes:
@@ -44,7 +45,7 @@ _ROW = msgspec.msgpack.Decoder(MalformedRowEvidence)
 
 
 def unreadable_from_bytes(data: Buffer) -> MalformedRowEvidence:
-    """PeerFault if these bytes are none."""
+    """Decode evidence. PeerFault if the bytes have another form."""
     if len(data) > UNREADABLE_BYTES_MAX:
         raise PeerFault("", f"what was shown of a row has {len(data)} bytes, {UNREADABLE_BYTES_MAX} are allowed")
     try:

@@ -1,11 +1,13 @@
-"""Rows that cannot be read: what shows it to others, and what whoever is shown it makes of it.
+"""Evidence of malformed rows on real bytes: the owner shows it, and other members judge it.
 
-Decoding is the judge, by the run's own codec and for the number of values that the round's plan gives the part: of
-one leaf where wires have leaves, since every codec that can be cut decodes its leaves one by one, and of the whole
-wire where they have none and it is small.
-Promises: what an honest encoder made is never called unreadable, by whatever machine or version; the same bytes and
-vertices are judged alike everywhere. So a row in a codec whose decoder knows more than vertices say, or that a
-library may read in one version and not in another, is never held against anybody. Never asks, never sends.
+A row is malformed if the run's own codec cannot decode the number of values that the round's plan gives the part.
+If wires have leaves, one leaf is decoded: every codec that can be cut decodes its leaves one by one. If wires have
+no leaves, the whole wire is decoded, if it is small.
+Invariants:
+- An honest encoder's row is never called malformed, on any machine and in any version.
+- The same bytes and vertices have the same judgment everywhere. So no row is judged if its decoder needs more than
+  vertices hold, or belongs to a library that may read it in one version only.
+Not responsible for: sending.
 """
 
 from __future__ import annotations
@@ -32,32 +34,32 @@ UNJUDGED = "nobody is held to rows in this codec: whether they can be read does 
 
 
 def judged_by(up: str) -> Codec | None:
-    """The codec of this name, if its bytes alone say whether they can be read; else None.
+    """The codec of this name, if the bytes alone decide whether it can decode them; else None.
 
-    `delta`, `lowrank`, `randk` and `changed` go by what a state or a layout says, so an honest member whose disk
-    went wrong would be a liar; compressors are a library's, and versions may differ in what they read.
+    `delta`, `lowrank`, `randk` and `changed` depend on a state or a layout: a broken disk would make an honest
+    member a liar. Compressors belong to a library, and its versions may differ in what they read.
     """
     if any(stage.partition(":")[0] == "changed" for stage in up.split("+")):
         return None
     try:
         codec = codec_named(up)
-    except ValueError:  # it needs to know more than its name
+    except ValueError:  # a codec that needs more than its name
         return None
     return codec if codec.same_everywhere else None
 
 
 @dataclass(frozen=True)
 class ExpectedRow:
-    """What a row of a part has to be, by vertices alone."""
+    """The form of a part's row, by vertices alone."""
 
     round: int
     parts: int
-    values: int  # of the part
+    values: int  # number of values of the part
     codec: Codec
     cut: LeafLayout | None  # None: wires have no leaves
 
     def flaw(self, wire: Buffer, values: int) -> str:
-        """Why it is no wire of so many values; nothing if it is."""
+        """Why it is no wire of this many values; empty if it is one."""
         try:
             self.codec.open_wire(wire, values)
         except PeerFault as fault:
@@ -74,22 +76,24 @@ class ExpectedRow:
 def due_in(
     round: int, values: int, shares: Sequence[int], part: int, codec: Codec, cut: LeafLayout | None
 ) -> ExpectedRow:
-    """What a row of this part of so many values has to be. PeerFault where the round had no such part."""
+    """The form of a row of this part with this many values. PeerFault if the round had no such part."""
     bounds = part_bounds(values, shares)
     if part >= len(bounds):
         raise PeerFault("", f"the round had no part {part}")
     return ExpectedRow(round, len(bounds), bounds[part][1] - bounds[part][0], codec, cut)
 
 
-DueOf = Callable[[int], ExpectedRow]  # of a part. PeerFault where the round had none, or nobody is held to its rows
+DueOf = Callable[[int], ExpectedRow]  # form of a part's row; PeerFault: no such part, or its rows are not judged
 
 
 def show(
     wire: Buffer, statement: SignedStatement, part: int, path: tuple[Digest, ...], due: ExpectedRow
 ) -> tuple[str, bytes]:
-    """(why this committed row cannot be read, what shows it to others); the first is empty if it can be, the second
-    where it would be too large to show. PeerFault if these are not the bytes that its author committed to: my own
-    memory changed them since they came, and for what is too large to show nobody else would see that."""
+    """(flaw of this committed row, evidence); no flaw: it can be decoded; no evidence: it would be too large.
+
+    PeerFault if its author did not commit to these bytes: local memory changed them since they came. For evidence
+    that is too large to show, no other member would see that.
+    """
     commit = decode_statement(statement.body, statement.signer)
     tree = due.cut.tree(wire) if due.cut is not None else None
     name = tree.root if tree is not None else digest(wire)
@@ -114,10 +118,10 @@ def show(
 
 
 def judge(shown: Buffer, due_of: DueOf) -> str:
-    """Why what is shown is of a row that cannot be read; nothing if it can be.
+    """Why the shown row cannot be decoded; empty if it can.
 
-    PeerFault if it does not lead to what was signed: that says nothing of whoever signed it. The signature is the
-    caller's to check.
+    PeerFault if it does not lead to the signed root: that proves nothing against the signer. The caller checks the
+    signature.
     """
     row = unreadable_from_bytes(shown)
     commit, due = decode_statement(row.statement.body, row.statement.signer), due_of(row.part)

@@ -1,11 +1,12 @@
-"""Is an exhibit the trainer's own, or could anybody have made it up?
+"""Binding of an exhibit to its trainer: only one set of bytes fits the claim that the trainer signed.
 
-Whoever was drawn asks the trainer itself, and knows who showed what contradicts itself. Whoever finds the blob
-later does not: a flipped byte contradicts the chain too, and may be anybody's. What a trainer signed before anybody
-knew what would be asked is the name of its claim. That fixes the claim, its head all links, these the states at
-every boundary and x, the claim error feedback and the wires: of these bytes there is one set that fits, and the
-trainer committed to it. A verdict about them needs nobody's word; about anything else it is an auditor's word that
-the trainer showed it. Never judges.
+A drawn auditor receives the exhibit from the trainer itself. A later reader only finds a blob: a flipped byte
+contradicts the chain too, and any peer may have flipped it.
+The trainer signed the name of its claim before the draw. The name fixes the claim, and the claim fixes the head,
+error feedback and wires. The head fixes all links, and the links fix x and the states at every boundary. A verdict
+about these bytes needs no other peer's report. For any other bytes, only an auditor reports that the trainer
+showed them.
+Not responsible for: judging.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ def why_update_unbound(
 ) -> str:
     """Why links, x, error feedback or wires need not be the trainer's; empty if its commitment `claim` fixes them.
 
-    `last`: the claim in its last counted commitment before, if it had made one. `codecs`: of its parts.
+    `last`: the claim in its last counted commitment before, if there is one. `codecs`: codecs of its parts.
     """
     if why := why_not_said(shown, claim, last):
         return why
     made = shown.claim
     if not 0 < made.steps <= assignment.steps:
-        return ""  # the claim alone says so
+        return ""  # the claim alone proves it
     if len(shown.links) != len(segments(assignment, made.steps)) + 1:
         return "its links are not as many as the steps that were claimed have"
     if chain_head(assignment, made.steps, shown.links) != made.head:
@@ -57,7 +58,7 @@ def why_update_unbound(
     if memory_name(memory_F) != made.memory:
         return "its error feedback is not the one in the claim"
     if all(codec.same_everywhere for codec in codecs):
-        return ""  # whoever judges makes the parts itself
+        return ""  # the judge encodes the parts itself
     whole = len(shown.wires) == len(codecs)
     if not whole or merkle_root(tuple(named(wire) for wire in shown.wires)) != made.root:
         return "its parts are not those that were committed to"
@@ -65,7 +66,7 @@ def why_update_unbound(
 
 
 def why_states_unbound(shown: SegmentExhibit, segment: int, layout: ModelLayout) -> str:
-    """Why the states around this segment need not be the trainer's; empty if its links, which are, name them."""
+    """Why the states around this segment need not be the trainer's; empty if its bound links name them."""
     try:
         begin, end = states_of(shown, layout)
     except PeerFault as fault:

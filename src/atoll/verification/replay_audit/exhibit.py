@@ -1,8 +1,10 @@
-"""What a trainer lays out for its auditors: one blob, made once, the same for each of them.
+"""Exhibit of a trained segment: one blob that the trainer makes once and shows to all its auditors.
 
-Holds the two states around the drawn segment, the links between which they lie, x and error feedback that the
-update was made of, and the claims whose names the trainer's last two commitments hold. Reading believes nothing:
-sizes and forms are checked here, everything else by `judge`.
+Holds the two states around the drawn segment, all links, and the x and error feedback that the update was made of.
+Also holds the claims that the trainer's last two commitments name.
+Invariants:
+- Reading trusts no byte: it checks sizes and forms.
+Not responsible for: all other checks (`judge`).
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ LINKS_MAX = 2**16  # a round of half a million steps; a link is 64 bytes
 
 class SegmentExhibit(msgspec.Struct, frozen=True, array_like=True):
     claim: ChainClaim
-    last: ChainClaim | None  # of the last round before it that was counted, if this trainer remembers
-    links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)]  # refused by their count, unread
+    last: ChainClaim | None  # claim of the last counted round before, if the trainer still has it
+    links: Annotated[tuple[ChainLink, ...], msgspec.Meta(max_length=LINKS_MAX)]  # too many: refused unread
     begin: bytes  # the state before the drawn segment, as `live_bytes`
-    end: bytes  # and after it
+    end: bytes  # the state after it
     x: bytes  # parameters and buffers at the end of the round
-    memory: bytes  # error feedback before the update was encoded; empty: there was none
-    wires: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)] = ()  # where encoders differ
+    memory: bytes  # error feedback before the update was encoded; empty: none
+    wires: Annotated[
+        tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)
+    ] = ()  # only if encoders differ between machines
 
 
 def shown_bytes(shown: SegmentExhibit) -> bytes:
@@ -45,7 +49,7 @@ _SHOWN = msgspec.msgpack.Decoder(SegmentExhibit)
 
 
 def shown_from_bytes(data: Buffer) -> SegmentExhibit:
-    """PeerFault unless this is what some trainer might lay out."""
+    """Decode an exhibit. PeerFault if it has another form."""
     try:
         return _SHOWN.decode(data)
     except UNREADABLE as why:
@@ -65,12 +69,12 @@ def vector_from_bytes(data: Buffer, floats: int) -> Tensor:
 
 
 def states_of(shown: SegmentExhibit, layout: ModelLayout) -> tuple[TrainerSnapshot, TrainerSnapshot]:
-    """The states around the segment. PeerFault if one is none."""
+    """The states around the segment. PeerFault if one is malformed."""
     return live_from_bytes(shown.begin, layout), live_from_bytes(shown.end, layout)
 
 
 def why_not_said(shown: SegmentExhibit, claim: Digest, last: Digest | None) -> str:
-    """Why this is not what the trainer's commitments hold; empty if it is. Anybody can show junk."""
+    """Why the trainer's commitments do not name these claims; empty if they do. Any peer can show junk."""
     if claim_name(shown.claim) != claim:
         return "it shows another claim than it committed to"
     if shown.last is not None and claim_name(shown.last) != last:
@@ -79,7 +83,7 @@ def why_not_said(shown: SegmentExhibit, claim: Digest, last: Digest | None) -> s
 
 
 def why_contradicts(shown: SegmentExhibit, steps: int, root: Digest) -> ChainMismatch | None:
-    """A claim beside the commitment that holds its name."""
+    """A contradiction between the claim and the commitment that names it."""
     if (shown.claim.steps, shown.claim.root) != (steps, root):
         return ChainMismatch("its claim is of other steps, or of another update, than its commitment")
     return None

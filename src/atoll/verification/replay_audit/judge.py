@@ -1,9 +1,9 @@
-"""One audit: from what was assigned, claimed and shown to a verdict.
+"""Judgment of one audit: from assignment, claim and exhibit to a verdict.
 
-A verdict is a value. Hashes are exact: what contradicts its own chain is `ChainMismatch`. Replays are not: a
-`ReplayMismatch` may be the auditor's fault, so alone it accuses nobody (`verification/replay_audit/policy.py`).
-Comparisons are relative to what
-the *auditor* computed, never to what was claimed, and are written so that what is not a number is a mismatch.
+Hashes are exact: an exhibit that contradicts its own chain is a `ChainMismatch`. Replays are not: a
+`ReplayMismatch` may be the auditor's fault, so alone it accuses no member (`verification/replay_audit/policy.py`).
+Invariants:
+- Comparisons are relative to the *auditor's* numbers, never to claimed ones. NaN is a mismatch.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class ReplayAccepted(msgspec.Struct, frozen=True, tag="Accepted"):
 
 
 class ReplayMismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
-    """The replay came out elsewhere. Needs a third replica before it means anything."""
+    """The replay gave another result. It means nothing without a third replica."""
 
-    distance: float  # relative L2; infinite where exact things differ or nothing was shown to measure
+    distance: float  # relative L2; infinite if exact values differ, or the end state is missing
     tolerance: float  # 0: bits were compared
-    what: str  # of the state
+    what: str  # the differing component of the state
 
 
 class ChainMismatch(msgspec.Struct, frozen=True, tag="WrongChain"):
-    """What was shown does not hash to what was committed, or starts from something else than was agreed."""
+    """The exhibit does not hash to the commitment, or starts from another state than the agreed one."""
 
     why: str
 
@@ -67,7 +67,7 @@ class ReplayImpossible(msgspec.Struct, frozen=True, tag="Unauditable"):
 
 
 class EndStateNeeded(msgspec.Struct, frozen=True, tag="EndWanted"):
-    """The bits differ, as they may: the state at the segment's end is needed to say by how much."""
+    """The bits differ, as is allowed: the distance can be measured only with the state at the segment's end."""
 
 
 Verdict = ReplayAccepted | ReplayMismatch | ChainMismatch | ReplayImpossible | EndStateNeeded
@@ -85,7 +85,7 @@ def judge_segment(
     here: TrainingProfile | None = None,
     tolerance: float | None = None,
 ) -> Verdict:
-    """Take the steps of one segment again. `assignment` is the auditor's own; the rest is the trainer's.
+    """Replay the steps of one segment. `assignment` is the auditor's own; the rest is the trainer's.
 
     `end` may be left out at first: equal bits need none. Changes the replica's state.
     """
@@ -105,7 +105,7 @@ def judging(
     here: TrainingProfile | None = None,
     tolerance: float | None = None,
 ) -> Generator[None, None, Verdict]:
-    """The same, pausing after every step."""
+    """`judge_segment` that pauses after every step."""
     here = here or profile_here()
     asked = assignment.recipe.computing or PLAIN
     if asked == PLAIN and (why := why_unreplayable(claim.profile)):
@@ -137,7 +137,7 @@ def judging(
 def _why_wrong(
     assignment: TrainingAssignment, claim: ChainClaim, links: Sequence[ChainLink], layout: ModelLayout
 ) -> str:
-    """What a chain contradicts of itself or of what was agreed, without a single step; empty if nothing."""
+    """Where a chain contradicts itself or agreed state, checked without a step; empty if nowhere."""
     if not 0 < claim.steps <= assignment.steps:
         return f"{claim.steps} steps are claimed, {assignment.steps} were assigned"
     if len(links) != len(segments(assignment, claim.steps)) + 1:
@@ -154,9 +154,9 @@ def _why_wrong(
 
 
 def furthest(begin: TrainerSnapshot, replayed: TrainerSnapshot, shown: TrainerSnapshot) -> tuple[str, float]:
-    """(what, distance) of what moved furthest from where the replay moved it: x, first or second moments.
+    """(name, distance) of the component that is furthest from the replay: x, first or second moments.
 
-    ‖shown − replayed‖ / ‖replayed − begin‖. All three count: moments that lie are steps of the next segment.
+    ‖shown − replayed‖ / ‖replayed − begin‖. All three count: false moments change the next segment's steps.
     """
     if shown.inner.steps != replayed.inner.steps or not torch.equal(shown.counters_K, replayed.counters_K):
         return "counters", float("inf")
@@ -191,11 +191,11 @@ def judge_update(
     wires: Sequence[Buffer] = (),
     named: Callable[[Buffer], Digest] = digest,
 ) -> Verdict:
-    """Is the payload exactly what comes of the committed fp32 delta, anchor − x at the chain's end?
+    """Whether the payload follows exactly from the committed fp32 delta, anchor − x at the chain's end.
 
-    Nothing is trained again and nothing is tolerated: int8 alone is as far from its delta as a cheat is. Where
-    bytes differ between machines (compressors), the `wires` themselves are needed, and what they hold is compared.
-    `named` is what commitments of this run call a wire.
+    No step is replayed, and there is no tolerance: int8 alone is as far from its delta as a cheat. If encoded bytes
+    differ between machines (compressors), the `wires` are needed and their values are compared. `named` computes
+    the name of a wire in commitments of this run.
     """
     if why := _why_wrong(assignment, claim, links, layout):
         return ChainMismatch(why)

@@ -1,16 +1,16 @@
-"""One peer's side of all audits and openings: it shows what it was drawn for, and judges what it was drawn to.
+"""Audits and openings at one peer: it shows the exhibits drawn from it, and judges those that it was drawn for.
 
-    every vertex     who is audited, whose answers are opened, and who is asked to look
-    (`verification/replay_audit/policy.py`)
-    audited          Ask Exhibit, LayOpen ─► blobs ─► their names to any auditor that was drawn and asks
-    auditor          WantExhibit ─► ExhibitIs ─► fetch the blob ─► Ask Judge, JudgeOpening ─► `AuditReport`, signed
+    every vertex     draws audited trainers, opened results and auditors (`verification/replay_audit/policy.py`)
+    audited member   BuildExhibit, lay_open ─► blobs ─► their names to each drawn auditor that asks
+    auditor          ExhibitRequest ─► ExhibitResponse ─► fetch the blob ─► judge it ─► signed `AuditReport`
 
-An answer that several owners made can be shown by each of them: the one in whose name it stands is asked first, and
-with the next heartbeat the others, too. Who made it itself in the round need be shown nothing.
-Nothing here is waited for by a round: slow work is the island's, which does it while its trainer rests, and an
-auditor that is late is followed by the next one. Words on their way into a vertex bring the next ones early.
-Bounded by the open cases of the docket; a blob may be as large as this run's states are and no larger. Never
-judges, never acts on a verdict: a later vertex does.
+Each owner that computed a result can show it. The auditor asks the named owner first, and the others too with the
+next heartbeat. An auditor that computed the result itself needs no exhibit. Reports on their way into a vertex
+bring the next auditors early.
+Invariants:
+- No round waits for an audit: the worker audits while its trainer rests, and the next auditor follows a late one.
+- The open cases of the ledger bound the memory. A blob is at most as large as this run's states allow.
+Not responsible for: judging, acting on a verdict (a later vertex does).
 """
 
 from __future__ import annotations
@@ -52,37 +52,39 @@ from atoll.wire.messages.statements import (
 )
 from atoll.wire.messages.vertex import VertexBody
 
-GIVE_UP = AUDIT_TURN - 2  # rounds of my turn after which nothing was shown: the next one's turn comes two later
-OPENING_GIVE_UP = 2  # of an opening, which is small and made at once
-GIVE_UP_S = 10.0  # and so many seconds, since rounds may take milliseconds and links may stall
-LAID = "laid/"  # and the round: under which name it is kept where openings lie
-EXHIBIT_UPDATES = 10  # an exhibit is at most so many updates in fp32 long: two states, x, feedback, parts
+GIVE_UP = (
+    AUDIT_TURN - 2
+)  # rounds of a turn after which nothing counts as shown: the next turn starts two rounds later
+OPENING_GIVE_UP = 2  # the same for an opening, which is small and made at once
+GIVE_UP_S = 10.0  # least seconds before giving up, since rounds may take milliseconds and links may stall
+LAID = "laid/"  # prefix of the row, before the round, that lists the blobs of openings
+EXHIBIT_UPDATES = 10  # longest exhibit, in updates in fp32: two states, x, feedback, parts
 
 
 class LaidOpening(msgspec.Struct, frozen=True, array_like=True):
-    """An opening that I laid out."""
+    """An opening that the local peer shows."""
 
-    peer: PeerId  # in whose name the answer stands
+    peer: PeerId  # named owner of the result
     number: int
     blob: Digest
 
 
 @dataclass
 class AuditTurn:
-    """An audit, or an opening, that is mine to look at."""
+    """An audit or an opening that the local peer has to judge."""
 
     case: AuditCase | SumCheckCase
-    since: int  # the head when my turn began
+    since: int  # head at the start of the turn
     since_s: Seconds
-    makers: tuple[PeerId, ...]  # who can show me what I am to look at; whose it is comes first
-    blob: Digest | None = None  # what I was pointed at; asked again while it is None
-    shower: PeerId | None = None  # by whom
-    shown_s: Seconds = 0.0  # when
-    useless: set[PeerId] = field(default_factory=set[PeerId])  # whose word led to nothing that could be judged
+    makers: tuple[PeerId, ...]  # peers that can show the exhibit, the checked one first
+    blob: Digest | None = None  # named exhibit; requested again while None
+    shower: PeerId | None = None  # peer that named it
+    shown_s: Seconds = 0.0  # time of that
+    useless: set[PeerId] = field(default_factory=set[PeerId])  # peers with an exhibit that could not be judged
     tries: int = 0
     judging: bool = False
     said: Finding | None = None
-    told: bool = False  # nobody is told of an opening that is as it should be, while nobody doubts it
+    told: bool = False  # reported; an accepted opening is not, unless a member doubts it
 
     @property
     def give_up(self) -> int:
@@ -94,13 +96,13 @@ class ReplayAudits(VerifierMachine):
         self.me, self.settings, self.history = context.me, context.settings, context.history
         self.docket = context.pool.ledgers.get(AuditLedger)
         self.turns: dict[Key, AuditTurn] = {}
-        self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # signed words against somebody that I heard
-        self.seconded: dict[Place, Sequence[SignedStatement]] = {}  # what others than its owner signed of an answer
-        self.unshown: set[tuple[int, PeerId]] = set()  # what it signed in this round nobody shows: noted once
-        self.strikes = OwnerStrikes()  # of those
-        self.known: set[Place] = set()  # answers that I made myself, or made again
-        self.exhibits: dict[Key, Digest | None] = {}  # None while it is being made, or if it cannot be
-        self.laid: set[int] = set()  # rounds of which it is written down where openings lie
+        self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # received signed findings against members
+        self.seconded: dict[Place, Sequence[SignedStatement]] = {}  # other owners' signatures under a result
+        self.unshown: set[tuple[int, PeerId]] = set()  # round, owner with results not shown: noted once
+        self.strikes = OwnerStrikes()  # counts of these rounds per owner
+        self.known: set[Place] = set()  # results that the local peer computed, or recomputed
+        self.exhibits: dict[Key, Digest | None] = {}  # None: under construction, or impossible
+        self.laid: set[int] = set()  # rounds with a row on disk that lists the blobs of openings
         self.held: tuple[Digest, ...] = ()
         self.arriving = EvidenceDownloads("audit")
         self.evidence = context.evidence
@@ -108,8 +110,7 @@ class ReplayAudits(VerifierMachine):
     # ---- vertices ------------------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
-        """After a restart: openings that I had laid out lie here still; other exhibits, and rows, are lost. What I
-        was drawn for is not."""
+        """Continue after a restart: shown openings and local duties remain; other exhibits and rows are lost."""
         self._follow()
         for name, data in kept.items():
             if name.startswith(LAID):
@@ -119,7 +120,7 @@ class ReplayAudits(VerifierMachine):
         return self._forget_laid() + self._work(now)
 
     def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
-        """The history has one vertex more."""
+        """Read verdicts from the vertex, and start the audits that it draws."""
         self._follow()
         effects = self._forget_laid()
         if news := self.docket.news(body):
@@ -127,7 +128,7 @@ class ReplayAudits(VerifierMachine):
             effects += self._name_seconders()
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
             if isinstance(case, SumCheckCase):
-                continue  # its rows are still in the round, which hands them over when it closes
+                continue  # the round still holds its rows, and hands them over when it closes
             effects.append(_fact(AuditDrawn(peer=case.peer, segment=case.segment, auditors=case.order), case.round))
             if case.peer == self.me:
                 self.exhibits[case.key] = None
@@ -135,19 +136,19 @@ class ReplayAudits(VerifierMachine):
         return effects + self.evidence.keep(self._of_the_gone(body)) + self._work(now)
 
     def _of_the_gone(self, body: VertexBody) -> list[StoredEvidence]:
-        """What I looked at of those who are out by this vertex, whatever I found."""
+        """Judged exhibits of members that this vertex removes, whatever the finding."""
         here = {m.peer for m in body.members if m.present}
         doubted = (t for t in self.turns.values() if t.case.peer not in here and t.case.against)
         return [kept for turn in doubted if turn.said is not None for kept in self._kept(turn)]
 
     def _kept(self, turn: AuditTurn) -> list[StoredEvidence]:
-        """The exhibit that I looked at, and what it takes to look again."""
+        """The judged exhibit, with all that a second judgment needs."""
         case, parent = turn.case, self.history.bodies.get(turn.case.round - 1)
         state = parent.state if parent is not None and isinstance(case, AuditCase) else None
         return [StoredEvidence(case.round, case.peer, turn.blob, state)] if turn.blob is not None else []
 
     def on_round_closed(self, body: VertexBody, results: OwnedResults) -> list[Effect]:
-        """Show what the vertex drew of results computed here; their rows are not needed afterwards.
+        """Show the openings that the vertex drew from results computed here; afterwards their rows are not needed.
 
         Other owners' signatures under the same results are kept: they count as theirs if the result is refuted.
         """
@@ -163,7 +164,7 @@ class ReplayAudits(VerifierMachine):
         return [*asked, *self._believe()]
 
     def _believe(self) -> list[Effect]:
-        """Turns that came before I knew that I made the answer myself."""
+        """Accept the results of turns that began before the local peer knew that it had computed them itself."""
         turns = (turn for turn in self.turns.values() if turn.said is None and self._knows(turn.case))
         return [effect for turn in turns for effect in self._end(turn, "accepted", "I made it myself")]
 
@@ -184,8 +185,10 @@ class ReplayAudits(VerifierMachine):
         return AuditVerdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
 
     def _name_seconders(self) -> list[Effect]:
-        """Others than its owner signed an answer that was refuted: whoever heard them says so, once. The same of an
-        answer that nobody shows is a complaint, and not the first time, since a crash loses rows."""
+        """Report once the other owners that signed a refuted result.
+
+        For a result that no owner shows it is a complaint, and not the first time, since a crash loses rows.
+        """
         cases = self.docket.cases.values()
         opened = [case for case in cases if isinstance(case, SumCheckCase) and not self._knows(case)]
         lies = words_against(opened, self.seconded, REFUTING)
@@ -213,8 +216,10 @@ class ReplayAudits(VerifierMachine):
         self.known = {place for place in self.known if place[0] in open_rounds}
 
     def on_report(self, by: PeerId, report: AuditReport, now: Seconds) -> list[Effect]:
-        """A word of an auditor that no vertex holds yet. Who would be asked once one does looks now: a liar counts
-        in every vertex that passes until there are enough of them."""
+        """Take in an auditor's report that no vertex holds yet.
+
+        The auditors that it would bring in begin now: a liar counts in every vertex until enough findings exist.
+        """
         case = self.docket.cases.get(key_of(report))
         if case is None or by not in case.order or report.finding not in AGAINST:
             return []
@@ -225,7 +230,7 @@ class ReplayAudits(VerifierMachine):
         return case.asked(self.history.head, self.ahead.get(case.key, NOTHING))
 
     def _work(self, now: Seconds) -> list[Effect]:
-        """My turns that begin with this head, and those that lasted too long."""
+        """Start the local turns that begin with this head, and end those that lasted too long."""
         effects, head = self._hold(), self.history.head
         here = {m.peer for m in self.history.head_body.members if m.present}
         for key, case in self.docket.cases.items():
@@ -244,7 +249,7 @@ class ReplayAudits(VerifierMachine):
         return [*effects, *self._believe()]
 
     def _makers(self, case: AuditCase | SumCheckCase) -> tuple[PeerId, ...]:
-        """Who can show me what I am to look at, as far as vertices are here that say so."""
+        """Peers that can show the exhibit, as far as the vertices at hand name them."""
         if isinstance(case, SumCheckCase) and self.settings.witnessed:
             ground = ground_of(case.round, self.history, self.settings)
             if ground is not None:
@@ -252,7 +257,7 @@ class ReplayAudits(VerifierMachine):
         return (case.peer,)
 
     def _hold(self) -> list[Effect]:
-        """I keep what I show, what I am shown, and the states that audited rounds began with."""
+        """Pin the local exhibits, the received ones, and the states that audited rounds began with."""
         bodies, head = self.history.bodies, self.history.head
         undone = [case for case in self.docket.cases.values() if case.asked(head)]
         rounds = {case.round - 1 for case in undone if self.me in case.order and isinstance(case, AuditCase)}
@@ -268,7 +273,7 @@ class ReplayAudits(VerifierMachine):
     # ---- showing -------------------------------------------------------------------------------------------
 
     def serve(self, sender: PeerId, request: ExhibitRequest) -> list[Effect]:
-        """Only those who were drawn are told where it lies."""
+        """Name the exhibit's blob to drawn auditors only."""
         if request.update is True:
             return []
         mine = _key(request.round, self.me, request.opening)
@@ -283,7 +288,7 @@ class ReplayAudits(VerifierMachine):
         if case is None:
             return []
         self.exhibits[key] = blob
-        asking = self._asked(case) if case.peer == self.me else ()  # of others' answers only who has to ask me
+        asking = self._asked(case) if case.peer == self.me else ()  # other owners' results: on request only
         told = [Send(asker, ExhibitResponse(case.round, blob, _number(case))) for asker in asking]
         return [*self._hold(), *told]
 
@@ -291,12 +296,12 @@ class ReplayAudits(VerifierMachine):
         round, part = (int(word) for word in job.split("/")[2:])
         drawn = (case for case in self._openings(round) if case.key in self.exhibits)
         mine = [case for case in drawn if case.answered.part == part]
-        # the docket may have forgotten them meanwhile: then all, since they are of one round
+        # the ledger may have forgotten all of them meanwhile, since they are of one round
         told = [e for case, blob in zip(mine, blobs, strict=bool(mine)) for e in self._shown(case.key, blob)]
         return [*self._remember_laid(round), *told]
 
     def _remember_laid(self, round: int) -> list[Effect]:
-        """Also after a restart."""
+        """Write to disk where the openings of this round lie, for use after a restart."""
         here = ((case, self.exhibits.get(case.key)) for case in self._openings(round))
         laid = [LaidOpening(case.peer, case.number, blob) for case, blob in here if blob is not None]
         self.laid.add(round)
@@ -308,7 +313,7 @@ class ReplayAudits(VerifierMachine):
         return [Persist(f"{LAID}{round}", None) for round in over]
 
     def report_of(self, fact: Fact) -> Statement | None:
-        """Of an opening only what the ledger admits: a checker reports "accepted" only if others doubt it."""
+        """A report that the ledger admits: a checker reports "accepted" for an opening only if others doubt it."""
         if not isinstance(fact, AuditEnded):
             return None
         exhibit, opening = fact.exhibit or UNSET, UNSET if fact.opening is None else fact.opening
@@ -320,12 +325,12 @@ class ReplayAudits(VerifierMachine):
     # ---- taking again --------------------------------------------------------------------------------------
 
     def retransmit(self) -> list[Effect]:
-        """With every heartbeat: words may be lost, and who was asked first may be gone."""
+        """Repeat requests with every heartbeat: messages may be lost, and the first asked peer may be gone."""
         waiting = (turn for turn in self.turns.values() if turn.said is None and not turn.judging)
         return [effect for turn in waiting for effect in self._ask(turn, len(turn.makers))]
 
     def _ask(self, turn: AuditTurn, most: int = 1) -> list[Effect]:
-        """Nobody whose exhibit is on its way; others may have it, too."""
+        """Request the exhibit from the next peers, except the one with an exhibit under way; others may have it."""
         wish = ExhibitRequest(turn.case.round, _number(turn.case))
         left = [peer for peer in turn.makers[:most] if peer not in turn.useless]
         return [Send(peer, wish) for peer in left if turn.blob is None or peer != turn.shower]
@@ -333,7 +338,7 @@ class ReplayAudits(VerifierMachine):
     def on_exhibit(
         self, sender: PeerId, response: ExhibitResponse, under_way: Mapping[Digest, BlobDownload], now: Seconds
     ) -> tuple[BlobDownload | None, list[Effect]]:
-        """Who can show it says where to look; of what is on its way already it is one source more."""
+        """Fetch the exhibit that a maker names; if it is under way already, the sender is one source more."""
         if response.update is True:
             return None, []
         turns = (turn for turn in self.turns.values() if turn.case.round == response.round)
@@ -347,7 +352,7 @@ class ReplayAudits(VerifierMachine):
             had_its_time = now - turn.shown_s >= GIVE_UP_S / len(turn.makers)
             if turn.judging or sender == turn.shower or not had_its_time:
                 return None, []
-            turn.useless.add(turn.shower)  # what it pointed to never came
+            turn.useless.add(turn.shower)  # the named blob never came
             turn.tries = 0
         turn.blob, turn.shower, turn.shown_s = None, sender, now
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
@@ -357,7 +362,7 @@ class ReplayAudits(VerifierMachine):
         return fetch, [*self._hold(), *effects]
 
     def abandoned(self) -> list[Digest]:
-        """Downloads that nobody waits for any more: the audit is over, or was given up."""
+        """Downloads that no turn needs: the audit is over, or was given up."""
         return self.arriving.given_up(turn.blob for turn in self.turns.values() if turn.said is None)
 
     def on_download(self, fact: BlobFetched | FetchFailed) -> list[Effect]:
@@ -411,17 +416,17 @@ class ReplayAudits(VerifierMachine):
         return [*(_fact(fact, self.history.head) for fact in accused), *ended]
 
     def _shown_nothing(self, turn: AuditTurn, why: str, exhibit: Digest | None = None) -> list[Effect]:
-        """What came from one who could show it cannot be judged: whatever the others have counts as much."""
+        """Drop an exhibit that cannot be judged; the exhibit of another maker counts as much."""
         if turn.shower is not None:
             turn.useless.add(turn.shower)
-        turn.blob = exhibit  # what never came is not kept
+        turn.blob = exhibit  # a blob that never came is not kept
         if turn.useless.issuperset(turn.makers):
             return self._end(turn, "withheld", why, exhibit)
         turn.blob, turn.shower, turn.tries, turn.judging = None, None, 0, False
         return self._ask(turn, len(turn.makers))
 
     def _end(self, turn: AuditTurn, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
-        """`exhibit`: what it is found of; None if I could judge nothing."""
+        """End the turn with this finding. `exhibit`: the judged blob; None if there was nothing to judge."""
         turn.judging, turn.said = False, finding
         case, opening = turn.case, turn.case.number if isinstance(turn.case, SumCheckCase) else None
         turn.told = opening is None or finding in AGAINST or bool(case.against)
@@ -459,7 +464,7 @@ def _read(data: bytes) -> list[LaidOpening]:
     try:
         return _LAID.decode(data)
     except UNREADABLE:
-        return []  # of another version: they are lost
+        return []  # another version wrote the row: its openings are lost
 
 
 def _fact(fact: Fact, round: int) -> Emit:

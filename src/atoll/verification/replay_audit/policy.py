@@ -1,14 +1,17 @@
-"""Whose round is audited, in which segment, by whom, and what the verdicts mean: all from agreed vertices.
+"""Audit ledger: the drawn trainers, segments and auditors, and the meaning of verdicts, all from agreed vertices.
 
-The vertex that closes a round holds every commitment, so its id draws which trainers are audited, which of their
-segments, and in which order the others take it again. Of two commitments to one update both are: a copy of
-another's root is no work, and its author can show none. One auditor is asked; others only where the one before
-found something else than the trainer, or said nothing for `AUDIT_TURN` rounds. In a small swarm all that are
-needed are then asked at once, since every turn takes a vertex in which a liar still counts; in a large one, where
-one false word shall not cost dozens of replays, as many as are against already. It goes on while those against are
-at least as many as those for, until so many are against that one of them is honest, and never fewer than two.
-Promises: the same at every peer that holds the same vertices; the first word of an auditor counts. Never asks
-anybody, never looks at what was shown.
+The vertex that closes a round holds every commitment. Its id draws the audited trainers, their segments, and the
+order of their auditors. If two commitments name one update, both members are audited: a copy of another's root is
+no work, and its author cannot show any.
+One auditor has the first turn. Others follow if the one before contradicts the trainer, or is silent for
+`AUDIT_TURN` rounds. In a small swarm all needed auditors then have their turn at once, since a liar counts in every
+vertex until the end. In a large swarm as many follow as are against already: one false report shall not cost
+dozens of replays. An audit goes on while those against are at least as many as those for. It ends when enough are
+against that one of them is honest, and never with fewer than two.
+Invariants:
+- All peers with the same vertices have the same ledger.
+- The first report of an auditor counts.
+Not responsible for: sending requests, reading exhibits.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import AuditReport, Commitment, Finding
 from atoll.wire.messages.vertex import VertexBody
 
-FEW = 4  # needed against somebody: up to twelve voters
-Key: TypeAlias = tuple[int, PeerId] | tuple[int, PeerId, int]  # the round, whose it is, of an opening its number
+FEW = 4  # most findings needed in a small swarm: up to twelve voters
+Key: TypeAlias = tuple[int, PeerId] | tuple[int, PeerId, int]  # round, checked peer; for an opening also its number
 
 
 def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int | None:
-    """Which segment of a peer's round of so many steps is audited, None for most.
+    """The audited segment of a peer's round of `steps` steps, None for most.
 
-    `vertex` closes the round: nobody knows its id before every commitment is in it.
+    `vertex` closes the round: its id is unknown until it holds every commitment.
     """
     if steps < 1 or draw_below(vertex, f"audited? {peer}", CHANCES) >= share * CHANCES:
         return None
@@ -50,14 +53,14 @@ def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int
 
 @dataclass
 class AuditCase(VerificationCase):
-    """One audit: what was drawn, what the trainer had committed to, and who has said what since."""
+    """One audit: the drawn segment, the trainer's commitment, and the findings since."""
 
     round: int
     peer: PeerId
     segment: int
     commit: Commitment
-    order: tuple[PeerId, ...]  # of those who may be asked, as drawn
-    needed: int  # against it, to refute it
+    order: tuple[PeerId, ...]  # possible auditors, as drawn
+    needed: int  # findings against it that refute it
     said: dict[PeerId, tuple[int, Finding]] = field(default_factory=dict[PeerId, tuple[int, Finding]])
     judged: dict[PeerId, Digest] = field(default_factory=dict[PeerId, Digest])
 
@@ -66,9 +69,9 @@ class AuditCase(VerificationCase):
         return self.round, self.peer
 
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
-        """Who is to take the segment again, as of this round's vertex; nobody once it is settled.
+        """Auditors that have to replay the segment, as of this round's vertex; none once it is settled.
 
-        A turn of several is over when three of four have spoken; who speaks later counts all the same.
+        A turn of several is over when three of four have reported; later reports count all the same.
         """
         said = self.with_words(head, ahead)
         began, against, agreeing, heard = self.round, 0, 0, 0
@@ -88,7 +91,7 @@ class AuditCase(VerificationCase):
 
 
 def key_of(report: AuditReport) -> Key:
-    """What it is about."""
+    """The case that a report is about."""
     if report.opening is msgspec.UNSET:
         return report.round, report.peer
     return report.round, report.peer, report.opening
@@ -104,7 +107,7 @@ class AuditLedger(Ledger[AuditReport]):
         self.rule: QuorumRule = rule
         self.cases: dict[Key, AuditCase | SumCheckCase] = {}
         self.head = -2
-        self.lost = -2  # the newest round whose vertex is not here: what was drawn up to it is taken at its word
+        self.lost = -2  # newest round without a vertex here: reports about draws up to it are believed
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Take in all vertices up to the head that are at hand."""
@@ -115,7 +118,7 @@ class AuditLedger(Ledger[AuditReport]):
                 self._hear(round, bodies[round])
                 self._open(ids[round], bodies[round])
         self.head = head
-        before = bodies.get(head - 1)  # what expelled somebody in this vertex is still to be told
+        before = bodies.get(head - 1)  # reports that expelled a member in this vertex are still news
         gone = {m.peer for m in before.members if m.standing == "expelled"} if before is not None else set[PeerId]()
         live = {key: case for key, case in self.cases.items() if key[0] > head - AUDIT_ROUNDS}
         self.cases = {key: case for key, case in live.items() if case.peer not in gone}
@@ -127,7 +130,7 @@ class AuditLedger(Ledger[AuditReport]):
             self._audit(vertex, body, self._share_after(body))
 
     def _share_after(self, body: VertexBody) -> float:
-        """As genesis says, or as members have agreed since: what a vertex draws goes by what it says itself."""
+        """The audit share of genesis, or the one agreed since: the draw of a vertex goes by its own numbers."""
         tuned = body.tuned
         return self.share if tuned is UNSET or tuned.to.audit_rate is UNSET else tuned.to.audit_rate
 
@@ -140,11 +143,11 @@ class AuditLedger(Ledger[AuditReport]):
             peer: commit for peer, commit in said if isinstance(commit, Commitment) and commit.claimed is not None
         }
         settled = {m.peer for m in body.members if m.standing == "member"}
-        copied = {peer for peers in alike_in(body) for peer in peers}  # by one of them: only chains tell by whom
+        copied = {peer for peers in alike_in(body) for peer in peers}  # only chains show which of them copied
         for peer, commit in claims.items():
             if commit.weight == 0 and peer not in settled:
-                continue  # its update moved nothing, as one that cannot be replayed never does
-            share = 1.0 if peer in copied else usual * audit_factor(scores, peer)  # from 1 on: always
+                continue  # its update moved nothing: an update that cannot be replayed never does
+            share = 1.0 if peer in copied else usual * audit_factor(scores, peer)  # from 1: always
             segment = drawn_segment(vertex, peer, commit.steps, share)
             if segment is None:
                 continue
@@ -159,7 +162,7 @@ class AuditLedger(Ledger[AuditReport]):
                 case.hear(signed.signer, report, round)
 
     def news(self, body: VertexBody) -> list[tuple[PeerId, AuditReport]]:
-        """Who found what, as this vertex holds it for the first time. Tell it of the vertex before."""
+        """Findings that this vertex is the first to hold, with their auditors. Call it after `follow`."""
         found: list[tuple[PeerId, AuditReport]] = []
         for signed in body.reports:
             report = statement_in(signed)
@@ -170,8 +173,11 @@ class AuditLedger(Ledger[AuditReport]):
         return found
 
     def problem(self, by: PeerId, report: AuditReport) -> str | None:
-        """None if this may stand in the next vertex. Words against somebody may be said again until they count, or
-        the audit is over: accusers must not fill vertices."""
+        """None if this report may stand in the next vertex, else the reason.
+
+        Reports against a member may be repeated until they count or the audit is over: accusers must not fill
+        vertices.
+        """
         case = self.cases.get(key_of(report))
         if report.exhibit is not UNSET and len(report.exhibit) != DIGEST_BYTES:
             return "names no blob"
@@ -191,7 +197,7 @@ class AuditLedger(Ledger[AuditReport]):
         return "was said already"
 
     def must_repeat(self, report: AuditReport) -> bool:
-        """Findings against a member are repeated by every auditor's peer until enough agree."""
+        """Whether all members repeat this finding against a member until enough auditors agree."""
         return report.finding in AGAINST
 
     def lose(self, round: int) -> None:

@@ -1,9 +1,8 @@
-"""What a trainer commits to, and its own record, out of which it answers an audit.
+"""State chain of a trainer's round: the chain that it commits to, and the record from which it shows a segment.
 
-The chain hashes the assignment, and at every boundary between segments the name of the state and how far the round
-had come. Its head is 32 bytes; the links are shown when somebody asks. The record keeps the links and few states:
-any other state is made anew by taking the steps from the nearest kept one, which gives the same bits as long as
-the machine and its settings are the same.
+The chain hashes the assignment, and at every boundary between segments the step and the name of the state. Its head
+has 32 bytes; the links are shown on request. The record keeps the links and few states. The trainer recomputes any
+other state from the nearest kept one before it: the bits are equal on the same machine with the same settings.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ KEEP_EVERY = 3  # boundaries from one kept state to the next: a round of 50 step
 
 
 class ChainClaim(msgspec.Struct, frozen=True):
-    """What a trainer says about its round before anybody knows what will be asked."""
+    """A trainer's statement about its round, made before the draw."""
 
     head: Digest  # of the chain
     steps: int  # taken, at most those assigned
     root: Digest  # Merkle root over the digests of the encoded parts, as in its commitment
     profile: TrainingProfile
-    memory: Digest = ZERO_DIGEST  # of error feedback before the update was encoded; zero: there was none
-    left: Digest = ZERO_DIGEST  # of error feedback afterwards, if every part is counted
-    ends: Digest = ZERO_DIGEST  # `Link.private` of the last link: what the next round may begin with
+    memory: Digest = ZERO_DIGEST  # name of the error feedback before encoding; zero: none
+    left: Digest = ZERO_DIGEST  # name of the error feedback afterwards, if every part is counted
+    ends: Digest = ZERO_DIGEST  # `ChainLink.private` of the last link; the next round may begin with it
 
 
 def claim_name(claim: ChainClaim) -> Digest:
-    """What a commitment holds of it."""
+    """The claim's name in a commitment."""
     return digest(b"atoll/audit/claim/1" + msgspec.msgpack.encode(claim))
 
 
@@ -54,10 +53,12 @@ def memory_name(memory_F: Tensor | None) -> Digest:
 
 
 def chain_head(assignment: TrainingAssignment, steps: int, links: Sequence[ChainLink]) -> Digest:
-    """The head over the links at the begin and after each segment of a round of so many steps."""
+    """The head over the links at the start and after each segment of a round of `steps` steps."""
     cuts = segments(assignment, steps)
     assert len(links) == len(cuts) + 1
-    told = replace(assignment, carried=ZERO_DIGEST, memory=None)  # what it begins with is no part of its orders
+    told = replace(
+        assignment, carried=ZERO_DIGEST, memory=None
+    )  # the trainer's own start is no part of its assignment
     head = digest(b"atoll/audit/chain/1" + digest(msgspec.msgpack.encode(told)) + b"".join(links[0]))
     for (_, end), link in zip(cuts, links[1:], strict=True):
         cursor = assignment.cursor + end * assignment.recipe.batch
@@ -67,7 +68,7 @@ def chain_head(assignment: TrainingAssignment, steps: int, links: Sequence[Chain
 
 
 class StateChain:
-    """One round of one trainer. Tell it the state before the first step, at each `is_due`, and after the last."""
+    """One round of one trainer. It needs the state before the first step, at each `is_due`, and after the last."""
 
     def __init__(
         self, assignment: TrainingAssignment, begin: TrainerSnapshot, keep_every: int = KEEP_EVERY
@@ -78,17 +79,17 @@ class StateChain:
         self.kept: dict[int, TrainerSnapshot] = {0: begin}  # by boundary
 
     def is_due(self, steps: int) -> bool:
-        """A boundary lies after so many steps of the round."""
+        """Whether a boundary lies after this number of steps."""
         return steps % self.assignment.segment_steps == 0
 
     def note(self, live: TrainerSnapshot, steps: int) -> None:
-        """The state after so many steps of the round."""
+        """Add the state after this number of steps."""
         assert segments(self.assignment, steps)[-1][0] == self.steps, "a boundary was missed"
         boundary = len(self.links)
         self.links.append(name_of(live))
         self.steps = steps
         if (boundary - 1) % self.keep_every:
-            del self.kept[boundary - 1]  # it was only the newest
+            del self.kept[boundary - 1]  # kept only as the newest
         self.kept[boundary] = live  # the newest is kept: the update is made of it
 
     @property
@@ -96,14 +97,14 @@ class StateChain:
         return chain_head(self.assignment, self.steps, self.links)
 
     def state_at(self, boundary: int, replica: ReplayReplica) -> TrainerSnapshot:
-        """The state that a link names, made anew if it was not kept. Changes the replica's state."""
+        """The state that a link names, recomputed if it was not kept. Changes the replica's state."""
         return at_once(self.making(boundary, replica))
 
     def making(self, boundary: int, replica: ReplayReplica) -> Generator[None, None, TrainerSnapshot]:
-        """The same, pausing after every step.
+        """`state_at` that pauses after every step.
 
-        RunFailedError if this machine does not repeat its own steps: a state that is not in the chain is never
-        shown, since it would be taken for a lie.
+        RunFailedError if this machine does not repeat its own steps. A state that is not in the chain is never
+        shown: auditors would refute it.
         """
         nearest = max(kept for kept in self.kept if kept <= boundary)
         live = self.kept[nearest]
@@ -120,7 +121,7 @@ class StateChain:
         return live
 
     def retaken_steps(self, segment: int) -> int:
-        """Steps that showing the two states around a segment takes anew."""
+        """Steps to recompute before the two states around a segment can be shown."""
         cuts = segments(self.assignment, self.steps)
         begin = max(kept for kept in self.kept if kept <= segment)
         if segment + 1 in self.kept:

@@ -1,9 +1,9 @@
-"""What can be audited and how closely: the circumstances of a replay, and the noise that honest ones differ by.
+"""Audit tolerance: the profile of a replay, and the noise between honest replays.
 
-Two honest replays of a segment differ by the order of sums, which AdamW magnifies. Below the tolerance nobody can
-tell noise from a lie, so it is calibrated on honest noise, as in NAO (2510.16028), per model family and optimizer
-(`bench/audit.py`). Where nobody has measured, or replays differ for other reasons, a round is unauditable and it is
-said why.
+Two honest replays of a segment differ by the order of sums, which AdamW magnifies. Below the tolerance no auditor
+can tell noise from a lie. So the tolerance is calibrated on honest noise, as in NAO (2510.16028), per model family
+and optimizer (`bench/audit.py`). A round without a measured tolerance, or with other differences between replays,
+is unauditable, and the text names the reason.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from atoll.training.recipe.gradient import PLAIN, ComputeOptions
 from atoll.training.recipe.recipes import Recipe
 from atoll.verification.replay_audit.replay import TrainingAssignment
 
-FLOATS_MAX = 2**28  # of a model that can be shown: its state is 3 GiB, and a field on the wire has at most four
-MARGIN = 10  # times the noise that 99 of 100 honest pairs stay below: other machines are noisier than those at hand
+FLOATS_MAX = 2**28  # largest model with an exhibit: its state is 3 GiB, and a wire field has at most 4 GiB
+MARGIN = 10  # times the noise of 99 in 100 honest pairs: other machines are noisier than the measured ones
 TOLERANCE_LEAST = 1e-4  # three machines do not show all noise there is
 PINS = {"MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 TOLERANCES = {("gpt", "AdamW"): 1e-3, ("llama", "AdamW"): 1e-3}
-"""By family and optimizer, for segments of at most SEGMENT_STEPS. The built-in ones showed up to 1.8e-5
-(`bench/audit.py`), another transformer of 1 M with GELU 1.05e-4: ten times that.
+"""Tolerances by family and optimizer, for segments of at most SEGMENT_STEPS: ten times the measured noise.
 
-Networks with ReLU and max pooling are not here. One activation that falls on the other side of zero is a jump of
-the gradient: honest replays of cnn-mnist were up to 2.3e-2 apart, as far as a lazy cheat. Between machines that
-give the same bits they are audited; between others nobody can tell.
+The built-in models showed up to 1.8e-5 (`bench/audit.py`), another transformer of 1 M with GELU 1.05e-4.
+Networks with ReLU and max pooling are not here. If one activation changes sign, the gradient jumps: honest replays
+of cnn-mnist were up to 2.3e-2 apart, as far as a lazy cheat. They are audited only between machines that give the
+same bits.
 """
 
 
 class TrainingProfile(msgspec.Struct, frozen=True):
-    """Under which circumstances a trainer took its steps. Its own word: at best it buys the tolerance."""
+    """Conditions under which a trainer took its steps, by its own report: a lie gains at most the tolerance."""
 
     torch: str
     threads: int
-    pins: tuple[str, ...]  # what is set of PINS, in their order; empty strings where nothing is
+    pins: tuple[str, ...]  # values of PINS, in their order; empty string: not set
     device: str = "cpu"
     precision: str = "fp32"  # or amp, bf16, …
     compiled: bool = False
 
 
 def profile_here(computing: ComputeOptions = PLAIN) -> TrainingProfile:
-    """Of this process, which computes gradients so; the environment counts as it was when torch was loaded, so set
-    it before Python starts."""
+    """Profile of this process with these options; torch reads the environment once, so set it before Python
+    starts."""
     return TrainingProfile(
         str(torch.__version__),
         torch.get_num_threads(),
@@ -60,13 +60,13 @@ def profile_here(computing: ComputeOptions = PLAIN) -> TrainingProfile:
 
 
 def pinned(one: TrainingProfile, other: TrainingProfile) -> bool:
-    """Both were made to give the same bits: steps are compared by bits, not by a tolerance."""
+    """Whether both profiles give the same bits: steps are then compared by bits, not by a tolerance."""
     exact = one.threads == 1 and one.pins == tuple(PINS.values()) and one.device == "cpu"
     return exact and one == other
 
 
 def why_unreplayable(profile: TrainingProfile) -> str:
-    """Why no auditor could come near what a trainer of this profile computes; empty if one can."""
+    """Why no auditor can reproduce a trainer of this profile; empty if one can."""
     if profile.precision != "fp32":
         return f"{profile.precision}: AdamW makes of its rounding what a skipped step makes; audits are for fp32"
     if profile.device != "cpu":
@@ -119,12 +119,12 @@ def recipe_problem(recipe: Recipe, floats: int) -> str:
 
 
 def tolerance_of(assignment: TrainingAssignment) -> float | None:
-    """Of the relative L2 distance, for this model family and optimizer; None where none was measured."""
+    """Tolerance of the relative L2 distance for this model family and optimizer; None: not measured."""
     return TOLERANCES.get(_kind(assignment))
 
 
 def tolerance_from(noise: Sequence[float]) -> float:
-    """A tolerance out of distances between honest pairs, of at least three kinds of machine or setting."""
+    """Tolerance from distances between honest pairs, of at least three kinds of machine or setting."""
     assert noise
     ordered = sorted(noise)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
