@@ -143,7 +143,7 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
     assert refused == {"halos", "noloco"}
     with pytest.raises(atoll.UsageError, match=r"E-ATT-12 .*numbers of its own.* inner_steps"):
         atoll.found(recipe=METHODS["cooperative"](), inner_steps=7)
-    with pytest.raises(atoll.UsageError, match=r"E-ATT-12 .*your scheduler's"):
+    with pytest.raises(atoll.UsageError, match=r"E-ATT-12 .*your scheduler sets"):
         atoll.found(recipe=over_tokens(METHODS["diloco"](), 10**6))
 
 
