@@ -1,4 +1,4 @@
-"""Member reports: which ones may stand in the next vertex, and what they convict of.
+"""Admission of member reports to the next vertex, and convictions by them.
 
 A proposer collects reports and every voter checks them by the same rules. `membership_change.py` derives the next
 membership from them.
@@ -68,7 +68,7 @@ NO_TICKET = "its ticket is used up, revoked or unknown here"
 TICKET_EXPIRED = "its ticket has expired"
 IS_EXPELLED = "it was expelled"
 CLOCKS_DIFFER = "by the time of the run"
-RESTS_AHEAD = 2  # rounds: the one under way, and the one that its vertex draws for
+RESTS_AHEAD = 2  # rounds: the current one, and the next, which its vertex draws for
 FRESH = 2  # rounds for which a complaint is valid: several in one day may be the network's fault
 
 
@@ -114,7 +114,7 @@ def suspicions_needed(voters: int, rule: QuorumRule) -> int:
 
 
 def only_counts(statement: Statement) -> bool:
-    """It takes more such voices than may lie, so each accuser says it itself and nobody passes it on."""
+    """Whether a report is a voice: it takes more of them than may lie. Each accuser sends its own, unrelayed."""
     return isinstance(statement, SuspicionReport | OwnerComplaint) or (
         isinstance(statement, Accusation) and statement.other is None
     )
@@ -328,13 +328,13 @@ _RULES: dict[type[Statement], Callable[[_Admission, Any], str | None]] = {
 }
 
 
-@of_the_same  # asked with every report
+@of_the_same  # called with every report
 def _by_name(members: tuple[Member, ...]) -> Mapping[PeerId, Member]:
     return {m.peer: m for m in members}
 
 
 def why_not_without(names: Sequence[PeerId], members: tuple[Member, ...]) -> str | None:
-    """None if the recovery identity's word may send these away; the next quorum must overlap with this one."""
+    """None if the recovery identity's order may send these away; the next quorum must overlap with this one."""
     known, voters = _by_name(members), {m.peer for m in members if m.votes}
     if list(names) != sorted(set(names)) or not set(known).issuperset(names):
         return "sends away who is no member"
@@ -442,11 +442,12 @@ def ticket_of(admission: bytes, tickets: Sequence[TicketUse]) -> TicketUse | Non
 def convicted(
     reports: Sequence[VerifiedReport], members: Sequence[Member], rule: QuorumRule
 ) -> tuple[set[PeerId], set[PeerId]]:
-    """(liars, those that too many complain of) among `members`. Where these trust each other there is neither.
+    """(liars, members with too many complaints) among `members`. If members trust each other there are none.
 
     Two statements for one slot prove themselves. All else takes more voices than may lie: one of them is honest.
-    Auditors that were drawn speak of one round each; whom enough of them refute did not train as assigned, and whom
-    enough got nothing from may only have crashed: it may come back, and is not sent away for the same round again.
+    Each drawn auditor reports about one round. A member that enough auditors refute did not train as assigned. A
+    member that withheld its exhibit from enough may only have crashed: it may come back, and is not sent away for
+    the same round again.
     """
     if rule != "two-thirds":
         return set(), set()
@@ -478,12 +479,12 @@ def convicted(
 
 
 def needs_ticket(before: Member | None, join: JoinRequest) -> bool:
-    """Strangers do, and members that want another role than before."""
+    """Whether a join needs a ticket: strangers do, and members that want another role than before."""
     return before is None or ("trainer" if before.role == "apprentice" else before.role) != join.role
 
 
 def is_changed_by_ready(member: Member, unaudited: bool) -> bool:
-    """Its readiness gives this member another standing."""
+    """Whether readiness gives this member another standing."""
     return member.standing == "observer" or (member.trains and unaudited != (member.standing == "unaudited"))
 
 
@@ -495,7 +496,7 @@ def joining_line(join: JoinRequest, identity: Digest, standing: Standing, round:
 
 
 def sorted_reports(reports: Sequence[VerifiedReport]) -> list[VerifiedReport]:
-    """One order for everybody, whatever order the proposer heard them in; one report per kind, signer, target."""
+    """Reports in an order that does not depend on their arrival; one report per kind, signer, target."""
     unique: dict[tuple[str, PeerId, str], VerifiedReport] = {}
     for r in reports:
         unique.setdefault((tag_of(r.statement), r.by, target_of(r.statement)), r)
@@ -503,7 +504,7 @@ def sorted_reports(reports: Sequence[VerifiedReport]) -> list[VerifiedReport]:
 
 
 def target_of(statement: AnyStatement) -> str:
-    """What a report is about, where one signer may send several of a kind."""
+    """The target of a report, where one signer may send several of a kind."""
     match statement:
         case SuspicionReport(peer=peer) | OwnerComplaint(peer=peer):
             return peer

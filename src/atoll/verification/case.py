@@ -1,6 +1,6 @@
 """A case: one member is checked, and the members that were drawn for it report their findings.
 
-A finding counts if so many members share it that at least one of them is honest.
+A finding counts if enough members share it that at least one of them is honest.
 Not responsible for: sending requests.
 """
 
@@ -31,7 +31,7 @@ class VerificationCase(ABC):
 
     @abstractmethod
     def asked(self, head: int, ahead: Mapping[PeerId, Finding] = NOTHING) -> tuple[PeerId, ...]:
-        """Auditors whose turn it is after this round's vertex, as if the next vertex held the findings `ahead`."""
+        """Auditors with a turn after this round's vertex, as if the next vertex held the findings `ahead`."""
 
     def hear(self, by: PeerId, word: AuditReport, round: int) -> None:
         """Take in a report from this round's vertex; the first report of an auditor counts."""
@@ -57,7 +57,7 @@ class VerificationCase(ABC):
 
     @property
     def outcome(self) -> str:
-        """One word for people: accepted, refuted, withheld, disputed or open."""
+        """Outcome for people: accepted, refuted, withheld, disputed or open."""
         findings = [finding for _, finding in self.said.values()]
         against = self.against
         if sum(f in REFUTING for f in findings) >= self.needed:

@@ -1,8 +1,10 @@
-"""What whoever looks at an exhibit is to do: a piece of work, out of vertices alone.
+"""Judgment tasks for exhibits, derived from vertices alone.
 
-The same for an auditor that a vertex drew and for a reader who opens the history years later: whose round or answer
-it is, what was drawn, what it was told to do, what it committed to before. Nothing of it comes from the peer that
-is looked at, nor from whoever accused it. Never looks into a blob.
+A task names the checked peer's round or result, the draw, the assignment and the earlier commitments.
+Invariants:
+- A drawn auditor and a reader of the history years later derive the same task.
+- Nothing in a task comes from the checked peer or from its accuser.
+Not responsible for: reading blobs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from atoll.wire.messages.vertex import VertexBody
 def work_for(
     case: AuditCase | SumCheckCase, blob: Digest, history: VertexChain, settings: RunSettings
 ) -> JudgeReplay | JudgeOpening | None:
-    """What the peer was to do, and has to show in this blob. None if vertices are missing that might say so, or the
-    peer said too little. `settings` are genesis'."""
+    """The task for the peer's exhibit in this blob; `settings` are those of genesis.
+
+    None if necessary vertices are missing, or its commitment names no claim.
+    """
     ground = ground_of(case.round, history, settings)
     if ground is None:
         return None
@@ -60,8 +64,10 @@ def work_for(
 
 
 def row_work(commit: Commitment, peer: PeerId, history: VertexChain, settings: RunSettings) -> JudgeRow | None:
-    """What a row of this commitment has to be; what is shown of it is still to be filled in. None if vertices are
-    missing that might say so, or nobody can be held to it."""
+    """The task for a row of this commitment, still without its evidence.
+
+    None if necessary vertices are missing, or no member can be held to the row.
+    """
     ground = ground_of(commit.round, history, settings)
     if ground is None or ground.topology is None or not ground.plan.may_lie:
         return None
@@ -72,14 +78,17 @@ def row_work(commit: Commitment, peer: PeerId, history: VertexChain, settings: R
 
 
 def one_branch(round: int, history: VertexChain) -> bool:
-    """No epoch began lately, as far as vertices here say: all of them. A commitment names a round and no epoch, and
-    a member that a recovery counted in may have been on the other branch still, where parts were cut otherwise."""
+    """Whether all recent vertices are here and none began an epoch.
+
+    A commitment names a round and no epoch. A member that a recovery counted in may still have been on the other
+    branch, with other parts.
+    """
     bodies = [history.bodies.get(r) for r in range(max(-1, round - RECENT), round)]
     return None not in bodies and len({body.epoch for body in bodies if body is not None}) == 1
 
 
 def ground_of(round: int, history: VertexChain, settings: RunSettings) -> RoundContext | None:
-    """What this round stood on, but for reports; None if the vertex before it is not here."""
+    """The round's context without reports; None if the vertex before it is not here."""
     parent, head = history.bodies.get(round - 1), history.ids.get(round - 1)
     if parent is None or head is None:
         return None
@@ -88,7 +97,7 @@ def ground_of(round: int, history: VertexChain, settings: RunSettings) -> RoundC
 
 
 def keys_of(round: int, history: VertexChain) -> dict[PeerId, bytes]:
-    """Under which members signed in this round; nobody's if the vertex before it is not here."""
+    """Keys by which members signed in this round; empty if the vertex before it is not here."""
     parent = history.bodies.get(round - 1)
     return {m.peer: m.vote_key for m in parent.members} if parent is not None else {}
 
@@ -96,8 +105,10 @@ def keys_of(round: int, history: VertexChain) -> dict[PeerId, bytes]:
 def twice_promised(
     case: AuditCase | SumCheckCase, others: Sequence[SignedStatement], history: VertexChain
 ) -> list[tuple[SignedStatement, SignedStatement]]:
-    """Commitments that an exhibit rests on and that the vertex does not hold count if their authors signed them,
-    who then promised twice. PeerFault if one did not."""
+    """Signed commitments in an exhibit that differ from the vertex: each author committed twice.
+
+    PeerFault if an author did not sign.
+    """
     keys, body = keys_of(case.round, history), history.bodies.get(case.round)
     for signed in others:
         history.notary.open(signed, Commitment, keys.get(signed.signer))
@@ -106,9 +117,9 @@ def twice_promised(
 
 
 def _last_claim(case: AuditCase, history: VertexChain) -> tuple[Digest | None, bool] | None:
-    """Of the last of its rounds that a vertex counts, if there is one; and whether every part of it has it.
+    """The claim of the peer's last counted round, if there is one; and whether every part of that round holds it.
 
-    None if vertices are missing that might say so.
+    None if necessary vertices are missing.
     """
     for round in range(case.round - 1, -1, -1):
         body = history.bodies.get(round)

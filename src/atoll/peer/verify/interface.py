@@ -1,7 +1,7 @@
-"""The seam of a check: what the kernel knows of an optional verifier, and all that a new one implements.
+"""Interface of an optional verifier: all that the kernel knows of it, and all that a new one implements.
 
     Verifier          the name and the two factories of one check; the composition root lists those it offers
-    Ledger            the fold over vertices: who is checked, by whom, what reports mean (`policy/ledger.py`)
+    Ledger            the fold over vertices: checked members, checkers, meaning of reports (`policy/ledger.py`)
     VerifierMachine   one peer's side: it draws its work from the ledger, and emits facts
 
 Invariants:
@@ -69,7 +69,7 @@ class VerifierMachine:
         return []
 
     def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
-        """A task whose name has this verifier's prefix has ended."""
+        """A task with this verifier's prefix in its name has ended."""
         return []
 
     def retransmit(self) -> list[Effect]:

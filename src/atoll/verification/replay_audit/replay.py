@@ -1,11 +1,11 @@
-"""The steps of a trainer as a function of what it was told: the same pieces, so what is replayed is what trains.
+"""Replay of a trainer's steps: a function of its assignment, built from the same pieces as training.
 
-`TrainingAssignment` is everything that decides a round of training, and nothing of it is the trainer's choice: it
-follows
-from genesis, the agreed state and the plan. `Live` is everything that the next step depends on: parameters,
-buffers, counters and the moments of the optimizer. Replaying the same steps from the same state gives the same
-bits on the same settings (torch version, threads, instruction set), and nearly the same elsewhere.
-Never takes a position in the data from anybody: they follow from the assignment.
+`TrainingAssignment` decides a round of training and holds no choice of the trainer: it follows from genesis, the
+agreed state and the plan. `TrainerSnapshot` holds all that the next step depends on: parameters, buffers, counters
+and the optimizer's moments. The same steps from the same state give the same bits on the same settings (torch
+version, threads, instruction set), and nearly the same elsewhere.
+Invariants:
+- Positions in the data follow from the assignment and are taken from no peer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class TrainingAssignment(msgspec.Struct, frozen=True):
-    """What one trainer was told to do in one round. An auditor makes its own from what was agreed."""
+    """One trainer's work in one round. An auditor derives its own copy from agreed state."""
 
     run: Digest
     round: int
@@ -46,22 +46,22 @@ class TrainingAssignment(msgspec.Struct, frozen=True):
     anchor: Digest  # `name_of_x` of the agreed parameters and buffers, from which every round starts
     shard: int
     shards: int
-    cursor: int  # of the first step
-    global_step: int  # of the first step: a position of training/recipe/lr_position.py
-    steps: int  # at most; a deadline may end it earlier
-    carried: Digest = ZERO_DIGEST  # `Link.private` at the end of the peer's last chain; zero: none is known
-    memory: Digest | None = None  # of error feedback, as the last claim left it; None: some of it was not counted
+    cursor: int  # cursor of the first step
+    global_step: int  # position of the first step: training/recipe/lr_position.py
+    steps: int  # most steps; a deadline may end the round earlier
+    carried: Digest = ZERO_DIGEST  # `ChainLink.private` at the end of the peer's last chain; zero: unknown
+    memory: Digest | None = None  # error feedback after the last claim; None: some of it was not counted
     segment_steps: int = SEGMENT_STEPS
 
 
 def segments(assignment: TrainingAssignment, steps: int) -> tuple[tuple[int, int], ...]:
-    """[first, after the last) step of every segment of a round of so many steps; the last may be shorter."""
+    """[first, after the last) step of every segment of a round of `steps` steps; the last may be shorter."""
     size = assignment.segment_steps
     return tuple((at, min(at + size, steps)) for at in range(0, steps, size))
 
 
 def step_of(assignment: TrainingAssignment, step: int) -> int:
-    """The step of the run whose rates hold at this step of the round."""
+    """The step of the run that sets the rates of this step of the round."""
     recipe, horizon = assignment.recipe, horizon_of(assignment.recipe)
     together = recipe.batch * recipe.seq_len * assignment.shards
     return step_at(horizon, later(horizon, assignment.global_step, step, together))
@@ -69,7 +69,7 @@ def step_of(assignment: TrainingAssignment, step: int) -> int:
 
 @dataclass(frozen=True)
 class TrainerSnapshot:
-    """A trainer's whole state between two steps, on the CPU. A value: nobody writes into it."""
+    """A trainer's whole state between two steps, on the CPU. It is immutable."""
 
     x_F: Tensor  # parameters, then float buffers
     counters_K: Tensor  # integer buffers
@@ -95,7 +95,7 @@ def name_of_x(x_F: Tensor) -> Digest:
 
 
 def fresh_private(layout: ModelLayout) -> Digest:
-    """`Link.private` of a trainer that begins anew, as after a crash."""
+    """`ChainLink.private` of a trainer that begins anew, as after a crash."""
     nothing = torch.zeros(0, dtype=torch.float32)
     counters_K = torch.zeros(layout.counters, dtype=torch.int64)
     return name_of(TrainerSnapshot(nothing, counters_K, fresh_inner(layout.parameters))).private
@@ -106,7 +106,7 @@ def _digest_of(values: Tensor) -> Digest:
 
 
 def live_bytes(live: TrainerSnapshot) -> bytes:
-    """What an auditor is sent."""
+    """Encode a state for auditors."""
     tensors = {
         "x": live.x_F,
         "counters": live.counters_K,
@@ -117,7 +117,7 @@ def live_bytes(live: TrainerSnapshot) -> bytes:
 
 
 def live_from_bytes(data: Buffer, layout: ModelLayout) -> TrainerSnapshot:
-    """PeerFault unless this is a state of such a model."""
+    """Decode a state. PeerFault if it does not fit the model."""
     tensors, metadata = load(data)
     steps = metadata.get("steps", "")
     if metadata.get("format") != FORMAT or not (steps.isascii() and steps.isdigit() and len(steps) < 19):
@@ -132,7 +132,7 @@ def live_from_bytes(data: Buffer, layout: ModelLayout) -> TrainerSnapshot:
 
 
 def at_once(work: Generator[None, None, T]) -> T:
-    """What comes of work that pauses, without its pauses."""
+    """Run pausing work to its end; its result."""
     while True:
         try:
             next(work)
@@ -141,7 +141,7 @@ def at_once(work: Generator[None, None, T]) -> T:
 
 
 def why_no_state(live: TrainerSnapshot, layout: ModelLayout) -> str:
-    """What keeps this from being a state of such a model; empty if nothing does."""
+    """Why this state does not fit the model; empty if it does."""
     inner = live.inner
     sizes = ((live.x_F, layout.floats), (inner.first_P, layout.parameters), (inner.second_P, layout.parameters))
     for values, count in sizes:
@@ -159,8 +159,8 @@ def why_no_state(live: TrainerSnapshot, layout: ModelLayout) -> str:
 class ReplayReplica:
     """A model, its data and its optimizer, which takes assigned steps from any state.
 
-    `data_name` is the blob id of `data`; it is believed. `pieces`: a batch is taken in so many parts, for an
-    auditor with less memory than the trainer. ValueError for a model with buffers, whose values depend on that.
+    `data_name` is the blob id of `data` and is not checked. `pieces`: parts of a batch, for an auditor with less
+    memory than the trainer. ValueError with buffers in the model: their values depend on the pieces.
     """
 
     def __init__(self, recipe: Recipe, data: Data, data_name: Digest, pieces: int = 1) -> None:
@@ -194,7 +194,7 @@ class ReplayReplica:
     def replaying(
         self, assignment: TrainingAssignment, begin: TrainerSnapshot, first: int, end: int
     ) -> Generator[None, None, TrainerSnapshot]:
-        """The same, pausing after every step; nobody else may use the replica meanwhile."""
+        """`replay` that pauses after every step; no other work may use the replica meanwhile."""
         self.load(begin)
         for step in range(first, end):
             self.step(self.samples(assignment, step), step_of(assignment, step))
@@ -202,7 +202,7 @@ class ReplayReplica:
         return self.live()
 
     def samples(self, assignment: TrainingAssignment, step: int) -> tuple[Tensor, Tensor]:
-        """What the step of the round learns from: (inputs, targets)."""
+        """Batch of this step of the round: (inputs, targets)."""
         recipe, cursor = assignment.recipe, assignment.cursor + step * assignment.recipe.batch
         where = (assignment.shard, assignment.shards, cursor)
         return batch(self.data, *where, recipe.batch, recipe.seq_len, recipe.seed)

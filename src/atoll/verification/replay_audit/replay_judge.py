@@ -1,8 +1,8 @@
-"""How an exhibit is judged, apart from who does it when: an auditor step by step between its own rounds, or a
-reader of the history at once, offline.
+"""Judgment of one exhibit, for an auditor between its rounds and for an offline reader of the history.
 
-What the peer was told to do is made of the agreed state and of `Judge`, which is made of vertices. Never takes a
-number from the exhibit that follows from what was agreed.
+The assignment follows from the agreed state and from `JudgeReplay`, which follows from vertices.
+Invariants:
+- No number that follows from agreed state is taken from the exhibit.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from atoll.verification.replay_audit.tolerance import PINS, pinned, profile_here
 
 @dataclass(frozen=True)
 class ReplayJudge:
-    """One exhibit and what it is held against. `name`: what commitments of this run call a wire."""
+    """One exhibit and the facts to judge it by. `name` computes the name of a wire in commitments of this run."""
 
     run: Digest
-    learning: TrainingSpec  # what the round is learned by
+    learning: TrainingSpec  # training rules of the round
     work: JudgeReplay
     shown: SegmentExhibit
-    before: SharedState  # the agreed state that the round began with
+    before: SharedState  # agreed state at the start of the round
     name: Callable[[Buffer], Digest]
 
     def __post_init__(self) -> None:
-        """PeerFault if it is not what its commitments hold."""
+        """PeerFault if the peer's commitments do not name it."""
         if why := why_not_said(self.shown, self.work.claim, self.work.last_claim):
             raise PeerFault(self.work.peer, why)
 
     def assignment(self) -> TrainingAssignment:
-        """What the peer was told, and what it may have begun with, by the claim that it made before."""
+        """The peer's assignment, with the start that its claim before allows."""
         work, last = self.work, self.shown.last
         told = assigned(
             self.run,
@@ -87,7 +87,7 @@ class ReplayJudge:
         return bounds, part_codecs(learning.recipe.coding.up, common, bounds)
 
     def update(self, assignment: TrainingAssignment) -> Verdict:
-        """Is what it sent what comes of its last state? Takes no step."""
+        """Whether its update follows from its last state. Takes no step."""
         shown, work, layout = self.shown, self.work, self.learning.layout
         if (wrong := why_contradicts(shown, work.steps, work.root)) is not None:
             return wrong
@@ -108,15 +108,17 @@ class ReplayJudge:
 
 
 class SecondJudgment(NamedTuple):
-    """What comes out when an exhibit is judged a second time."""
+    """Result of judging an exhibit a second time."""
 
     said: JudgmentResult
-    proven: bool  # what it is found of is fixed by what the peer signed, so nobody else can have made it up
+    proven: bool  # the peer's signature fixes the judged bytes: no other peer can have made them
 
 
 def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) -> SecondJudgment:
-    """The same, all at once, by a reader who was not there and believes nobody that the peer showed this. `replica`
-    is asked for only if steps are to be taken. PeerFault for bytes that nobody committed to."""
+    """Judge the whole exhibit, without trust in any report that the peer showed it.
+
+    `replica` is called only if steps are to be replayed. PeerFault for bytes without a commitment.
+    """
     work, shown, layout = trial.work, trial.shown, trial.learning.layout
     assignment, (_, codecs) = trial.assignment(), trial.codecs()
     unbound = why_update_unbound(shown, assignment, work.claim, work.last_claim, codecs, layout, trial.name)
@@ -131,7 +133,9 @@ def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) 
             assignment, shown.claim, shown.links, work.segment, begin, end, replica(assignment.recipe)
         )
     profile = shown.claim.profile
-    by_bits = pinned(profile, profile) and not pinned(profile, profile_here())  # there, and not here
+    by_bits = pinned(profile, profile) and not pinned(
+        profile, profile_here()
+    )  # bits are comparable there, and not here
     if isinstance(verdict, ReplayAccepted) and verdict.distance * 2 > verdict.tolerance > 0:
         verdict = ReplayImpossible(
             f"its distance here, {verdict.distance:.1e}, is within the tolerance of {verdict.tolerance:.1e}, and "
@@ -147,7 +151,7 @@ def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) 
 
 
 def in_words(verdict: Verdict) -> JudgmentResult:
-    """What an auditor signs, and why."""
+    """The finding that an auditor signs, with its reason."""
     match verdict:
         case ReplayAccepted(distance=distance):
             return JudgmentResult("accepted", f"distance {distance:.1e}")
@@ -172,7 +176,7 @@ def assigned(
     head: SharedState,
     batch: int,
 ) -> TrainingAssignment:
-    """What follows for one trainer from genesis, the agreed state and the plan."""
+    """One trainer's assignment from genesis, the agreed state and the plan."""
     recipe = learning.recipe
     if batch:
         recipe = msgspec.structs.replace(recipe, batch=batch)

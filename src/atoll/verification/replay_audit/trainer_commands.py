@@ -10,7 +10,7 @@ from atoll.verification.replay_audit.state_chain import ChainClaim
 
 
 class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
-    """Write into this file what shows how this segment of a round was trained."""
+    """Write the exhibit of this segment of a round into this file."""
 
     round: int
     segment: int
@@ -20,7 +20,7 @@ class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
 
 
 class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
-    """Take the segment again that another member shows in this file."""
+    """Replay the segment that another member shows in this file."""
 
     assignment: TrainingAssignment
     segment: int
@@ -32,7 +32,7 @@ class NextAuditStep(msgspec.Struct, frozen=True, tag="GoOn"):
 
 
 class AuditProgress(msgspec.Struct, frozen=True, tag="Progressed"):
-    """One step of an audit is done. The last one brings the verdict, if there is one to give."""
+    """One step of an audit is done. The last one brings the verdict of a judgment."""
 
     done: bool
     verdict: Verdict | None = None
