@@ -15,10 +15,11 @@ from members import PEERS, Members
 from torch import nn
 
 import atoll
+from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.messages import AttachLoop, LoopRunOver, RunRequest, mailbox_room_bytes
 from atoll.runtime.embed.options import RunOptions
 from atoll.runtime.embed.peer_channel import PeerChannel
-from atoll.runtime.embed.peer_process import AttachedTrainer, _run_start, serve
+from atoll.runtime.embed.peer_process import _run_start, serve
 from atoll.runtime.embed.run import Run
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.protocol import LENGTH

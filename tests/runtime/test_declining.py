@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from atoll.base.errors import RunFailedError
+from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.messages import DeclineRounds, ToUser
-from atoll.runtime.embed.peer_process import AttachedTrainer
 from atoll.runtime.trainer.protocol import LENGTH, StepsTrained, TrainSteps
 from atoll.training.recipe.recipes import own_loop
 

@@ -33,7 +33,7 @@ from atoll.policy.participation import group_of, named
 from atoll.protocol.history.chain import genesis_digest, newest_hole, whole
 from atoll.runtime.clock import SystemClock
 from atoll.runtime.driver import Driver, PeerConfig
-from atoll.runtime.embed.peer_process import AttachedTrainer
+from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.addresses import as_last_time, dialable, only_here, with_ports
 from atoll.runtime.session_keys import certify, kept_session, remember_session
 from atoll.runtime.storage.atomic_files import unusable

@@ -1,4 +1,4 @@
-"""Peer process of a user's training loop, with the trainer stand-in that drives the loop.
+"""Peer process of a user's training loop.
 
 In `trainer/` the peer starts the trainer. Here the user's process is the trainer and starts the peer
 (`python -m atoll.runtime.embed.peer_process`). Commands, replies and shared memory are the same, over a socket
@@ -11,10 +11,9 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -24,215 +23,42 @@ from torch import Tensor
 from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
-from atoll.crypto.digest import Buffer
 from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.runtime.control.handlers import handlers_of
 from atoll.runtime.control.socket import ControlServer
+from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.messages import (
     AttachLoop,
-    DeclineRounds,
-    DetachLoop,
-    FromUser,
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
     PeerNews,
-    RoundsBegin,
-    ToUser,
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
-from atoll.runtime.trainer import ModelEvaluated, TrainerFailed, TrainerSpec
+from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
-    FRAME_MAX,
     LENGTH,
-    CancelTraining,
-    CommandDone,
-    CommandFailed,
-    InnerSaved,
-    LoadInner,
-    MergeAnchor,
-    SaveInner,
-    StepsTrained,
-    Taken,
-    TrainSteps,
-    WriteParameters,
 )
 from atoll.runtime.trainer.shared_memory import SharedMailbox
-from atoll.training.codec.blocks import Room, new_wire
 from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_bytes
 from atoll.verification.state_validation.policy import ValidationRule
-from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
     from atoll.runtime.training_peer import TrainingPeer
     from atoll.runtime.training_spec import RunStart
 
-T = TypeVar("T")
 FAREWELL_S = 10.0  # seconds for the others to agree on this leave; below `peer_channel.LEAVE_S`
 
 
-_FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
 _ATTACH = msgspec.msgpack.Decoder(AttachLoop)
-
-
-class AttachedTrainer:
-    """Stand-in for `TrainerClient` over a user's loop."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mailbox: SharedMailbox) -> None:
-        self.layout: ModelLayout | None = None
-        self._reader, self._writer, self._mailbox = reader, writer, mailbox
-        self._lock = asyncio.Lock()
-        self._replies: asyncio.Queue[FromUser] = asyncio.Queue()
-        self._job = 0
-        self._training = False  # True while the loop takes steps for a job
-        self.recipe: Recipe | None = None  # recipe of the run, once genesis is known
-        self.pass_steps = 0
-        self.validated = self.validates = False  # members evaluate the model; this loop can evaluate it
-        self.on_decline: Callable[[int], None] = lambda rounds: None
-        self.ended = asyncio.Event()
-
-    async def read_messages(self) -> None:
-        """Receive the loop's messages until it ends."""
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                message = _FROM_USER.decode(await self._reader.readexactly(size))
-                if isinstance(message, DetachLoop):
-                    break
-                if isinstance(message, DeclineRounds):
-                    self.on_decline(message.rounds)
-                    if not self._training or message.job != self._job:
-                        continue  # steps ahead of a job that was not requested yet
-                self._replies.put_nowait(message)
-        self.ended.set()
-
-    def send(self, message: ToUser) -> None:
-        body = msgspec.msgpack.encode(message)
-        assert len(body) <= FRAME_MAX
-        with suppress(ConnectionError):
-            self._writer.write(LENGTH.pack(len(body)) + body)
-
-    async def start(self, spec: TrainerSpec) -> ModelLayout:
-        assert self.layout is not None
-        if self.ended.is_set():
-            raise _ended()
-        assert self.recipe is not None, "a spec implies a known genesis"
-        self.send(RoundsBegin(self.recipe, self.validated))
-        return self.layout
-
-    async def train(
-        self,
-        steps: int,
-        *,
-        cursor: int,
-        shard: int,
-        shards: int,
-        global_step: int,
-        until: float | None = None,
-        ahead: int | None = None,
-        apart: bool = False,  # ignored: the loop chooses its data
-        batch: int = 0,  # ignored: the loop chooses its batch
-    ) -> StepsTrained:
-        if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
-            steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
-        async with self._lock:
-            self._job, self._training = self._job + 1, True
-            try:
-                message = TrainSteps(self._job, steps, until, cursor, shard, shards, global_step, ahead)
-                return await self._request(message, StepsTrained)
-            finally:
-                self._training = False
-
-    def cancel(self) -> None:
-        self.send(CancelTraining(self._job))
-
-    def hand_over(self) -> None:
-        self.cancel()
-
-    def stand(self) -> None:
-        self.send(CancelTraining(self._job, stands=True))
-
-    def read_x(self) -> Tensor:
-        return self._mailbox.x_F
-
-    async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
-        async with self._lock:
-            self._mailbox.x_F.copy_(x_F)
-            await self._request(WriteParameters(counters), CommandDone)
-
-    async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
-        async with self._lock:
-            self._mailbox.x_F[lo : lo + len(value_N)].copy_(value_N)
-            await self._request(MergeAnchor(lo, lo + len(value_N), how), CommandDone)
-
-    async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:
-        raise TrainerFailed("refused", "an attached loop evaluates its model itself", alive=True)
-
-    async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
-        raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
-
-    async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
-        if not isinstance(work, BeginValidation) or of_F is None or not self.validates:
-            raise TrainerFailed("refused", "this attached loop has no held-out loss (validate=)", alive=True)
-        async with self._lock:
-            self._mailbox.show(of_F)
-            return await self._request(work, LossesMeasured)
-
-    def made(self) -> Tensor:
-        raise TrainerFailed("refused", "an attached loop cannot replay steps", alive=True)
-
-    async def inner_state(self, room: Room = new_wire) -> Buffer:
-        if not self._averages:
-            return b""  # the optimizer belongs to the loop
-        async with self._lock:
-            saved = await self._request(SaveInner(), InnerSaved)
-            return self._mailbox.take(saved.size_bytes, room)
-
-    async def set_inner_state(self, data: Buffer) -> None:
-        if not self._averages:
-            return
-        async with self._lock:
-            await self._request(LoadInner(self._mailbox.put(data)), CommandDone)
-
-    @property
-    def _averages(self) -> bool:
-        """True if rounds average the moments of the loop's optimizer."""
-        return self.recipe is not None and any(self.recipe.schedule.moments)
-
-    async def stop(self) -> None:
-        return  # the user ends the loop
-
-    async def _request(self, command: ToUser, expected: type[T]) -> T:
-        self.send(command)
-        answer = asyncio.ensure_future(self._replies.get())
-        ended = asyncio.ensure_future(self.ended.wait())
-        await asyncio.wait({answer, ended}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not answer.done():
-            answer.cancel()
-            raise _ended()
-        message = answer.result()
-        if isinstance(message, CommandFailed):
-            raise TrainerFailed(message.why, message.what, alive=True)
-        if isinstance(message, DeclineRounds):
-            raise RunFailedError("E-ATT-08", "its loop declined this round")
-        assert isinstance(message, expected), f"{type(message).__name__} does not reply to {command}"
-        return message
-
-
-def _ended() -> TrainerFailed:
-    return TrainerFailed("crashed", "the training loop that this peer belongs to has ended")
-
-
-# ---- the peer process --------------------------------------------------------------------------------------
 
 
 async def serve(fd: int, memory: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Seconds
-from atoll.runtime.embed.peer_process import AttachedTrainer
+from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.trainer import TrainerClient, TrainerFailed, TrainerHeartbeat, TrainerSpec
 from atoll.training.exchange.layout import check_same
 from atoll.training.recipe.gradient import PLAIN

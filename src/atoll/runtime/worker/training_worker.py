@@ -50,7 +50,7 @@ from atoll.peer.tasks import (
     UpdateSettlement,
 )
 from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, RowsCompared, WeighRows
-from atoll.runtime.embed.peer_process import AttachedTrainer
+from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.private_state import (
     NOTHING,
