@@ -49,7 +49,7 @@ from soak_judge import (
     turns_of,
 )
 
-from atoll.cli.checkpoint import read_vertex
+from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.settings import decode_settings
 from atoll.runtime.training_spec import decode_learning

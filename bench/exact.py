@@ -38,7 +38,7 @@ from form import asking, report, versions
 from real_swarm import Swarm
 
 from atoll.base.ids import PeerId
-from atoll.cli.checkpoint import read_vertex
+from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.round.candidate import opened
 from atoll.peer.settings import decode_settings

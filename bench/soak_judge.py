@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.cli.checkpoint import read_vertex
+from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.round.candidate import trial_of
 from atoll.peer.settings import decode_settings

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.version import VERSION
 
 if TYPE_CHECKING:
     from atoll import reduce
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.runtime.local_swarm import local
     from atoll.training.experiment.api import ExperimentOptions, experiment
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "AtollError",
     "ExperimentOptions",

@@ -19,8 +19,8 @@ from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.base.units import spans_of, spans_text
-from atoll.cli.checkpoint import read_vertex
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
 
 CANNOT = "each peer reports the loss of its own data; the effect of one kept update: atoll blame --round"

@@ -19,11 +19,12 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.units import bytes_text, seconds_text, spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.stored_vertices import read_vertex, validated
 from atoll.cli.verify import kept_in
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory
-    from atoll.wire.messages.vertex import Member, Vertex, VertexBody
+    from atoll.wire.messages.vertex import Member
 
 LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
 
@@ -272,35 +273,6 @@ def could_train(members: Iterable[Member], counted: set[PeerId]) -> set[PeerId]:
     return {m.peer for m in members if m.trains} | counted
 
 
-def validated(kept: StoredHistory, folder: Path, round: int) -> dict[str, float]:
-    """Validators' findings about this state in later vertices, unverified.
-
-    Empty if there are none, too few validators reported, or the loss is not finite.
-    """
-    from atoll.base.limits import VALIDATION_OPEN
-    from atoll.peer.settings import settings_of_run
-    from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT, ValidationLedger
-    from atoll.wire.codec import vertex_id
-
-    settings = settings_of_run(read_vertex(kept, folder, -1)[1])
-    if settings.validated is None:
-        return {}
-    here = {-1, *kept.rounds}
-    read = {r: read_vertex(kept, folder, r) for r in range(round, round + VALIDATION_OPEN + 1) if r in here}
-    bodies, ids = {r: body for r, (_, body) in read.items()}, {r: vertex_id(v.body) for r, (v, _) in read.items()}
-    validations = ValidationLedger(settings.validated, settings.round.quorum)
-    validations.follow(round, ids, bodies)
-    if (candidate := validations.candidates.get(round)) is None:
-        return {}
-    validations.follow(max(bodies), ids, bodies)
-    found: dict[str, float] = {}
-    for of, loss in zip(("", "canary "), candidate.values or (), strict=False):
-        found |= {f"{of}loss": loss / NAT} if loss < LOSS_MOST else {}
-    for of, right in zip(("", "canary "), candidate.accuracy or (), strict=False):
-        found |= {f"{of}accuracy": right / ALL}
-    return found
-
-
 def _branch(kept: StoredHistory, round: int) -> dict[str, Any]:
     """Another vertex that closed this round, as this folder keeps it, unverified; empty if there is none."""
     from atoll.wire.codec import decode_body, decode_vertex, vertex_id
@@ -319,24 +291,6 @@ def _branch(kept: StoredHistory, round: int) -> dict[str, Any]:
         )
     except PeerFault:
         return {}  # reported by `atoll verify`
-
-
-def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, VertexBody]:
-    """Vertex of a listed round, unverified. RunFailedError if it cannot be read."""
-    from atoll.wire.codec import decode_body, decode_vertex
-
-    data = kept.genesis if round == -1 else kept.read(round)
-    assert data is not None  # it was listed in this very transaction
-    try:
-        vertex = decode_vertex(data)
-        return vertex, decode_body(vertex.body)
-    except PeerFault as fault:
-        raise RunFailedError(
-            "E-CHK-02",
-            f"the vertex of round {round} cannot be read: {fault.what}",
-            cause="this disk or a copy of this folder lost or changed bytes",
-            fix=f"atoll verify {folder}",
-        ) from fault
 
 
 def _size_of(blob: Path) -> int | None:

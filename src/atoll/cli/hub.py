@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
     """Write a model folder; returns its files. RunFailedError if this version cannot read the run or the state."""
-    from atoll.cli.checkpoint import read_vertex
+    from atoll.cli.stored_vertices import read_vertex
     from atoll.peer.settings import decode_settings
     from atoll.runtime.training_spec import decode_learning
     from atoll.training.export import hugging_face_files
@@ -82,7 +82,7 @@ def what_is(files: list[Path]) -> str:
 def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: TrainingSpec) -> ModelCard:
     from msgspec import UNSET
 
-    from atoll.cli.checkpoint import read_vertex, validated
+    from atoll.cli.stored_vertices import read_vertex, validated
     from atoll.training.export import CardContributor, ModelCard
     from atoll.wire.codec import decode_statement, vertex_id
     from atoll.wire.messages.statements import Commitment

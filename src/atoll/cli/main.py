@@ -18,8 +18,8 @@ from typing import Any
 
 import cyclopts
 
-from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
+from atoll.base.version import VERSION
 from atoll.cli import (
     amend,
     blame,
@@ -62,7 +62,7 @@ def _each_by_itself(words: list[str]) -> list[str]:
 app = cyclopts.App(
     name="atoll",
     help="Train one PyTorch model together on many machines that do not trust each other.",
-    version=__version__,
+    version=VERSION,
     help_format="plaintext",
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )

@@ -139,7 +139,7 @@ def _run_of(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket 
 
 def _known_in(folder: Path) -> tuple[Digest, Bootstrap, Ticket | None]:
     """Run id of this folder, addresses of members in its newest vertex, and its ticket."""
-    from atoll.cli.checkpoint import read_vertex
+    from atoll.cli.stored_vertices import read_vertex
     from atoll.wire.ticket import parse
 
     with kept_in(folder) as kept:

@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from atoll import __version__
 from atoll.base.errors import AtollError, RunFailedError, UsageError
+from atoll.base.version import VERSION
 from atoll.runtime.control.socket import ask_soon
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.storage.ownership import open_private, private_folder, safe_folder
@@ -373,7 +373,7 @@ def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {
-        "atoll": __version__,
+        "atoll": VERSION,
         "torch": version("torch"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from atoll import __version__
 from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import TICKET_MOST_S
+from atoll.base.version import VERSION
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.operator_commands import turnout
@@ -145,7 +145,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "name": host.wish.name,
         "folder": str(host.folder),
         "process": os.getpid(),
-        "version": __version__,
+        "version": VERSION,
         "standing": mine["standing"] if mine else "outside",
         "role": host.wish.role,
         "round": machine.at,
