@@ -408,7 +408,7 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
 def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     """A recipe's outer part for a custom loop, which brings its own model, data and optimizer.
 
-    Members still send sums of gradients if the recipe accumulates them (`exchange/user_optimizer.py`). ValueError
+    Members still send sums of gradients if the recipe accumulates them (`recipe/user_optimizer.py`). ValueError
     if the recipe needs more of the loop; `believed`: see `in_swarm`.
     """
     why = ""

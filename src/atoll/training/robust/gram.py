@@ -5,7 +5,7 @@ the rows cancels. The center is the row of median norm, so no sender can choose 
 matrix centered on the first row lets the first sender choose Krum's result).
 Gram matrices about one center add up over coordinates: each owner of a part contributes n×n numbers, and every
 distance rule still sees whole vectors. Sums have any fast order: that of the kernels (the extra `fast`) or of BLAS.
-Callers that need the same bits on other computers use exchange/deterministic_dot.
+Callers that need the same bits on other computers use codec/deterministic_dot.
 Invariants:
 - Arithmetic on the matrix is elementwise and in a fixed order, without LAPACK: equal matrices give equal weights on
   every machine.

@@ -369,7 +369,7 @@ def decode_places(lows, unary, low_bits, places):
     return count
 
 
-# ---- inner products: see exchange/deterministic_dot ------------------------------------------------------------
+# ---- inner products: see codec/deterministic_dot ---------------------------------------------------------------
 
 
 @part
