@@ -18,6 +18,7 @@ from atoll.base.machine import (
     Start,
     TaskDone,
     TimerFired,
+    expand_broadcasts,
 )
 from atoll.crypto.digest import digest, manifest_of
 from atoll.peer.events import JoinRejected
@@ -65,7 +66,7 @@ def facts(effects: list[Effect]) -> list[JoinRejected]:
 
 
 def said_to(peer: PeerId, effects: list[Effect]) -> list[Message]:
-    return [e.message for e in effects if isinstance(e, Send) and e.to == peer]
+    return [e.message for e in expand_broadcasts(effects) if isinstance(e, Send) and e.to == peer]
 
 
 def hear(peer: Peer, by: PeerId, message: Message, now: Seconds = NOW) -> list[Effect]:
@@ -201,7 +202,7 @@ def part(state: bytes) -> Message:
 def answers(peer: Peer, by: PeerId = STRANGER) -> set[str]:
     """Effects of all requests: kinds of messages, and disk jobs."""
     effects = [effect for message in asks(peer) for effect in hear(peer, by, message)]
-    left = [e for e in effects if type(e).__name__ not in ("Send", "SetTimer")]
+    left = [e for e in effects if type(e).__name__ not in ("Send", "Broadcast", "SetTimer")]
     return {type(message).__name__ for message in said_to(by, effects)} | {type(e).__name__ for e in left}
 
 

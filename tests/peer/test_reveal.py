@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Event, Received, Send
+from atoll.base.machine import Broadcast, Effect, Event, Received, Send
 from atoll.peer.events import RoundClosed, RoundSkipped
 from atoll.peer.peer import Peer
 from atoll.peer.round import commit_reveal
@@ -52,7 +52,9 @@ def without_first_attempts(monkeypatch: pytest.MonkeyPatch, round: int) -> None:
         effects, under_way = handle(self, event, now), self.round
         if under_way is None or under_way.plan.round != round or under_way.attempt > 0:
             return effects
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, ProposalMessage))]
+        return [
+            e for e in effects if not (isinstance(e, Send | Broadcast) and isinstance(e.message, ProposalMessage))
+        ]
 
     monkeypatch.setattr(Peer, "handle", silenced)
 

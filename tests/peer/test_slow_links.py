@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as changed
 
-from atoll.base.machine import Effect, Send
+from atoll.base.machine import Broadcast, Effect, Send
 from atoll.peer.events import RoundClosed, StateMissing
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdvanceState
@@ -107,7 +107,7 @@ def without_proposals(handle, until_s: float = float("inf")):
         return [
             e
             for e in effects
-            if now >= until_s or not (isinstance(e, Send) and isinstance(e.message, ProposalMessage))
+            if now >= until_s or not (isinstance(e, Send | Broadcast) and isinstance(e.message, ProposalMessage))
         ]
 
     return silenced

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Emit, Fact, Received, RunTask, Send, TaskDone
+from atoll.base.machine import Effect, Emit, Fact, Received, RunTask, Send, TaskDone, expand_broadcasts
 from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.peer.events import MemberAccused, ProtocolFault
 from atoll.peer.settings import RunSettings
@@ -72,7 +72,9 @@ def told(effects: list[Effect], kind: type[Fact]) -> list:
 
 
 def shown_to(effects: list[Effect]) -> list[PeerId]:
-    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, MalformedRowShown)]
+    return [
+        e.to for e in expand_broadcasts(effects) if isinstance(e, Send) and isinstance(e.message, MalformedRowShown)
+    ]
 
 
 @pytest.fixture

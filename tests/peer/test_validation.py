@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Effect, Received, RunTask, Send, TaskDone, TimerFired
+from atoll.base.machine import Effect, Received, RunTask, Send, TaskDone, TimerFired, expand_broadcasts
 from atoll.features.archive.policy import ErasureParams
 from atoll.features.attribution.statistics import blame_by_validation, refusals
 from atoll.peer.events import AttemptFailed, AutoRolledBack, ProposalRejected, ProtocolFault
@@ -112,7 +112,7 @@ def test_what_a_validator_saw_is_said_again_until_a_vertex_holds_it():
     swarm.world.run(swarm.world.now + 300, stop=lambda: bool(said()))
     (word,) = said()
     effects = carl.handle(TimerFired("beat"), swarm.world.now + 4.0)
-    again = {e.to for e in effects if isinstance(e, Send) and e.message == MemberReport(word)}
+    again = {e.to for e in expand_broadcasts(effects) if isinstance(e, Send) and e.message == MemberReport(word)}
     assert again == {ADA, BOB}
     reach(swarm, history_of(swarm).head + 3)
     assert word not in said()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Emit, Persist, Send
+from atoll.base.machine import Effect, Emit, Persist, Send, expand_broadcasts
 from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
 from atoll.protocol.agreement.interface import ConsensusEngine
 from atoll.protocol.agreement.one_phase import OnePhaseAgreement
@@ -57,7 +57,7 @@ class Table:
         return StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualVerifier()).sign(statement)
 
     def do(self, name: PeerId, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in expand_broadcasts(effects):
             match effect:
                 case Persist(blob=bytes(blob)):
                     self.kept[name] = blob

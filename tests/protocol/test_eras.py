@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Effect, Emit, Event, Received, RunTask, Send, Start, TaskDone
+from atoll.base.machine import Broadcast, Effect, Emit, Event, Received, RunTask, Send, Start, TaskDone
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer import operator_commands
@@ -142,7 +142,11 @@ def _says_nothing(peer: Peer) -> Peer:
     def handle(event: Event, now: float) -> list[Effect]:
         effects = react(event, now)
         asked = isinstance(event, Received) and isinstance(event.message, EraSignaturesRequest)
-        return [e for e in effects if asked or not (isinstance(e, Send) and isinstance(e.message, EraSignatures))]
+        return [
+            e
+            for e in effects
+            if asked or not (isinstance(e, Send | Broadcast) and isinstance(e.message, EraSignatures))
+        ]
 
     peer.handle = handle
     return peer
@@ -459,7 +463,9 @@ def test_whoever_keeps_signatures_back_keeps_no_newcomer_out():
 
     def handle(event: Event, now: float) -> list[Effect]:
         effects = react(event, now)
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, EraSignatures))]
+        return [
+            e for e in effects if not (isinstance(e, Send | Broadcast) and isinstance(e.message, EraSignatures))
+        ]
 
     miser.machine.handle = handle
     late = swarm.join(4, miser.name)

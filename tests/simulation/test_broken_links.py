@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.machine import Effect, Event, Fact, Received, Send
+from atoll.base.machine import Broadcast, Effect, Event, Fact, Received, Send
 from atoll.peer.events import OwnerFault, RoundClosed
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
@@ -115,7 +115,7 @@ def test_who_proposes_after_another_has_asked_for_words_that_it_lacks(monkeypatc
             return []
         effects = list[Effect]()
         for effect in handle(self, event, now):
-            if isinstance(effect, Send) and isinstance(effect.message, ProposalMessage):
+            if isinstance(effect, Send | Broadcast) and isinstance(effect.message, ProposalMessage):
                 if self.me == one:
                     parts.append(sum(part is not None for part in decode_body(effect.message.body).parts))
                 elif not effect.message.timeouts:

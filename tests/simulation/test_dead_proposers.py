@@ -7,7 +7,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest
-from atoll.base.machine import Effect, Event, Fact, Send
+from atoll.base.machine import Effect, Event, Fact, Send, expand_broadcasts
 from atoll.peer.events import ProposalRejected, RoundBegan, RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
@@ -72,7 +72,7 @@ def test_wrong_proposals_one_after_the_other_are_passed_as_fast_as_votes_travel(
         handle = machine.handle
 
         def twisted(event: Event, now: float) -> list[Effect]:
-            return [said_otherwise(node, effect) for effect in handle(event, now)]
+            return [said_otherwise(node, effect) for effect in expand_broadcasts(handle(event, now))]
 
         machine.handle = twisted
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Effect, Event, Fact, Send
+from atoll.base.machine import Broadcast, Effect, Event, Fact, Send
 from atoll.peer.events import AttemptFailed, RoundClosed, ShareBegan
 from atoll.peer.peer import Peer
 from atoll.peer.round.vertex_body import check_body
@@ -202,7 +202,9 @@ def test_whoever_is_not_in_a_round_owes_it_nothing_and_holds_it_up_for_a_third_o
         effects = handle(self, event, now)
         if self.me != silent or story.swarm.world.now < story.ends.get(4, 1e9):
             return effects
-        return [e for e in effects if not isinstance(e, Send) or not isinstance(e.message, RoundMessage)]
+        return [
+            e for e in effects if not isinstance(e, Send | Broadcast) or not isinstance(e.message, RoundMessage)
+        ]
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, PartsReduced) and fact.round > 5 and node.name != silent:

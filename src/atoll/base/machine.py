@@ -6,6 +6,7 @@ executes the effects. The contract:
 
 - A `Send` may be lost, delayed, duplicated and reordered. No step may depend on its arrival. A waiting one with a
   payload is replaced by a newer one with the same `place`.
+- A `Broadcast` becomes one `Send` for each of the peers that the driver's contacts policy picks from its roster.
 - The effects of one call are executed in order. A `Persist` is durable before any later `Send` or `RunTask`.
 - A `RunTask` runs outside the event loop and is answered exactly once, by `TaskDone` or `TaskFailed`.
 - A second `SetTimer` of a name replaces the old deadline; `at=None` cancels it. Timers outlive their round, so
@@ -15,7 +16,7 @@ executes the effects. The contract:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -153,6 +154,14 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     payload: Payload | None = None
 
 
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """Send a control message to the roster, as far as the contacts policy of the driver picks its peers."""
+
+    topic: str  # conversation, by which a policy may choose
+    message: Message
+    roster: tuple[PeerId, ...]  # peers for which the machine means the message, without the local peer
+
+
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Set or cancel the timer of this name."""
 
@@ -201,4 +210,22 @@ class Fact(msgspec.Struct, frozen=True, gc=False, tag=True, kw_only=True):
     trace: str = ""  # hex prefix of the vertex that the round started from, equal at every honest peer
 
 
-Effect = Send | SetTimer | RunTask | Persist | Connect | Disconnect | Emit
+Effect = Send | Broadcast | SetTimer | RunTask | Persist | Connect | Disconnect | Emit
+
+ContactsPolicy = Callable[[str, tuple[PeerId, ...]], tuple[PeerId, ...]]
+"""Peers that get a broadcast: a function of its topic and roster."""
+
+
+def contact_all(topic: str, roster: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    """The contacts policy of a full mesh."""
+    return roster
+
+
+def expand_broadcasts(effects: Iterable[Effect], contacts: ContactsPolicy = contact_all) -> Iterator[Effect]:
+    """The effects in their order, with one `Send` per contact in place of each `Broadcast`."""
+    for effect in effects:
+        if isinstance(effect, Broadcast):
+            for peer in contacts(effect.topic, effect.roster):
+                yield Send(peer, effect.message)
+        else:
+            yield effect

@@ -17,6 +17,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import EARLY_ROUNDS
 from atoll.base.machine import (
+    Broadcast,
     Effect,
     Emit,
     Event,
@@ -213,7 +214,7 @@ class Participation:
     def from_round(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         out: list[Effect] = []
         for effect in effects:
-            if self.unknown_key and isinstance(effect, Send) and _signed_by(effect.message) == self.me:
+            if self.unknown_key and isinstance(effect, Send | Broadcast) and _signed_by(effect.message) == self.me:
                 continue  # others would take it for a forgery
             out.append(effect)
             if isinstance(effect, Persist) and effect.name.startswith("said/") and effect.blob is not None:

@@ -27,6 +27,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
     BandwidthMeasured,
+    Broadcast,
     Effect,
     Event,
     LinkDown,
@@ -125,12 +126,16 @@ class Peer:
     def _for_readers(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Drop every send to a peer that may not read it, whatever caused it."""
         out: list[Effect] = []
+        wall_s = self.participation.run_time(now)
         for effect in effects:
-            if isinstance(effect, Send):
-                left = self.readers.may_leave(effect, self.view, self.participation.run_time(now))
-                out += [left] if left is not None else []
-            else:
-                out.append(effect)
+            match effect:
+                case Send():
+                    left = self.readers.may_leave(effect, self.view, wall_s)
+                    out += [left] if left is not None else []
+                case Broadcast():
+                    out.append(self.readers.narrow(effect, self.view, wall_s))
+                case _:
+                    out.append(effect)
         return out
 
     def _react(self, event: Event, now: Seconds) -> list[Effect]:

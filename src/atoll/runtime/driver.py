@@ -22,6 +22,7 @@ from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError,
 from atoll.base.ids import Digest, PeerId, Seconds, short
 from atoll.base.machine import (
     Connect,
+    ContactsPolicy,
     Disconnect,
     Effect,
     Emit,
@@ -41,6 +42,8 @@ from atoll.base.machine import (
     TaskDone,
     TaskFailed,
     TimerFired,
+    contact_all,
+    expand_broadcasts,
 )
 from atoll.crypto.digest import Buffer
 from atoll.crypto.identity import (
@@ -145,20 +148,19 @@ class Driver:
         self.clock = SystemClock()
         self.record = EventLog(self.folder / "facts.jsonl")
         self.progress = RunStatus.of(self.record.tail())
-        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: (
-            None
-        )  # called with every line of the event log
+        # called with every line of the event log
+        self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None
         # where names are quick: hasher of arriving payloads, and the name made from its digest, or None
         self.follow: Callable[[], PayloadHasher | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_broken: Callable[[BaseException], None] = lambda broken: None  # called on a defect of Atoll itself
-        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: (
-            None
-        )  # called once the disk refuses writes
+        # called once the disk refuses writes
+        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols
         self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         self.discovery: Discovery = TicketAddresses(lambda: self.bootstrap)
+        self.contacts: ContactsPolicy = contact_all
         self._carriage = BandwidthEstimator()
         self._upload_bytes_s = 0  # upload cap; 0: none
         self.stopped = asyncio.Event()
@@ -170,9 +172,8 @@ class Driver:
         self._timers: dict[str, tuple[Seconds, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unkept: list[tuple[str, bytes | None]] = []
-        self._last: tuple[Message, bytes] | None = (
-            None  # last message and its encoding: a broadcast is encoded once
-        )
+        # last message and its encoding: a broadcast is encoded once
+        self._last: tuple[Message, bytes] | None = None
         self._refused: set[tuple[int, str]] = set()  # (round, reason) of refused work that was reported
         self._closing = False
         self._silent = False  # a durable write failed: nothing is sent any more
@@ -339,7 +340,7 @@ class Driver:
             self.on_unkept(unkept.why)
 
     def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in expand_broadcasts(effects, self.contacts):
             match effect:
                 case Persist(name, blob):
                     self._unkept.append((name, blob))

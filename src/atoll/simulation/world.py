@@ -21,6 +21,7 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import (
     BandwidthMeasured,
     Connect,
+    ContactsPolicy,
     Disconnect,
     Effect,
     Emit,
@@ -39,6 +40,8 @@ from atoll.base.machine import (
     TaskDone,
     TaskFailed,
     TimerFired,
+    contact_all,
+    expand_broadcasts,
     tag_of,
 )
 from atoll.peer.operator_commands import farewell
@@ -93,6 +96,7 @@ class VirtualWorld:
         self.seed = seed
         self.draw = random.Random(f"world/{seed}")
         self.network = VirtualNetwork(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
+        self.contacts: ContactsPolicy = contact_all
         self.now: Seconds = 0.0
         self.nodes: dict[PeerId, VirtualComputer] = {}
         self.links: set[tuple[PeerId, PeerId]] = set()
@@ -207,11 +211,10 @@ class VirtualWorld:
         assert node.machine is not None
         self.events += 1
         self._digest.update(f"{self.now:.9f}/{node.name}/{_label(event)}".encode())
-        for effect in node.machine.handle(event, node.clock.local(self.now)):
-            self._carry_out(node, effect)
+        self.carry_out(node, node.machine.handle(event, node.clock.local(self.now)))
 
     def carry_out(self, node: VirtualComputer, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in expand_broadcasts(effects, self.contacts):
             self._carry_out(node, effect)
 
     def dial(self, name: PeerId, other: PeerId) -> None:

@@ -19,7 +19,7 @@ from watch import Watch
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Emit, Send
+from atoll.base.machine import Effect, Emit, Send, expand_broadcasts
 from atoll.crypto.signer import Signer
 from atoll.protocol.agreement.events import BodyDecided, Equivocation, MayPropose, ProposalReceived
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
@@ -114,7 +114,7 @@ class Twins:
 
     def _apply(self, copy: Copy, effects: list[Effect]) -> None:
         machine, name = self.machines[copy], copy[0]
-        for effect in effects:
+        for effect in expand_broadcasts(effects):
             match effect:
                 case Send():
                     self.watch.shown(effect.message)

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.base.machine import Effect, Emit, Persist, Send
+from atoll.base.machine import Effect, Emit, Persist, Send, expand_broadcasts
 from atoll.crypto.digest import digest
 from atoll.protocol.agreement.events import MayPropose, ProposalReceived
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
@@ -80,7 +80,7 @@ class Gang:
 
     def _apply(self, name: PeerId, twin: int, effects: list[Effect]) -> None:
         machine = self.machines[name, twin]
-        for effect in effects:
+        for effect in expand_broadcasts(effects):
             match effect:
                 case Send(to, message):
                     if "twins" not in self.habits[name] or to in self.world.villains or self.side[to] == twin:

@@ -28,7 +28,7 @@ from watch import Watch
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Emit, Persist, Received, Send
+from atoll.base.machine import Effect, Emit, Persist, Received, Send, expand_broadcasts
 from atoll.crypto.signer import Signer
 from atoll.peer.sync.early_messages import EarlyMessageBuffer
 from atoll.policy.plan import quorum
@@ -467,6 +467,7 @@ class World:
     def _apply(self, host: Host, effects: list[Effect]) -> None:
         """All of it; or, if it dies now, a part, without the writes that no word has followed yet."""
         height, dies = host.height, False
+        effects = list(expand_broadcasts(effects))
         if self.dying == host.name and any(isinstance(e, Persist) for e in effects):
             self.dying = None
             effects = effects[: self.draw.randint(0, len(effects))]

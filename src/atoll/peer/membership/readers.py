@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Send
+from atoll.base.machine import Broadcast, Send
 from atoll.peer.membership.admission import EXPELLED, code_of
 from atoll.peer.run_view import RunView
 from atoll.policy.membership import ticket_problem
@@ -66,6 +66,11 @@ class Readers:
             head = decode_body(vertices[-1].body).round if vertices else 0
             return replace(send, message=VerticesResponse(vertices, head)) if vertices else None
         return send if code is None else None
+
+    def narrow(self, broadcast: Broadcast, known: RunView | None, wall_s: Seconds) -> Broadcast:
+        """The broadcast to those of its roster that may read."""
+        allowed = (peer for peer in broadcast.roster if self.refusal(peer, known, wall_s) is None)
+        return replace(broadcast, roster=tuple(allowed))
 
 
 def _until_expelled(vertices: tuple[Vertex, ...], peer: PeerId, known: RunView) -> tuple[Vertex, ...]:

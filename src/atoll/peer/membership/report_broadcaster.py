@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Effect, Send, tag_of
+from atoll.base.machine import Broadcast, Effect, Send, tag_of
 from atoll.peer.run_view import RunView
 from atoll.policy.membership import only_counts
 from atoll.protocol.membership.failure_detector import FailureDetector
@@ -94,12 +94,13 @@ class ReportBroadcaster:
             return []
         self._said_again = now
         known = self._known()
-        return [Send(p, MemberReport(word)) for word in known.pool.my_words() for p in known.roster.within_reach()]
+        return [self._broadcast(word) for word in known.pool.my_words()]
 
     def _to_all(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
-        message = MemberReport(signed)
-        sends: list[Effect] = [Send(p, message) for p in self._known().roster.within_reach()]
-        return sends + self._pool(self._me, signed, now)
+        return [self._broadcast(signed), *self._pool(self._me, signed, now)]
+
+    def _broadcast(self, signed: SignedStatement) -> Broadcast:
+        return Broadcast("reports", MemberReport(signed), tuple(self._known().roster.within_reach()))
 
     def _voice(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
         if not self._known().pool.crowded:

@@ -18,7 +18,7 @@ from atoll.base.draw import draw_below
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
-from atoll.base.machine import Effect, Send
+from atoll.base.machine import Broadcast, Effect, Send
 from atoll.base.round_robin import in_turn
 from atoll.peer.events import IncompatibleCall
 from atoll.peer.round.candidate import CommitmentCache
@@ -78,7 +78,7 @@ class CommitmentTable:
         self.now.hear(self.me, commit, signed)
         self.awaited.discard(self.me)
         message = self._message(signed)
-        return [Send(p, message) for p in self.hearers if p != self.me]
+        return [Broadcast("commitments", message, tuple(p for p in self.hearers if p != self.me))]
 
     def hear(self, signed: SignedStatement) -> Commitment | DoubleCommit | None:
         """Store a commitment; returns what is new in it, None if nothing is. PeerFault if it breaks a rule."""

@@ -160,7 +160,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         if self.me in tally.pre_votes:
             return []
         tally.pre_votes.add(self.me)
-        return [*self._send_pre_vote(self.others), *self._close_if_abandoned()]
+        return [*self._send_pre_vote(), *self._close_if_abandoned()]
 
     def remind(self, to: PeerId | None = None) -> list[Effect]:
         """Repeat the local statements of the current view: to one peer, or to all unresponsive voters."""
@@ -276,8 +276,8 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
 
     def _send_vote(self, view: int, digest: Digest) -> list[Effect]:
         signed = self.notary.sign(Vote(self.round, view, "commit", digest))
-        sends = [Send(peer, self._vote_message(view, signed)) for peer in self.others]
-        return [*sends, *self._count_vote(view, digest, signed)]
+        vote = self._broadcast(self._vote_message(view, signed))
+        return [vote, *self._count_vote(view, digest, signed)]
 
     def _count_vote(self, view: int, digest: Digest, signed: SignedStatement) -> list[Effect]:
         tally = self._tally(view)
@@ -310,7 +310,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         self.state.closed_view, self.state.ballot_entry = view, self.state.newest
         return [
             self._persist(),
-            *self._send_ballot(self.others),
+            *self._send_ballot(),
             *self._try_to_lead(),
             *self._vote_or_judge(view + 1),
         ]
@@ -351,7 +351,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
             tally.election = LeaderElection(tuple(signed for _, signed in chosen), newest)
         return tally.election
 
-    def _send_ballot(self, peers: Iterable[PeerId]) -> list[Effect]:
+    def _send_ballot(self, peers: Iterable[PeerId] | None = None) -> list[Effect]:
         view = self.state.closed_view
         mine = self._tally(view).ballots.get(self.me)
         if mine is None:
@@ -359,11 +359,11 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
             ballot = ViewTimeout(self.round, view, *self.state.ballot_entry)
             mine = self._tally(view).ballots[self.me] = (ballot, self.notary.sign(ballot))
         message = TimeoutMessage(self.round, self._attempt(view), self.trace, mine[1], None)
-        return [Send(p, message) for p in peers]
+        return [self._broadcast(message)] if peers is None else [Send(p, message) for p in peers]
 
-    def _send_pre_vote(self, peers: Iterable[PeerId]) -> list[Effect]:
+    def _send_pre_vote(self, peers: Iterable[PeerId] | None = None) -> list[Effect]:
         message = PreVote(self.round, self._attempt(self.view), self.trace, self.view)
-        return [Send(p, message) for p in peers]
+        return [self._broadcast(message)] if peers is None else [Send(p, message) for p in peers]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 

@@ -303,8 +303,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         signed = self.notary.sign(vote)
         # durable before it is sent: a voter that forgets its vote could help decide two bodies
         message = self._vote_message(view, signed)
-        sends = [Send(peer, message) for peer in self.others]
-        return [self._persist(), *sends, *self._count_vote(vote, signed)]
+        return [self._persist(), self._broadcast(message), *self._count_vote(vote, signed)]
 
     def _may_vote(self, view: int) -> bool:
         """Whether voting in this view is allowed. Never after a timeout: its quorum permits the next proposal."""
@@ -401,7 +400,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
             mine = (timeout, self.notary.sign(timeout))
             tally.timeouts[self.me] = mine
         message = TimeoutMessage(self.round, self._attempt(view), self.trace, mine[1], high)
-        return [Send(p, message) for p in (self.others if peers is None else peers)]
+        return [self._broadcast(message)] if peers is None else [Send(p, message) for p in peers]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Emit, Fact, Send
+from atoll.base.machine import Broadcast, Effect, Emit, Fact, Message
 from atoll.protocol.agreement.events import BodyDecided, Equivocation, ProposalReceived
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import StatementSigner
@@ -136,7 +136,10 @@ class RoundVoter(ABC, Generic[T]):
         self._tally(view).set_proposal(message, digest)
         self.asked.add(digest)
         self.approved.add(digest)
-        return [Send(peer, message) for peer in self.others]
+        return [self._broadcast(message)]
+
+    def _broadcast(self, message: Message) -> Broadcast:
+        return Broadcast("agreement", message, self.others)
 
     def _open_proposal(self, sender: PeerId, message: ProposalMessage) -> Proposal | None:
         """The signed proposal, or None if its view is out of reach.

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MOST, ERAS_LACKING_MAX, ERAS_READ_AT_ONCE
-from atoll.base.machine import Effect, Emit, Fact, Persist, RunTask, Send
+from atoll.base.machine import Broadcast, Effect, Emit, Fact, Persist, RunTask, Send
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner, SignatureVerifier
 from atoll.protocol.history.chain import VertexChain
@@ -244,7 +244,7 @@ class EraChain:
         for era in self.unsigned():
             attestation = EraSignature(RECOVERY, b"", sign(attestation_bytes(self.run, era.round, era.vertex)))
             effects += self._store(_add_signatures(era, (attestation,)))
-            effects += [Send(peer, EraSignatures(era.round, era.vertex, (attestation,))) for peer in reach]
+            effects.append(Broadcast("eras", EraSignatures(era.round, era.vertex, (attestation,)), tuple(reach)))
         return effects
 
     def unsigned(self) -> list[Era]:
@@ -314,7 +314,7 @@ class EraChain:
         for era in (*self.lacking.values(), *self.sealed.values()):
             own = tuple(s for s in era.signatures if s.peer == self.me)
             if own and era.round >= first:
-                effects += [Send(peer, EraSignatures(era.round, era.vertex, own)) for peer in reach]
+                effects.append(Broadcast("eras", EraSignatures(era.round, era.vertex, own), tuple(reach)))
         return effects
 
     def hear(self, sender: PeerId, message: EraSignatures, now: Seconds) -> list[Effect]:

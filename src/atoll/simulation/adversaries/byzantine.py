@@ -27,7 +27,7 @@ from typing import cast
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, Start, TimerFired
+from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, Start, TimerFired, expand_broadcasts
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import Signer
 from atoll.peer.governance.orders import amends_in, tunes_in
@@ -104,7 +104,7 @@ class ByzantineMember:
 
     def _twisted(self, effects: list[Effect]) -> list[Effect]:
         out: list[Effect] = []
-        for effect in effects:
+        for effect in expand_broadcasts(effects):
             said = self.twist(self, effect) if isinstance(effect, Send) else [effect]
             self.lied = self.lied or said != [effect]
             out += said

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed, tag_of
+from atoll.base.machine import Broadcast, Effect, Emit, Fact, RunTask, TaskDone, TaskFailed, tag_of
 from atoll.crypto.digest import Buffer
 from atoll.peer.events import MalformedRow, MemberAccused, ProtocolFault
 from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
@@ -144,7 +144,7 @@ class MalformedUpdates(VerifierMachine):
 
     def _tell(self, peer: PeerId, shown: bytes, but: Iterable[PeerId] = ()) -> list[Effect]:
         others = {m.peer for m in self.history.head_body.members if m.votes} - {self.me, peer, *but}
-        return [Send(to, MalformedRowShown(shown)) for to in sorted(others)]
+        return [Broadcast("reports", MalformedRowShown(shown), tuple(sorted(others)))]
 
 
 MALFORMED_UPDATES = Verifier(
