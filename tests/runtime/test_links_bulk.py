@@ -24,6 +24,7 @@ from atoll.runtime.network.connection_manager import SWEEP_S
 from atoll.runtime.network.control_channel import ControlFrame
 from atoll.runtime.network.file_slice import FileHandle, FileSlice
 from atoll.runtime.network.link_settings import LinkSettings
+from atoll.runtime.network.message_log import MessageLog
 from atoll.runtime.network.tcp import TcpConnection
 from atoll.wire.libp2p.framing import frame
 
@@ -52,7 +53,8 @@ def test_the_bytes_of_the_specification():
         "01000000 00080000 00100000 00000001 00000000 00000007"
     )
     assert frame(bytes((ControlFrame.RETIRE,))) == b"\0\0\0\1\3"
-    assert [word.name for word in ControlFrame] == ["MESSAGE", "WELCOME", "REFUSED", "RETIRE", "MORE_BULK"]
+    assert [word.name for word in ControlFrame] == ["MESSAGE", "WELCOME", "REFUSED", "RETIRE", "MORE_BULK", "ACK"]
+    assert MessageLog(b"", 0).state_count() == bytes(8)
 
 
 @story

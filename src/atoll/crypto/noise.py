@@ -4,6 +4,9 @@
 payload is Atoll's: both identity keys sign role, transcript and static key.
 `classical` is libp2p's plain Noise XX, for browsers and foreign peers if a run's policy allows them.
 
+`resumption` is Noise NNpsk0 with the secret of a `SessionTicket`: two short messages, both ends as authenticated as
+in the session that made the ticket, and fresh X25519 keys.
+
     -> e, e1                     initiator: ephemeral key, KEM key
     <- e, ee, ekem1, s, es       responder: ephemeral key, KEM ciphertext, static key, payload
     -> s, se                     initiator: static key, payload
@@ -19,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -38,7 +41,15 @@ from atoll.crypto.identity import (
     nobody_known,
     peer_id_of,
 )
-from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, HandshakeRandomness, HandshakeRole, NoiseState, NoiseSuite
+from atoll.crypto.noise_pattern import (
+    CLASSICAL,
+    HYBRID,
+    RESUMPTION,
+    HandshakeRandomness,
+    HandshakeRole,
+    NoiseState,
+    NoiseSuite,
+)
 from atoll.crypto.protobuf import protobuf_field, protobuf_fields
 from atoll.crypto.seal import BULK_REKEY_BYTES, AeadCipher, OpeningKey, SealingKey
 
@@ -46,6 +57,8 @@ _HYBRID_DOMAIN = b"atoll/noise-identity/1\0"
 _HYBRID_PROLOGUE = b"atoll/noise/1\0"
 _CLASSICAL_DOMAIN = b"noise-libp2p-static-key:"
 _BULK_LABEL = b"atoll/bulk-keys/1 "
+_RESUMPTION_PROLOGUE = b"atoll/resume/1\0"
+_TICKET_LABEL = b"atoll/resume-ticket/1 "
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,7 @@ class NoiseConnection:
     receive: OpeningKey
     bulk_send: SealingKey
     bulk_receive: OpeningKey
+    tickets: tuple[SessionTicket, SessionTicket]  # for the next connection: to present and to accept
     suites: tuple[str, ...]  # suites that the remote offered, by its signed list
     muxers: tuple[str, ...]  # libp2p multiplexers that the remote announced; none in the hybrid suite
 
@@ -109,6 +123,22 @@ def classical(
     return NoiseHandshake(role, authenticator, NoiseState(CLASSICAL, b"", role, draws), expected)
 
 
+def resumption(
+    role: HandshakeRole,
+    identity: Identity,
+    ticket: SessionTicket,
+    *,
+    network: bytes,
+    known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+    draws: HandshakeRandomness = HandshakeRandomness(),
+) -> NoiseHandshake:
+    """Create the handshake that resumes the session of this ticket. The caller uses a ticket once."""
+    state = NoiseState(
+        RESUMPTION, _RESUMPTION_PROLOGUE + ticket.identifier + network, role, draws, psk=ticket.secret
+    )
+    return NoiseHandshake(role, TicketAuthenticator(identity, known, ticket), state, ticket.remote.peer)
+
+
 # ---- the handshake -----------------------------------------------------------------------------------------
 
 
@@ -118,7 +148,7 @@ class NoiseHandshake:
     def __init__(
         self,
         role: HandshakeRole,
-        authenticator: HybridAuthenticator | ClassicalAuthenticator,
+        authenticator: HybridAuthenticator | ClassicalAuthenticator | TicketAuthenticator,
         noise: NoiseState,
         expected: PeerId | None,
     ) -> None:
@@ -155,14 +185,14 @@ class NoiseHandshake:
     def _advance(self, message: bytes) -> bytes | None:
         noise = self._noise
         payload = noise.read(message)
-        if noise.turn == 1:
+        if noise.turn == 1 and noise.suite is not RESUMPTION:
             return self._write()
         claim = self._authenticator.read(self.role.other, noise.signed_hash, noise.remote_static, payload)
         if claim.peer == self._authenticator.identity.peer:
             raise ValueError("the remote is the local peer itself")
         if self._expected not in (None, claim.peer):
             raise ValueError(f"{claim.peer} answered where {self._expected} was expected")
-        reply = self._write() if self.role is HandshakeRole.INITIATOR else None
+        reply = None if noise.is_finished else self._write()
         self.result = self._establish(claim)
         return reply
 
@@ -185,9 +215,13 @@ class NoiseHandshake:
             receive=OpeningKey(receive),
             bulk_send=SealingKey(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
             bulk_receive=OpeningKey(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            tickets=(self._ticket(self.role, claim), self._ticket(self.role.other, claim)),
             suites=claim.suites,
             muxers=claim.muxers,
         )
+
+    def _ticket(self, presenter: HandshakeRole, claim: RemoteIdentity) -> SessionTicket:
+        return SessionTicket(*self._noise.split(_TICKET_LABEL + presenter.value), claim)
 
     def _terminate(self) -> None:
         self._dead, self.result = True, None
@@ -205,6 +239,15 @@ class RemoteIdentity:
     aead: AeadCipher
     suites: tuple[str, ...] = ()
     muxers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SessionTicket:
+    """Single-use right to resume a session. Both ends derive it, so it never crosses the network."""
+
+    identifier: bytes  # sent in clear
+    secret: bytes = field(repr=False)
+    remote: RemoteIdentity
 
 
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(min_length=1, max_length=8)]
@@ -306,6 +349,24 @@ class ClassicalAuthenticator:
             raise ValueError(f"{peer} is a member with an ML-DSA key and must not use the classical suite")
         muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
         return RemoteIdentity(peer, None, AeadCipher.CHACHA20_POLY1305, muxers=muxers)
+
+
+class TicketAuthenticator:
+    """Identity of the remote as the session of a ticket proved it; the secret proves that session."""
+
+    def __init__(
+        self, identity: Identity, known: Callable[[PeerId], PublicIdentity | None], ticket: SessionTicket
+    ) -> None:
+        self.identity, self._known, self._remote = identity, known, ticket.remote
+
+    def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
+        return b""
+
+    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
+        peer, identity = self._remote.peer, self._remote.identity
+        if identity is None or self._known(peer) not in (None, identity):
+            raise ValueError(f"{peer} has another ML-DSA key in the agreed membership")
+        return self._remote
 
 
 def _bytes_fields(data: bytes) -> list[tuple[int, bytes]]:

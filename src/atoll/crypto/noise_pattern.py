@@ -62,6 +62,12 @@ CLASSICAL: Final = NoiseSuite(
     messages=(("e",), ("e", "ee", "s", "es"), ("s", "se")),
     payload_max=4096,  # 100 bytes of identity; the rest is for extensions, which are skipped
 )
+RESUMPTION: Final = NoiseSuite(
+    protocol="/atoll/resume/1",
+    name=b"Noise_NNpsk0_25519_ChaChaPoly_SHA256",
+    messages=(("psk", "e"), ("e", "ee")),
+    payload_max=0,
+)
 PREFERENCE: Final = (HYBRID.protocol, CLASSICAL.protocol)  # best first
 
 
@@ -88,9 +94,11 @@ _TOKEN_BYTES = {
 class NoiseState:
     """State machine of one handshake: tokens, transcript, chaining key."""
 
-    def __init__(self, suite: NoiseSuite, prologue: bytes, role: HandshakeRole, draws: HandshakeRandomness) -> None:
+    def __init__(
+        self, suite: NoiseSuite, prologue: bytes, role: HandshakeRole, draws: HandshakeRandomness, psk: bytes = b""
+    ) -> None:
         self.suite, self.turn = suite, 0
-        self._initiator, self._draws = role is HandshakeRole.INITIATOR, draws
+        self._initiator, self._draws, self._psk = role is HandshakeRole.INITIATOR, draws, psk
         self._symmetric = _SymmetricState(suite.name, prologue)
         self._private = {"s": draws.static()}
         self._public: dict[str, X25519PublicKey] = {}
@@ -103,10 +111,15 @@ class NoiseState:
     def handshake_hash(self) -> bytes:
         return self._symmetric.transcript
 
+    @property
+    def is_finished(self) -> bool:
+        return self.turn == len(self.suite.messages)
+
     def next_bytes(self) -> tuple[int, int]:
         """Shortest and longest size of the next message, in bytes."""
         shortest = sum(_TOKEN_BYTES.get(token, 0) for token in self.suite.messages[self.turn])
         if self.turn == 0:
+            shortest += TAG_BYTES if self._psk else 0
             return shortest, shortest
         return shortest + TAG_BYTES, shortest + TAG_BYTES + self.suite.payload_max
 
@@ -117,7 +130,7 @@ class NoiseState:
             static = self._private["s"].public_key().public_bytes_raw()
             message += self._symmetric.encrypt(payload(self._symmetric.transcript, static))
         else:
-            message += self._symmetric.encrypt(b"")  # no key and no payload yet
+            message += self._symmetric.encrypt(b"")  # no payload; a tag if a pre-shared key is mixed in
         self.turn += 1
         return message
 
@@ -140,7 +153,7 @@ class NoiseState:
 
     def split(self, label: bytes = b"") -> tuple[bytes, bytes]:
         """Derive two keys, the initiator's direction first. Each label gives unrelated keys; Noise uses none."""
-        assert self.turn == len(self.suite.messages)
+        assert self.is_finished
         return self._symmetric.split(label)
 
     def _write_token(self, token: str) -> bytes:
@@ -149,7 +162,7 @@ class NoiseState:
             case "e":
                 self._private["e"] = self._draws.ephemeral()
                 public = self._private["e"].public_key().public_bytes_raw()
-                symmetric.mix_hash(public)
+                self._mix_ephemeral(public)
                 return public
             case "e1":
                 self._kem = self._draws.kem()
@@ -161,6 +174,9 @@ class NoiseState:
                 return encrypted
             case "s":
                 return symmetric.encrypt(self._private["s"].public_key().public_bytes_raw())
+            case "psk":
+                symmetric.mix_key_and_hash(self._psk)
+                return b""
             case _:
                 self._mix_dh(token)
                 return b""
@@ -169,7 +185,7 @@ class NoiseState:
         symmetric = self._symmetric
         match token:
             case "e":
-                symmetric.mix_hash(data)
+                self._mix_ephemeral(data)
                 self._public["e"] = X25519PublicKey.from_public_bytes(data)
             case "e1":
                 self._kem_public = symmetric.decrypt(data)
@@ -180,8 +196,16 @@ class NoiseState:
             case "s":
                 self.remote_static = symmetric.decrypt(data)
                 self._public["s"] = X25519PublicKey.from_public_bytes(self.remote_static)
+            case "psk":
+                symmetric.mix_key_and_hash(self._psk)
             case _:
                 self._mix_dh(token)
+
+    def _mix_ephemeral(self, public: bytes) -> None:
+        """With a pre-shared key, the ephemeral key also makes the keys unique (Noise section 9.2)."""
+        self._symmetric.mix_hash(public)
+        if self._psk:
+            self._symmetric.mix_key(public)
 
     def _mix_dh(self, token: str) -> None:
         """Mix a Diffie-Hellman result. `es` is the initiator's e with the responder's s."""
@@ -206,6 +230,11 @@ class _SymmetricState:
         self._chain, key = _hkdf(self._chain, secret)
         self._cipher, self._nonce = ChaCha20Poly1305(key), 0
 
+    def mix_key_and_hash(self, secret: bytes) -> None:
+        self._chain, mixed, key = _hkdf(self._chain, secret, 3)
+        self.mix_hash(mixed)
+        self._cipher, self._nonce = ChaCha20Poly1305(key), 0
+
     def encrypt(self, plain: bytes) -> bytes:
         box = plain
         if self._cipher is not None:
@@ -221,15 +250,17 @@ class _SymmetricState:
         return plain
 
     def split(self, label: bytes) -> tuple[bytes, bytes]:
-        return _hkdf(self._chain, label)
+        initiator, responder = _hkdf(self._chain, label)
+        return initiator, responder
 
     def _next_nonce(self) -> bytes:
         self._nonce += 1
         return bytes(4) + (self._nonce - 1).to_bytes(8, "little")
 
 
-def _hkdf(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
-    """HKDF as defined by Noise, with two outputs."""
-    root = hmac.digest(chain, secret, "sha256")
-    first = hmac.digest(root, b"\x01", "sha256")
-    return first, hmac.digest(root, first + b"\x02", "sha256")
+def _hkdf(chain: bytes, secret: bytes, outputs: int = 2) -> list[bytes]:
+    """HKDF as defined by Noise."""
+    root, found = hmac.digest(chain, secret, "sha256"), [b""]
+    for number in range(1, outputs + 1):
+        found.append(hmac.digest(root, found[-1] + bytes((number,)), "sha256"))
+    return found[1:]

@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 
-RESETS_MAX = 3  # a process that dies closes its listener last: a reset handshake is retried at once
+# A process that dies closes its listener last, and a connection may break right after its handshake: dial again.
+RESETS_MAX = 3
 REDIAL_FIRST_S, REDIAL_LAST_S = 0.1, 15.0
 LINK_DOWN_DELAY_S = 1.0  # a redial that takes longer no longer delays the LinkDown
 RETIRING_MAX = 4  # retiring connections of one peer
@@ -189,14 +190,16 @@ class ConnectionManager:
         its round is long over (`base.machine.Message`, `rounds_over`).
         """
         link = self._links.get(peer)
-        if link is None or link.control is None or self._closing:
+        if link is None or link.log is None or self._closing:
             return False
         view = payload if payload is None or isinstance(payload, FileSlice) else _bytes_view(payload)
         if len(message) > CONTROL_FRAME_MAX or (view is not None and len(view) > BULK_FRAME_MAX):
             link.refused_sends += 1
             return False
         if lane is Lane.CONTROL and view is None:
-            link.control.send(message)
+            link.push(message)
+        elif link.control is None:
+            return False
         else:
             link.bulk.send(message, view, place, of_round)
             if not link.bulk_wanted:
@@ -275,7 +278,7 @@ class ConnectionManager:
                 if link.control is not None:
                     return  # by this attempt, or because the remote dialed meanwhile
                 resets += 1
-                if outcome is DialResult.RESET and resets < RESETS_MAX:
+                if outcome in (DialResult.RESET, DialResult.UP) and resets < RESETS_MAX:
                     await asyncio.sleep(0.01 * resets)
                     continue
                 self._settle(link, refused=outcome is DialResult.REFUSED)
@@ -360,15 +363,13 @@ class ConnectionManager:
 
     def _admit_or_refuse(self, control: ControlChannel) -> None:
         if not self._callbacks.allow(control.peer):
-            control.send_frame(ControlFrame.REFUSED, b"this peer does not admit you")
-            control.finish()
+            control.refuse(b"this peer does not admit you")
         elif control.peer not in self._links and len(self._links) >= PEERS_MAX:
-            control.send_frame(ControlFrame.REFUSED, b"this peer has too many links")
-            control.finish()
+            control.refuse(b"this peer has too many links")
         else:
             link = self._link(control.peer)
             if link.control is None or self._prefers(control, link.control):
-                control.send_frame(ControlFrame.WELCOME)
+                control.welcome(link.log)
                 self._adopt(link, control)
             else:
                 self._retire(link, control)
@@ -380,11 +381,11 @@ class ConnectionManager:
             case ControlFrame.WELCOME if control.is_dialed and not adopted:
                 link = self._link(control.peer)
                 if link.control is None or self._prefers(control, link.control):
+                    control.receive_welcome(body, link.log)
                     self._adopt(link, control)
                 else:
                     self._retire(link, control)
-                if not control.ready.done():
-                    control.ready.set_result(control.peer)
+                control.finish_dial()
             case ControlFrame.REFUSED if control.is_dialed and not adopted:
                 raise DialRefused(one_line(body.decode(errors="replace"), REASON_MAX))
             case ControlFrame.RETIRE if control.is_dialed and not adopted:
@@ -392,12 +393,14 @@ class ConnectionManager:
                     raise ConnectionResetError("the remote prefers a connection that does not exist here")
                 self._retire(link, control)
                 self._receive_retire(control)
-                if not control.ready.done():
-                    control.ready.set_result(control.peer)
+                control.finish_dial()
             case ControlFrame.RETIRE if adopted:
                 self._receive_retire(control)
             case ControlFrame.MESSAGE if adopted:
-                self._notify(self._callbacks.on_message, control.peer, body, None, None)
+                if control.accept_message(body):
+                    self._notify(self._callbacks.on_message, control.peer, body, None, None)
+            case ControlFrame.ACK if link is not None and adopted:
+                link.receive_count(control, body)
             case ControlFrame.MORE_BULK if adopted and control.is_dialed and len(body) == 1 and body[0] > 0:
                 assert link is not None
                 link.bulk_wanted = min(body[0], self._bulk_connections_max())
@@ -439,11 +442,11 @@ class ConnectionManager:
         return new.is_dialed == (self._me < new.peer)  # the connection that the smaller id dialed stays
 
     def _adopt(self, link: PeerLink, new: ControlChannel) -> None:
-        old, link.control = link.control, new
+        old = link.use_control(new)
+        new.session.keep_tickets()
         new.linked_at = self._loop.time()
         new.set_deadline(None)
         if old is not None:
-            old.move_messages(new)
             self._retire(link, old)
         self._settle(link, refused=False)
         if not link.up:
@@ -473,6 +476,8 @@ class ConnectionManager:
         if link.down_timer:
             self._report_down(link, refused)
         if link.control is None:
+            link.end_session()
+            self._security.forget(link.peer)
             link.bulk_wanted = 0
             link.bulk.hang_up()
             if not link.endpoints and not link.retiring:
@@ -498,8 +503,7 @@ class ConnectionManager:
         control.hand_over(channel)
         link.bulk.attach(channel)
         channel.feed(rest)
-        if not control.ready.done():
-            control.ready.set_result(control.peer)
+        control.finish_dial()
 
     def _open_bulk(self, link: PeerLink) -> None:
         """Open missing bulk connections. The dialer of the control connection dials them: it knows that it can."""

@@ -12,6 +12,7 @@ Not responsible for: sockets, other outgoing streams.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from atoll.base.errors import PeerFault
@@ -19,6 +20,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
 from atoll.crypto.identity import Identity, PublicIdentity, libp2p_public_key, nobody_known
 from atoll.crypto.noise_pattern import HandshakeRole
+from atoll.crypto.session_tickets import TicketStore
 from atoll.runtime.network.secure_channel import FRAME_MAX, ChannelOpened, ForeignPeer, RecordOpener, RecordSealer
 from atoll.runtime.network.stream_handlers import (
     ServedStream,
@@ -59,7 +61,10 @@ class Libp2pSecurity:
     ) -> None:
         self.handlers = StreamHandlers()
         self.handlers.register(identify.PROTOCOL, StreamHandler(self._serve_identify, IDENTIFY_STREAMS_MAX))
-        self._terms = Libp2pTerms(identity, network, known=known, foreign=foreign, speaks=self._is_served)
+        self.tickets = TicketStore(time.monotonic)
+        self._terms = Libp2pTerms(
+            identity, network, known=known, foreign=foreign, speaks=self._is_served, tickets=self.tickets
+        )
         self._addresses: tuple[bytes, ...] = ()
 
     def listening(self, addresses: list[str]) -> None:
@@ -67,11 +72,16 @@ class Libp2pSecurity:
 
     def dialing(self, lane: Lane, expected: PeerId | None) -> _Libp2pSession:
         return _Libp2pSession(
-            Libp2pConnection(HandshakeRole.INITIATOR, self._terms, lane=lane, expected=expected), self.handlers
+            Libp2pConnection(HandshakeRole.INITIATOR, self._terms, lane=lane, expected=expected),
+            self.handlers,
+            self.tickets,
         )
 
     def accepting(self) -> _Libp2pSession:
-        return _Libp2pSession(Libp2pConnection(HandshakeRole.RESPONDER, self._terms), self.handlers)
+        return _Libp2pSession(Libp2pConnection(HandshakeRole.RESPONDER, self._terms), self.handlers, self.tickets)
+
+    def forget(self, peer: PeerId) -> None:
+        self.tickets.discard(peer)
 
     def _is_served(self, protocol: str) -> bool:
         return protocol == CONTROL_PROTOCOL or protocol in self.handlers
@@ -89,8 +99,8 @@ class Libp2pSecurity:
 
 
 class _Libp2pSession:
-    def __init__(self, connection: Libp2pConnection, handlers: StreamHandlers) -> None:
-        self._connection = connection
+    def __init__(self, connection: Libp2pConnection, handlers: StreamHandlers, tickets: TicketStore) -> None:
+        self._connection, self._tickets = connection, tickets
         self._served = ServedStreams(handlers)
         self._remote_address = ""
         self._ready: ConnectionReady | None = None
@@ -120,6 +130,15 @@ class _Libp2pSession:
     @property
     def waiting_bytes(self) -> int:
         return QUEUED_STREAM_MAX - self._connection.room(self._control) if self._control is not None else 0
+
+    @property
+    def session_id(self) -> bytes:
+        assert self._ready is not None
+        return self._ready.established.handshake_hash
+
+    def keep_tickets(self) -> None:
+        assert self._ready is not None and self._ready.established.identity is not None
+        self._tickets.keep(self._ready.established)
 
     def boxes(self) -> tuple[RecordSealer, RecordOpener, bytes]:
         assert self._ready is not None and self._ready.lane is Lane.BULK

@@ -12,6 +12,7 @@ import msgspec
 from atoll.base.ids import PeerId
 from atoll.runtime.network.bulk_channel import BulkLane
 from atoll.runtime.network.control_channel import ControlChannel
+from atoll.runtime.network.message_log import MessageLog
 from atoll.wire.libp2p.multiaddr import DialEndpoint
 
 
@@ -40,6 +41,7 @@ class PeerLink:
         self.peer, self.bulk = peer, bulk
         self.endpoints: tuple[DialEndpoint, ...] = ()  # empty: only the remote can dial
         self.control: ControlChannel | None = None
+        self.log: MessageLog | None = None  # of the session; outlives its connections until the link is down
         self.retiring: dict[ControlChannel, None] = {}  # oldest first
         self.up = False  # LinkUp was reported
         self.down_timer: asyncio.TimerHandle | None = None  # set while a LinkDown is due but not reported
@@ -48,7 +50,7 @@ class PeerLink:
         self.bulk_wanted = 0  # connections
         self.bulk_opener: asyncio.Task[None] | None = None
         self.refused_sends = 0
-        self._sent_bytes = self._received_bytes = self._dropped = 0  # of control connections that ended
+        self._sent_bytes = self._received_bytes = self._dropped = 0  # of connections and sessions that ended
 
     def owns(self, control: ControlChannel) -> bool:
         """True if this connection is the link's, in use or retiring."""
@@ -58,10 +60,43 @@ class PeerLink:
         """Remove an ended connection; its traffic stays counted."""
         self._sent_bytes += control.connection.sent_bytes
         self._received_bytes += control.connection.received_bytes
-        self._dropped += control.dropped
         self.retiring.pop(control, None)
         if self.control is control:
             self.control = None
+
+    def push(self, message: bytes) -> None:
+        """Queue a control message. Without a connection it waits for one that resumes the session."""
+        assert self.log is not None
+        self.log.push(message)
+        if self.control is not None:
+            self.control.schedule_pump()
+
+    def use_control(self, new: ControlChannel) -> ControlChannel | None:
+        """Make this connection the link. Returns the one that it replaces."""
+        old, self.control = self.control, new
+        if old is not None:
+            old.stop_messages()
+        self.use_log(new.log)
+        new.carry_messages()
+        return old
+
+    def use_log(self, log: MessageLog) -> None:
+        """Continue this session, or begin it. Messages that another one has not sent yet leave in this one."""
+        if self.log is not None and self.log is not log:
+            self.log.move_waiting(log)
+            self.end_session()
+        self.log = log
+
+    def receive_count(self, control: ControlChannel, body: bytes) -> None:
+        control.receive_count(body)
+        if control is self.control:
+            self.use_log(control.log)  # a new one, if the remote does not have the offered session
+
+    def end_session(self) -> None:
+        """Release the log. A connection that finishes may still send what waits there."""
+        if self.log is not None:
+            self._dropped += self.log.dropped + (0 if self.retiring else len(self.log.waiting))
+            self.log = None
 
     def stats(self) -> LinkStats:
         live = [*self.retiring, self.control] if self.control else [*self.retiring]
@@ -74,7 +109,7 @@ class PeerLink:
             bulk_received_bytes=self.bulk.received_bytes,
             bulk_queued_bytes=self.bulk.queued_bytes,
             bulk_connections=len(self.bulk.channels),
-            control_dropped=self._dropped + sum(control.dropped for control in live),
+            control_dropped=self._dropped + (self.log.dropped if self.log else 0),
             bulk_dropped=self.bulk.dropped,
             bulk_lost=self.bulk.lost,
             refused_sends=self.refused_sends,

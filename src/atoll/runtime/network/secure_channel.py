@@ -73,6 +73,15 @@ class SecureSession(Protocol):
         """Bytes of frames that `outgoing` holds back while the remote has no room for them."""
         ...
 
+    @property
+    def session_id(self) -> bytes:
+        """Unique name of this handshake, equal at both ends; empty: the session cannot continue later."""
+        ...
+
+    def keep_tickets(self) -> None:
+        """This connection is the link from now on: keep the tickets by which another one may replace it."""
+        ...
+
     def boxes(self) -> tuple[RecordSealer, RecordOpener, bytes]:
         """Sealer, opener, and the bytes behind the handshake. Bulk lane only, once, after `ChannelOpened`."""
         ...
@@ -84,6 +93,10 @@ class SessionFactory(Protocol):
     def dialing(self, lane: Lane, expected: PeerId | None) -> SecureSession: ...
 
     def accepting(self) -> SecureSession: ...
+
+    def forget(self, peer: PeerId) -> None:
+        """The session with this peer has ended: its tickets are void."""
+        ...
 
     def listening(self, addresses: list[str]) -> None:
         """Set the addresses that foreign peers may learn."""
@@ -110,11 +123,15 @@ class PlainSessionFactory:
     def accepting(self) -> SecureSession:
         return _PlainSession(self._me, None)
 
+    def forget(self, peer: PeerId) -> None:
+        pass
+
 
 class _PlainSession:
     """hello = magic, lane, length of the id, id; the dialer's first. Then plain frames or records."""
 
     waiting_bytes = 0  # there is no window
+    session_id = b""
 
     def __init__(self, me: PeerId, lane: Lane | None) -> None:
         self._me, self._lane = me.encode(), lane
@@ -158,6 +175,9 @@ class _PlainSession:
     def outgoing(self) -> bytes:
         out, self._out = bytes(self._out), bytearray()
         return out
+
+    def keep_tickets(self) -> None:
+        pass
 
     def boxes(self) -> tuple[RecordSealer, RecordOpener, bytes]:
         return _PlainBox(), _PlainBox(), bytes(self._part)

@@ -1,6 +1,8 @@
 """libp2p connection as a sans-IO machine: negotiation, Noise handshake, then streams or the bulk lane.
 
     raw       multistream-select: /atoll/noise-xxhfs/1, or /noise if the run's policy allows foreign peers
+              /atoll/resume/1 precedes them if the dialer holds a ticket for the dialed peer; where the listener
+              refuses the ticket, the hybrid handshake follows
     Noise     handshake messages, then sealed frames, both with two-byte lengths
     inside    multistream-select: /yamux/1.0.0 and streams, or /atoll/bulk/1 and the caller takes over; skipped
               if both ends announced yamux in the handshake (libp2p/specs inlined-muxer-negotiation)
@@ -24,8 +26,10 @@ from atoll.base.machine import Lane
 from atoll.crypto import noise
 from atoll.crypto.frames import FRAME_PLAIN_MAX, FrameDecoder, framed
 from atoll.crypto.identity import Identity, PublicIdentity, nobody_known
-from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, HandshakeRole
+from atoll.crypto.noise import SessionTicket
+from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, RESUMPTION, HandshakeRole
 from atoll.crypto.seal import AeadCipher, KeysExhausted, SealingKey
+from atoll.crypto.session_tickets import TicketStore
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.events import ConnectionEvent, ConnectionReady
 from atoll.wire.libp2p.streams import StreamNegotiation
@@ -34,6 +38,8 @@ from atoll.wire.libp2p.yamux_frame import GO_AWAY, NORMAL, PROTOCOL_ERROR, SESSI
 
 CONTROL_PROTOCOL = "/atoll/control/1"  # stream of messages with `framing.frame`
 BULK_PROTOCOL = "/atoll/bulk/1"  # whole connection of records sealed with the bulk keys, without a muxer
+TICKET_ID_BYTES = 32
+RESUMPTION_FIRST_BYTES = TICKET_ID_BYTES + 48  # ticket id, ephemeral key, tag
 OUTGOING_BUDGET = 256 * 1024  # bytes framed per `take_outgoing`; framed bytes cannot be overtaken any more
 
 
@@ -51,6 +57,7 @@ class Libp2pTerms:
     foreign: bool = False  # whether peers without a post-quantum identity are accepted, by libp2p's own Noise
     speaks: Callable[[str], bool] = speaks_nothing  # whether streams of a protocol are accepted
     aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # ciphers for the bulk lane
+    tickets: TicketStore | None = None  # None: no session is resumed
 
 
 class Libp2pConnection:
@@ -68,7 +75,11 @@ class Libp2pConnection:
         self._handshake: noise.NoiseHandshake | None = None
         self._established: noise.NoiseConnection | None = None
         self._streams: StreamNegotiation | None = None
-        self._select = self._selection(self._suites, self._suites.__contains__)
+        # the ticket that this dialer presents; used up even if the connection fails
+        tickets = terms.tickets if lane is Lane.CONTROL else None
+        self._ticket = tickets.take_for(expected) if tickets is not None and expected else None
+        spoken = (RESUMPTION.protocol, *self._suites) if tickets is not None else self._suites
+        self._select = self._selection(spoken if self._ticket else self._suites, spoken.__contains__)
         self._step = self._select_security
         if isinstance(self._select, multistream.MultistreamDialer):
             self._out.append(self._select.start())
@@ -145,11 +156,48 @@ class Libp2pConnection:
             raise PeerFault(self._who, f"remote accepts none of {', '.join(self._suites)}")
         if step.agreed is None:
             return
-        self._handshake = self._begin_handshake(step.agreed)
+        if step.agreed == RESUMPTION.protocol:
+            if self._ticket is not None:
+                self._handshake = self._begin_resumption(self._ticket)
+                self._out.append(framed(self._ticket.identifier + self._handshake.start()))
+            self._step = self._continue_resumption
+            self._continue_resumption(step.rest, events)
+        else:
+            self._start_handshake(step.agreed, step.rest, events)
+
+    def _start_handshake(self, protocol: str, rest: Bytes, events: list[ConnectionEvent]) -> None:
+        self._handshake = self._begin_handshake(protocol)
         if self._role is HandshakeRole.INITIATOR:
             self._out.append(framed(self._handshake.start()))
         self._step = self._continue_handshake
-        self._continue_handshake(step.rest, events)
+        self._continue_handshake(rest, events)
+
+    def _continue_resumption(self, data: Bytes, events: list[ConnectionEvent]) -> None:
+        """Listener: accept or refuse the ticket. Dialer: read which it is."""
+        self._frames.feed(data)
+        if self._handshake is not None:
+            frame = self._frames.next_frame(self._handshake.next_bytes_max)
+        else:
+            frame = self._frames.next_frame(RESUMPTION_FIRST_BYTES)
+        if frame is None:
+            return
+        if self._handshake is None:
+            assert self._terms.tickets is not None
+            ticket = self._terms.tickets.find(frame[:TICKET_ID_BYTES])
+            if ticket is None:
+                self._out.append(framed(b""))
+                return self._start_handshake(HYBRID.protocol, b"", events)
+            self._handshake = self._begin_resumption(ticket)
+            reply = self._handshake.receive(frame[TICKET_ID_BYTES:])
+            self._terms.tickets.spend(ticket)
+            assert reply is not None
+            self._out.append(framed(reply))
+        elif not frame:
+            return self._start_handshake(HYBRID.protocol, b"", events)
+        else:
+            self._handshake.receive(frame)
+        assert self._handshake.result is not None
+        self._begin_inside(self._handshake.result, events)
 
     def _continue_handshake(self, data: Bytes, events: list[ConnectionEvent]) -> None:
         assert self._handshake is not None
@@ -230,6 +278,10 @@ class Libp2pConnection:
         if self._role is HandshakeRole.INITIATOR:
             return multistream.MultistreamDialer(wishes, self._who)
         return multistream.MultistreamListener(speaks, self._who)
+
+    def _begin_resumption(self, ticket: SessionTicket) -> noise.NoiseHandshake:
+        terms = self._terms
+        return noise.resumption(self._role, terms.identity, ticket, network=terms.network, known=terms.known)
 
     def _begin_handshake(self, protocol: str) -> noise.NoiseHandshake:
         terms = self._terms
