@@ -17,7 +17,7 @@ from atoll.features.archive import reed_solomon
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import CutState, RebuildState
-from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.store import PeerStore
 
 pytest.importorskip("pyeclib")
@@ -115,14 +115,14 @@ def store_of(folder: Path, mib: int):
 def test_a_shelf_keeps_pieces_and_of_older_states_those_that_are_not_placed(tmp_path: Path):
     """Nothing of it has been put lately, so only what somebody needs stays; a missing piece is said."""
     store = PeerStore(tmp_path)
-    shelf = StateCache(store, KeepSection(newest=0))
+    retention = BlobRetention(store, KeepSection(newest=0))
     whole, placed, piece = (store.put_blob(bytes([i])) for i in range(3))
     lost = blob_id(manifest_of(b"lost"))
-    assert shelf.hold_pieces((piece, lost), (whole,)) == (lost,)
-    shelf.tidy(set(), 50)
+    assert retention.retain_pieces((piece, lost), (whole,)) == (lost,)
+    retention.tidy(set(), 50)
     assert store.has_blob(whole) and store.has_blob(piece) and not store.has_blob(placed)
-    small = StateCache(store, KeepSection(newest=0, bytes_max=1))
-    small.hold_pieces((piece,), (whole,))
+    small = BlobRetention(store, KeepSection(newest=0, bytes_max=1))
+    small.retain_pieces((piece,), (whole,))
     small.tidy(set(), 50)
     assert store.has_blob(piece) and not store.has_blob(whole), "pieces were promised, whole states give way"
 

@@ -22,7 +22,7 @@ from atoll.worker.context import BlobStore, Handlers, WorkerContext
 
 
 def handlers(context: WorkerContext) -> Handlers:
-    blobs, hold = context.blobs, context.states.hold_a_while
+    blobs, hold = context.blobs, context.pins.pin_for_a_while
 
     async def cut_pieces(work: CutState) -> PieceSet | None:
         return await context.run_coding_job(cut_state, blobs, work, hold)
