@@ -31,8 +31,8 @@ class SharedStates:
 
     def commit(self, name: Digest, layout: ModelLayout) -> SharedState:
         """Make this state the head; the caller holds it from now on. Raises MissingStateError."""
-        self.store.commit(name)
         state = self.load(name, layout)
+        self.store.commit(name)
         self._staged = None
         return state
 
