@@ -31,6 +31,8 @@ from atoll.peer.events import PieceKept
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import CutState, RebuildState
 from atoll.policy.plan import RoundSettings
+from atoll.runtime.storage.blob_retention import BlobRetention
+from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.simulation.worker import WorkerKnobs
@@ -54,6 +56,7 @@ def cpu_s_per_gb(work: Callable[[], object], undo: Callable[[], object], size_by
 
 def on_disk(folder: Path, mib: int) -> dict[str, object]:
     store = PeerStore(folder, durable=False)
+    states = FileStateStore(store, BlobRetention(store))
     blob = store.new_blob()
     for i in range(mib):
         blob.write(blake3(i.to_bytes(4, "big")).digest(length=2**20))
@@ -64,7 +67,7 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
         pass
 
     def cut(index: int) -> PieceSet:
-        names = cut_state(store, CutState(state, K, N, index), ignore)
+        names = cut_state(states, store, CutState(state, K, N, index), ignore)
         assert names is not None
         return names
 

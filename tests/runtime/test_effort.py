@@ -104,7 +104,7 @@ def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes
         done = await island.do(TrainAsked(1, 12, 600.0, 0, PEERS, 3))
         assert done.samples == 12 * 3
         back = await island.do(RollbackState(1, members.state, first, 12, PEERS, 5))
-        assert island.shelf.find(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
+        assert island.states.load(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
 
     story(tell, Members(tmp_path, recipe_for(PLAIN), book))
 

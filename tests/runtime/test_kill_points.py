@@ -57,11 +57,11 @@ class Disk:
                 self.copy()
             return rename(path, target)
 
-        def written(handle: int, *pieces) -> None:
+        def written(handle: int, pieces) -> None:
             if Path(os.readlink(f"/proc/self/fd/{handle}")).parent == folder:
-                write_over(handle, *pieces[: len(pieces) // 2])
+                write_over(handle, pieces[: len(pieces) // 2])
                 self.copy()
-            write_over(handle, *pieces)
+            write_over(handle, pieces)
 
         monkeypatch.setattr(Path, "rename", renamed)
         monkeypatch.setattr(staged_file, "write_over", written)

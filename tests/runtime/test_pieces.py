@@ -17,7 +17,8 @@ from atoll.features.archive import reed_solomon
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import CutState, RebuildState
-from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.blob_retention import BlobRetention
+from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 
 pytest.importorskip("pyeclib")
@@ -34,10 +35,14 @@ def ignore(name: bytes) -> None:
     pass
 
 
+def states_of(store: PeerStore) -> FileStateStore:
+    return FileStateStore(store, BlobRetention(store))
+
+
 def cut_all(store: PeerStore, data: bytes):
     """(the state's name, what its pieces are called), all of them on this disk."""
     state = store.put_blob(data)
-    named = {cut_state(store, CutState(state, K, N, index), ignore) for index in range(N)}
+    named = {cut_state(states_of(store), store, CutState(state, K, N, index), ignore) for index in range(N)}
     assert len(named) == 1
     (names,) = named
     assert names is not None and all(store.has_blob(piece) for piece in names.pieces)
@@ -68,7 +73,7 @@ def test_a_state_that_the_disk_damaged_is_not_cut_but_set_aside(tmp_path: Path):
     with store.blob_path(state).open("r+b") as file:
         file.seek(MIB)
         file.write(b"!")
-    assert cut_state(store, CutState(state, K, N, 0), ignore) is None
+    assert cut_state(states_of(store), store, CutState(state, K, N, 0), ignore) is None
     assert not store.has_blob(state) and not list((tmp_path / "blobs").glob("*.new"))
 
 
@@ -86,11 +91,11 @@ def test_pieces_that_the_disk_damaged_make_no_state_and_are_set_aside(tmp_path: 
 def test_a_state_is_coded_in_the_memory_of_a_few_stripes(tmp_path: Path):
     """64 MiB, of which never more than some stripes of N + K MiB are in memory."""
     store, whole = PeerStore(tmp_path, durable=False), store_of(tmp_path, 64)
-    cut_state(store, CutState(whole, K, N, 3), ignore)  # tables and libraries
+    cut_state(states_of(store), store, CutState(whole, K, N, 3), ignore)  # tables and libraries
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    names = cut_state(store, CutState(whole, K, N, 2), ignore)
+    names = cut_state(states_of(store), store, CutState(whole, K, N, 2), ignore)
     assert names is not None
-    cut_state(store, CutState(whole, K, N, 3), ignore)
+    cut_state(states_of(store), store, CutState(whole, K, N, 3), ignore)
     store.drop_blobs({names.pieces[2], names.pieces[3]})
     assert rebuild_blob(
         store, RebuildState(whole, 64 * MIB, K, N, ((2, names.pieces[2]), (3, names.pieces[3]))), ignore
@@ -115,14 +120,14 @@ def store_of(folder: Path, mib: int):
 def test_a_shelf_keeps_pieces_and_of_older_states_those_that_are_not_placed(tmp_path: Path):
     """Nothing of it has been put lately, so only what somebody needs stays; a missing piece is said."""
     store = PeerStore(tmp_path)
-    shelf = StateCache(store, KeepSection(newest=0))
+    retention = BlobRetention(store, KeepSection(newest=0))
     whole, placed, piece = (store.put_blob(bytes([i])) for i in range(3))
     lost = blob_id(manifest_of(b"lost"))
-    assert shelf.hold_pieces((piece, lost), (whole,)) == (lost,)
-    shelf.tidy(set(), 50)
+    assert retention.retain_pieces((piece, lost), (whole,)) == (lost,)
+    retention.tidy(set(), 50)
     assert store.has_blob(whole) and store.has_blob(piece) and not store.has_blob(placed)
-    small = StateCache(store, KeepSection(newest=0, bytes_max=1))
-    small.hold_pieces((piece,), (whole,))
+    small = BlobRetention(store, KeepSection(newest=0, bytes_max=1))
+    small.retain_pieces((piece,), (whole,))
     small.tidy(set(), 50)
     assert store.has_blob(piece) and not store.has_blob(whole), "pieces were promised, whole states give way"
 

@@ -189,7 +189,7 @@ def test_an_export_is_not_written_through_a_link(tmp_path: Path):
     elsewhere.write_bytes(b"theirs")
     atomic_files.aside(to).symlink_to(elsewhere)
     os.umask(0o022)
-    atomic_files.write_durably(to, b"a model", exported=True)
+    atomic_files.write_durably(to, (b"a model",), exported=True)
     assert elsewhere.read_bytes() == b"theirs" and to.read_bytes() == b"a model" and not to.is_symlink()
     assert stat.S_IMODE(to.stat().st_mode) == 0o644
 

@@ -18,8 +18,9 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import AdoptState, FindState, RollbackState, TrainRound
 from atoll.runtime.control.rollback import roll_back, rounds_here
+from atoll.runtime.storage.blob_retention import STATES_KEPT_S, BlobRetention
 from atoll.runtime.storage.retention import SPACED_MAX, StateRetention
-from atoll.runtime.storage.state_cache import STATES_KEPT_S, StateCache
+from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import des_loc, eager
@@ -27,6 +28,7 @@ from atoll.training.recipe.recipes import Recipe, in_swarm
 from atoll.training.recipe.state import gone_back, initial_state, state_from_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import RoundMetrics, Vertex, VertexBody
+from atoll.worker.shared_states import SharedStates
 
 RECIPES = {
     "plain": recipe_for({"overlap": 0, "fragments": 1}, rounds=9),
@@ -182,20 +184,21 @@ class History:
         self.store, self.keep = PeerStore(folder, durable=False), keep
         self.model = nn.Linear(2, 2)
         self.layout = layout_of(self.model)
-        self.shelf = StateCache(self.store, keep)
+        self.retention = BlobRetention(self.store, keep)
         self.state: dict[int, Digest] = {}
 
     def goes_on(self, rounds: int) -> None:
         for _ in range(rounds):
             round = len(self.state) - 1
             state = gone_back(initial_state(self.model), initial_state(self.model), len(self.state))
-            self.state[round] = self.shelf.put(state, self.layout)
+            states = FileStateStore(self.store, self.retention)
+            self.state[round] = SharedStates(states).stage(state, self.layout)
             body = VertexBody(
                 *(ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, PeerId("ada"), (), self.state[round], (), (), (), ()),
                 RoundMetrics(0.0, 0, 0),
             )
             self.store.keep([("genesis" if round == -1 else f"vertex/{round}", encode(Vertex(encode(body), None)))])
-            self.shelf.tidy({self.state[round]}, round)
+            self.retention.tidy({self.state[round]}, round)
 
     def here(self) -> list[int]:
         return [round for round, state in self.state.items() if self.store.has_blob(state)]
@@ -204,9 +207,9 @@ class History:
         """As after a restart a minute later: only what stays for long, and the head, has a reason."""
         self.store.close()
         self.store = PeerStore(self.store.folder, durable=False)
-        self.shelf = StateCache(self.store, self.keep)
+        self.retention = BlobRetention(self.store, self.keep)
         head = max(self.state)
-        self.shelf.tidy({self.state[head]}, head)
+        self.retention.tidy({self.state[head]}, head)
 
 
 def test_the_newest_states_and_some_older_ones_outlive_a_restart(tmp_path: Path):
@@ -238,9 +241,10 @@ def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path
     """It may be on its way from a member for longer than the minute that others stay."""
     history = History(tmp_path, KeepSection(newest=1, every_rounds=1000))
     history.goes_on(12)
-    assert STATES_KEPT_S > 1 and history.shelf.look_for(history.state[3])
-    history.shelf._kept_since.clear()
-    history.shelf.tidy(set(), 10)
+    assert STATES_KEPT_S > 1
+    history.retention.pin_state(history.state[3])
+    history.retention._kept_since.clear()
+    history.retention.tidy(set(), 10)
     assert 3 in history.here() and 4 not in history.here()
 
 

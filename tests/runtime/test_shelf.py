@@ -12,12 +12,14 @@ from atoll.base.ids import Digest
 from atoll.base.limits import MIB
 from atoll.features.partition_training.tensors import DeferredUpdate
 from atoll.peer.config.sections import KeepSection
+from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.private_state import PrivateState, read_private, write_private
-from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.state import initial_state
+from atoll.worker.shared_states import SharedStates
 
 
 class TidiedMeanwhile(PeerStore):
@@ -25,8 +27,8 @@ class TidiedMeanwhile(PeerStore):
 
     tidy = threading.Thread()
 
-    def put_blob(self, *pieces) -> Digest:
-        name = super().put_blob(*pieces)
+    def put_spans(self, spans) -> Digest:
+        name = super().put_spans(spans)
         self.tidy.start()
         self.tidy.join(0.5)  # it gets so long; whoever has to wait for us gets nothing done
         return name
@@ -35,10 +37,11 @@ class TidiedMeanwhile(PeerStore):
 def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     """Once its bytes were dropped between the disk and the list: agreed on, and gone after a restart."""
     store = TidiedMeanwhile(tmp_path)
-    shelf = StateCache(store)
-    store.tidy = threading.Thread(target=shelf.tidy, args=(set(), 0))
+    retention = BlobRetention(store)
+    store.tidy = threading.Thread(target=retention.tidy, args=(set(), 0))
     model = nn.Linear(2, 2)
-    name = shelf.put(initial_state(model), layout_of(model))
+    states = SharedStates(FileStateStore(store, retention))
+    name = states.stage(initial_state(model), layout_of(model))
     store.tidy.join()
     assert store.has_blob(name)
 
@@ -46,22 +49,22 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
 def test_what_verdicts_rest_on_stays_within_its_share_of_the_budget(tmp_path: Path):
     """A fourth of it, the newest first; what older states may have is less by as much."""
     store = PeerStore(tmp_path, durable=False)
-    shelf = StateCache(store, KeepSection(bytes_max=4 * MIB))
+    retention = BlobRetention(store, KeepSection(bytes_max=4 * MIB))
     newest, state, older, unnamed = (store.put_blob(bytes([n]) * (MIB * 2 // 5)) for n in range(4))
-    shelf.keep_verdicts((newest, state, older))
-    shelf.tidy(set(), 0)
+    retention.retain_verdicts((newest, state, older))
+    retention.tidy(set(), 0)
     assert [store.has_blob(blob) for blob in (newest, state, older, unnamed)] == [True, True, False, False]
 
 
 def test_what_verdicts_do_not_take_of_their_share_is_there_for_rows(tmp_path: Path):
     """Of 4 MiB a verdict rests on a tenth of one, and on what never came: nine rows of 0.4 stay, not seven."""
     store = PeerStore(tmp_path, durable=False)
-    shelf = StateCache(store, KeepSection(bytes_max=4 * MIB))
+    retention = BlobRetention(store, KeepSection(bytes_max=4 * MIB))
     exhibit = store.put_blob(bytes(MIB // 10))
     rows = [store.put_blob(bytes([n]) * (MIB * 2 // 5)) for n in range(10)]
-    shelf.keep_verdicts((Digest(bytes(32)), exhibit))
-    shelf.rows.hold(rows)
-    shelf.tidy(set(), 0)
+    retention.retain_verdicts((Digest(bytes(32)), exhibit))
+    retention.rows.hold(rows)
+    retention.tidy(set(), 0)
     assert [store.has_blob(blob) for blob in (exhibit, *rows)] == [True] * 10 + [False]
 
 

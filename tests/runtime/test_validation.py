@@ -21,7 +21,6 @@ from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.peer.tasks import ValidateState as ValidateAsked
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.storage.state_cache import StateCache
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.recipe.state import state_hash
@@ -160,7 +159,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
         assert held_out == await looked(members, 1, members.state) and abs(canary - held_out) > 0.05
         for _ in range(6):
             await members.play()
-            island.shelf._kept_since.clear()
+            island.retention._kept_since.clear()
         assert members.stores[0].has_blob(learning.canary)
         held_out, later = (await island.do(ValidateAsked(0, members.state))).losses
         assert later > held_out + 0.5
@@ -212,18 +211,18 @@ def test_states_that_validation_needs_stay_whatever_else_is_tidied_away(tmp_path
 
     async def story(members: Members) -> None:
         island, store = members.islands[0], members.stores[0]
-        island.shelf = StateCache(store, KeepSection(newest=0, every_rounds=1000, bytes_max=0))
+        island.retention._retention.keep = KeepSection(newest=0, every_rounds=1000, bytes_max=0)
         await members.play()
         good = members.state
         await island.do(PinBlobs((good,), "validation"))
         await island.do(PinBlobs((), "audits"))
         for _ in range(6):
             await members.play()
-            island.shelf._kept_since.clear()  # a minute went by
+            island.retention._kept_since.clear()  # a minute went by
         assert store.has_blob(good)
         await island.do(PinBlobs((), "validation"))
         await members.play()
-        island.shelf._kept_since.clear()
+        island.retention._kept_since.clear()
         await members.play()
         assert not store.has_blob(good)
 

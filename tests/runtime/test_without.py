@@ -103,21 +103,21 @@ def test_a_part_whose_row_is_gone_counts_for_nobody_and_it_is_said(tmp_path: Pat
 
 def test_rows_stay_as_long_as_they_are_held_and_there_is_room(tmp_path: Path):
     """Three rows, of which two are held in room for one: the first of them stays, and is shown as it came."""
-    from atoll.runtime.storage.state_cache import StateCache
+    from atoll.runtime.storage.blob_retention import BlobRetention
 
     store = PeerStore(tmp_path, durable=False)
-    shelf = StateCache(store, KeepSection(newest=0, updates=2, bytes_max=1500))
+    retention = BlobRetention(store, KeepSection(newest=0, updates=2, bytes_max=1500))
     rows = [
         ArchivedRow(0, PeerId(name), (), Payload(digest(name.encode()), 1000, name.encode() * 1000))
         for name in "abc"
     ]
-    a, b, c = shelf.rows.put(rows)
-    shelf.tidy(set(), 5)
+    a, b, c = retention.rows.put(rows)
+    retention.tidy(set(), 5)
     assert all(map(store.has_blob, (a, b, c)))  # nobody has said yet what is to stay
-    assert shelf.rows.hold((b, c, a)) == () and shelf.rows.hold((b, c)) == ()
-    shelf.tidy(set(), 5)
+    assert retention.rows.hold((b, c, a)) == () and retention.rows.hold((b, c)) == ()
+    retention.tidy(set(), 5)
     assert [store.has_blob(name) for name in (a, b, c)] == [False, True, False]
-    assert shelf.rows.hold((b, c)) == (c,)
-    shown = shelf.rows.read(b, rows[1].payload.digest)
-    assert shown is not None and bytes(shown.data) == b"b" * 1000 and shelf.rows.read(c, a) is None
+    assert retention.rows.hold((b, c)) == (c,)
+    shown = retention.rows.read(b, rows[1].payload.digest)
+    assert shown is not None and bytes(shown.data) == b"b" * 1000 and retention.rows.read(c, a) is None
     store.close()

@@ -192,7 +192,7 @@ def export(
         size = sum(file.stat().st_size for file in files)
         what = what_is(files)
     else:
-        write_durably(to, source.read_bytes(), exported=True)
+        write_durably(to, (source.read_bytes(),), exported=True)
         size, what = to.stat().st_size, "state"
     if json:
         say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})

@@ -55,7 +55,7 @@ def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
     aside = to.with_name(to.name + ".partial")
     private_folder(aside, "write it to another place")
     for name, data in files.items():
-        write_durably(aside / name, data, exported=True)
+        write_durably(aside / name, (data,), exported=True)
     os.umask(umask := os.umask(0o077))  # reading the umask sets it
     aside.chmod(0o777 & ~umask)
     aside.rename(to)

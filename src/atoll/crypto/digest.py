@@ -7,7 +7,7 @@ Inner nodes and leaves are hashed under different keys, so an inner node can nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from blake3 import blake3
@@ -47,6 +47,11 @@ class BlobManifest(msgspec.Struct, frozen=True, array_like=True):
 
 def manifest_of(*pieces: Buffer) -> BlobManifest:
     """Manifest of the concatenated pieces, with chunk borders independent of piece borders."""
+    return manifest_of_spans(pieces)
+
+
+def manifest_of_spans(pieces: Iterable[Buffer]) -> BlobManifest:
+    """`manifest_of` pieces that are made one by one."""
     chunks, chunk, lacking, size_bytes = list[Digest](), blake3(), BLOB_CHUNK, 0
     for piece in pieces:
         view = memoryview(piece).cast("B")

@@ -31,7 +31,7 @@ from atoll.runtime.control.handlers import handlers_of, unaudited_text
 from atoll.runtime.control.socket import ControlServer, neighbours
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
-from atoll.wire.ticket import parse
+from atoll.wire.ticket import Ticket, parse
 
 FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard requests what it lacks
@@ -81,9 +81,7 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
         weights_of(start.config, start.file)
-    from atoll.runtime.bootstrap import TicketTerms, found_run, holds_run, resume_run, training
-    from atoll.runtime.training_spec import built_in, found
-    from atoll.training.data.tokens import read_tokenizer
+    from atoll.runtime.bootstrap import holds_run, resume_run, training
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
@@ -93,6 +91,25 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
+    host, ticket = await _found_new_run(start, shell, listening, threads, name)
+    if start.config.run.start_peers == 1:
+        shell.notice(
+            "training begins now, alone, and others may come; to wait for them first, found it with "
+            "--set run.start_peers=2 or more"
+        )
+    else:
+        shell.notice(f"training begins once {start.config.run.start_peers} members are here")
+    return await _run(host, ticket.text, start, shell)
+
+
+async def _found_new_run(
+    start: PeerOptions, shell: PeerView, listening: Any, threads: int, name: str
+) -> tuple[Any, Ticket]:
+    """Found a run. The first state, the data set and the base lie on disk afterwards, not in memory."""
+    from atoll.runtime.bootstrap import TicketTerms, found_run, training
+    from atoll.runtime.training_spec import built_in, found
+    from atoll.training.data.tokens import read_tokenizer
+
     weights = weights_of(start.config, start.file)
     data, canary = data_of(start.config, start.file), canary_of(start.config, start.file)
     named = tokenizer_of(start.config, start.file)
@@ -106,19 +123,11 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         for text in forgone(config, recipe, floats):
             shell.notice(text)
         make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
-        host, ticket = await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
+        return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
             "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/config.md"
         ) from why
-    if start.config.run.start_peers == 1:
-        shell.notice(
-            "training begins now, alone, and others may come; to wait for them first, found it with "
-            "--set run.start_peers=2 or more"
-        )
-    else:
-        shell.notice(f"training begins once {start.config.run.start_peers} members are here")
-    return await _run(host, ticket.text, start, shell)
 
 
 def _named_by(config: RunConfig, weights: str) -> RunConfig:

@@ -76,7 +76,7 @@ class TrainingPeer(Driver):
         exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
         data = await self.island.export()
         try:
-            await asyncio.to_thread(write_durably, path, data, exported=exported)
+            await asyncio.to_thread(write_durably, path, (data,), exported=exported)
         except OSError as why:
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path

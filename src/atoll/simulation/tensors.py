@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
-from atoll.crypto.digest import blob_id, digest, manifest_of
+from atoll.crypto.digest import digest
 from atoll.peer.tasks import (
     AdvanceState,
     BuildOpening,
@@ -179,13 +179,10 @@ class TensorWorker(VirtualWorker):
         return self._put_values(work.round, anchor_V)
 
     def _put_values(self, round: int, anchor_V: Tensor) -> StateAdvanced:
-        data = msgspec.msgpack.encode(VirtualUpdate(round, anchor_V.numpy().tobytes()))
-        name = blob_id(manifest_of(data))
-        self.blobs[name] = data
-        return StateAdvanced(name)
+        return self.stage_state(msgspec.msgpack.encode(VirtualUpdate(round, anchor_V.numpy().tobytes())))
 
     def anchor(self, state: Digest | None) -> Tensor:
-        return self._values(self.blobs[state] if state is not None else GENESIS_STATE)
+        return self._values(self.read_state(state) if state is not None else GENESIS_STATE)
 
     def _values(self, state: bytes) -> Tensor:
         if state == GENESIS_STATE:

@@ -73,6 +73,7 @@ from atoll.protocol.transfer.tasks import (
 from atoll.simulation.partition_training import OfflineSteps
 from atoll.simulation.simulated_audit_chain import VirtualChain, judged
 from atoll.wire.weights import RowWeights, packed_mixtures
+from atoll.worker.state_store import MemoryStateStore
 
 
 class VirtualState(msgspec.Struct, frozen=True, array_like=True):
@@ -135,7 +136,6 @@ class VirtualWorker:
     hurried: bool = False  # whether the training has to hand over early
     handed_over: Seconds | None = None  # time from which it steps ahead
     merged: Seconds | None = None  # time of the last merge
-    head: Digest | None = None
     looked_for: set[Digest] = field(default_factory=set)  # earlier states to which the run may roll back
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
@@ -179,6 +179,7 @@ class VirtualWorker:
                 return 0.002
 
     def __post_init__(self) -> None:
+        self.states = MemoryStateStore(self.blobs)
         self.handlers: dict[type, Callable[[Any], Any]] = {
             TrainRound: self._train,
             HandOver: self._hand_over,
@@ -212,6 +213,10 @@ class VirtualWorker:
             ReadChunk: self._read_chunk,
         }
 
+    @property
+    def head(self) -> Digest | None:
+        return self.states.head
+
     def do(self, work: Any) -> Any:
         """The answer to a task. RuntimeError where a real worker would fail."""
         handler = self.handlers.get(type(work))
@@ -241,7 +246,7 @@ class VirtualWorker:
         return ComputedWeights(_weights_of_alike(work))
 
     def _adopt(self, work: AdoptState) -> None:
-        self.head = work.state
+        self.states.commit(work.state)
         self.alone.back(work.round, work.counted, work.late, self.steps_done)
         self.alone.kept(work.vertex)
         self.merged = self.now()
@@ -257,16 +262,16 @@ class VirtualWorker:
 
     def _find_state(self, work: FindState) -> bool:
         self.looked_for.add(work.state)
-        return work.state in self.blobs
+        return self.states.is_recoverable(work.state)
 
     def _restore(self, work: RestoreState) -> StateRestored | None:
         if work.left is not None:
             self.alone.back(work.round, work.left.counted, work.left.late, self.steps_done)
             if work.left.afresh:
                 self.alone.forget()
-        if work.state not in self.blobs:
+        if not self.states.is_recoverable(work.state):
             return None
-        self.head = work.state
+        self.states.commit(work.state)
         self.alone.restored(work.round, work.vertex)
         if self.chain is not None:
             self.chain.restore(work.vertex)
@@ -276,7 +281,7 @@ class VirtualWorker:
         self.needed[work.why] = work.blobs
 
     def _validate(self, work: ValidateState) -> ValidationLosses:
-        return ValidationLosses(self.losses(self.blobs[work.state]))
+        return ValidationLosses(self.losses(self.read_state(work.state)))
 
     def _build_exhibit(self, work: BuildExhibit) -> ExhibitBuilt:
         if self.chain is None:
@@ -284,8 +289,7 @@ class VirtualWorker:
         return ExhibitBuilt(self._put(self.chain.exhibit(work.round)))
 
     def _judge_replay(self, work: JudgeReplay) -> JudgmentResult:
-        if work.before not in self.blobs:
-            raise RuntimeError("the state that the round began with is not here")
+        self.states.size_bytes(work.before)
         return judged(work, self.blobs[work.blob])
 
     def _keep_rows(self, work: KeepRows) -> tuple[Digest, ...]:
@@ -329,6 +333,14 @@ class VirtualWorker:
             return None
         self.given_bytes += len(data)
         return Payload(digest(data), len(data), data)  # states fit one chunk
+
+    # ---- states --------------------------------------------------------------------------------------------
+
+    def read_state(self, name: Digest) -> bytes:
+        return self.states.read(name, 0, self.states.size_bytes(name))
+
+    def stage_state(self, data: bytes) -> StateAdvanced:
+        return StateAdvanced(self.states.stage(lambda: (data,)))
 
     # ---- small helpers -------------------------------------------------------------------------------------
 
@@ -412,7 +424,7 @@ class VirtualWorker:
         return RowsCombined(payload, tuple(row.peer for row in work.rows), ())
 
     def _advance(self, work: AdvanceState) -> StateAdvanced:
-        before = _SHARED.decode(self.blobs[work.before])
+        before = _SHARED.decode(self.read_state(work.before))
         counted, chain = dict(before.counted), before.chain
         for payload in work.parts:
             if payload is None:
@@ -424,17 +436,15 @@ class VirtualWorker:
                 counted[name] = counted.get(name, 0) + 1
             chain = digest(chain + payload.digest)
         after = VirtualState(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
-        return StateAdvanced(self._put(msgspec.msgpack.encode(after)))
+        return self.stage_state(msgspec.msgpack.encode(after))
 
     def _go_back(self, work: RollbackState) -> StateAdvanced:
         """Counts of the earlier state; the chain continues from both, like the data position in real runs."""
-        before = _SHARED.decode(self.blobs[work.before])
-        old = _SHARED.decode(self.blobs[work.back_to])
+        before = _SHARED.decode(self.read_state(work.before))
+        old = _SHARED.decode(self.read_state(work.back_to))
         place = f"back/{work.round}/{work.steps * work.shards}".encode()
         data = msgspec.msgpack.encode(replace(old, chain=digest(old.chain + before.chain + place)))
-        name = blob_id(manifest_of(data))
-        self.blobs[name] = data
-        return StateAdvanced(name)
+        return self.stage_state(data)
 
     def _cut(self, work: CutState) -> PieceSet | None:
         data = self.blobs.get(work.state)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import (
     BandwidthMeasured,
@@ -314,7 +315,7 @@ class VirtualWorld:
             over = True  # a training job may have ended before its time
             try:
                 answer: Event = TaskDone(job, node.island.do(work))
-            except (RuntimeError, KeyError) as why:
+            except (RuntimeError, KeyError, RunFailedError) as why:
                 answer = TaskFailed(job, str(why))
             self._deliver(node, life, answer)
 

@@ -10,12 +10,12 @@ from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import ExhibitBuilt, ShowUpdate
 from atoll.training.recipe.update import EncodedUpdate
 from atoll.verification.loss_scoring.tensors import update_bytes
-from atoll.worker.context import Handlers, StateStore
+from atoll.worker.context import BlobPins, Handlers
 
 
 @dataclass
 class SentUpdateCache:
-    states: StateStore
+    pins: BlobPins
     rounds: int  # number of kept rounds: those that can still be requested and the current one
     wires: dict[int, tuple[Buffer, ...]] = field(default_factory=dict[int, tuple[Buffer, ...]])
 
@@ -32,4 +32,4 @@ class SentUpdateCache:
         wires = self.wires.get(wish.round)
         if wires is None:
             raise RunFailedError("E-SCO-01", f"the update of round {wish.round} is no longer kept")
-        return ExhibitBuilt(await asyncio.to_thread(lambda: self.states.put_other(update_bytes(wires))))
+        return ExhibitBuilt(await asyncio.to_thread(lambda: self.pins.put_blob(update_bytes(wires))))

@@ -19,10 +19,10 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import BlobManifest, Buffer
-from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
 from atoll.training.spec import TrainingSpec
+from atoll.worker.shared_states import SharedStates
 from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch
 
 Handler = Callable[[Any], Awaitable[Any]]
@@ -52,16 +52,14 @@ class BlobStore(Protocol):
     def manifest(self, name: Digest) -> BlobManifest | None: ...
     def put_blob(self, *pieces: Buffer) -> Digest: ...
     def new_blob(self) -> BlobWriter: ...
-    def set_aside(self, name: Digest) -> None: ...
     def within(self, names: Sequence[Digest], bytes_max: int) -> set[Digest]: ...
 
 
-class StateStore(Protocol):
-    """Shared states by their digest, and other blobs that stay for a while."""
+class BlobPins(Protocol):
+    """Blobs that stay on disk for a while, until a vertex or another part names them."""
 
-    def find(self, name: Digest, layout: ModelLayout) -> SharedState | None: ...
-    def put_other(self, data: bytes) -> Digest: ...
-    def hold_a_while(self, name: Digest) -> None: ...
+    def put_blob(self, data: bytes) -> Digest: ...
+    def pin_for_a_while(self, name: Digest) -> None: ...
 
 
 class TrainedSteps(Protocol):
@@ -120,7 +118,8 @@ class WorkerContext:
     spec_of: Callable[[int], TrainingSpec]  # round -> spec with the numbers that hold in it
     genesis_spec: Callable[[], TrainingSpec]  # RunFailedError until genesis is known
     blobs: BlobStore
-    states: StateStore
+    pins: BlobPins
+    states: SharedStates
     trainer: TrainerAccess
     start_trainer: Callable[[], Awaitable[None]]  # makes the trainer ready; called within its turn
     wire_digest: Callable[[Buffer], Digest]  # name of an update's wire in commitments

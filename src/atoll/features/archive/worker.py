@@ -13,19 +13,19 @@ from contextlib import ExitStack
 from typing import BinaryIO
 
 from atoll.base.ids import Digest
-from atoll.base.limits import BLOB_CHUNK
-from atoll.crypto.digest import BlobManifest, blob_id, digest
+from atoll.crypto.digest import Buffer
 from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import cut, rebuild
 from atoll.peer.tasks import CutState, RebuildState
 from atoll.worker.context import BlobStore, Handlers, WorkerContext
+from atoll.worker.state_store import MissingStateError, StateStore
 
 
 def handlers(context: WorkerContext) -> Handlers:
-    blobs, hold = context.blobs, context.states.hold_a_while
+    blobs, hold = context.blobs, context.pins.pin_for_a_while
 
     async def cut_pieces(work: CutState) -> PieceSet | None:
-        return await context.run_coding_job(cut_state, blobs, work, hold)
+        return await context.run_coding_job(cut_state, context.states.store, blobs, work, hold)
 
     async def rebuild_state(work: RebuildState) -> bool:
         return await context.run_coding_job(rebuild_blob, blobs, work, hold)
@@ -33,36 +33,29 @@ def handlers(context: WorkerContext) -> Handlers:
     return {CutState: cut_pieces, RebuildState: rebuild_state}
 
 
-def cut_state(store: BlobStore, work: CutState, hold: Callable[[Digest], None]) -> PieceSet | None:
+def cut_state(
+    states: StateStore, store: BlobStore, work: CutState, hold: Callable[[Digest], None]
+) -> PieceSet | None:
     """Write the requested piece and return the names of all; None if the state is not here, byte for byte.
 
     `hold` gets the piece's name before the piece is on disk, so that no cleanup deletes it.
     """
-    path = store.blob_path(work.state)
-    if not path.exists():
-        return None
-    size, chunks = path.stat().st_size, list[Digest]()
     piece = store.new_blob()
+
+    def keep(index: int, unit: bytes) -> None:
+        if index == work.index:
+            piece.write(unit)
+
     try:
-        with path.open("rb") as file:
-
-            def read(at: int, count: int) -> bytes:
-                data = _at(file, at, count)
-                chunks.extend(digest(data[i : i + BLOB_CHUNK]) for i in range(0, len(data), BLOB_CHUNK))
-                return data
-
-            def keep(index: int, unit: bytes) -> None:
-                if index == work.index:
-                    piece.write(unit)
-
-            names = PieceSet(size, cut(read, size, work.k, work.n, keep))
-        if blob_id(BlobManifest(size, tuple(chunks))) != work.state:
-            piece.drop()
-            store.set_aside(work.state)  # this disk damaged it
-            return None
+        size = states.size_bytes(work.state)
+        read: Callable[[int, int], Buffer] = lambda at, count: states.read(work.state, at, at + count)  # noqa: E731
+        names = PieceSet(size, cut(read, size, work.k, work.n, keep))
         hold(names.pieces[work.index])
         piece.finish()
         return names
+    except MissingStateError:
+        piece.drop()
+        return None
     except BaseException:
         piece.drop()
         raise

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def unusable(folder: Path, why: OSError | ValueError, fix: str = "choose another
     return UsageError("E-DIR-05", what, cause=cause, fix=fix)
 
 
-def write_durably(path: Path, *pieces: Buffer, exported: bool = False, afresh: bool = False) -> None:
+def write_durably(path: Path, pieces: Iterable[Buffer], exported: bool = False, afresh: bool = False) -> None:
     """Write to a temporary file, sync it, rename it, sync the folder. Raises RunFailedError.
 
     The mode is 0600, or follows the umask if `exported`. `afresh`: never overwrite an existing temporary file. This
@@ -42,7 +43,7 @@ def write_durably(path: Path, *pieces: Buffer, exported: bool = False, afresh: b
             temporary.unlink(missing_ok=True)
         handle = os.open(temporary, flags, 0o666) if exported else open_private(temporary, flags)
         try:
-            write_over(handle, *pieces)
+            write_over(handle, pieces)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -59,7 +60,7 @@ def aside(path: Path) -> Path:
     return path.with_name(path.name + ".tmp")
 
 
-def write_over(handle: int, *pieces: Buffer) -> None:
+def write_over(handle: int, pieces: Iterable[Buffer]) -> None:
     """Replace the content of an open file by these pieces.
 
     For a file of the same length, the kernel reuses pages and blocks at a tenth of the cost of new ones (120 MB:

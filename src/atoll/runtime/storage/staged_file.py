@@ -26,7 +26,7 @@ class StagedFile:
             self._ahead.rename(self._spare)
         handle = open_private(self._spare, os.O_WRONLY | os.O_CREAT)
         try:
-            write_over(handle, *pieces)
+            write_over(handle, pieces)
         finally:
             os.close(handle)
         self._spare.rename(self._ahead if ahead else self._held)

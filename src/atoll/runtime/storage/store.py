@@ -21,8 +21,9 @@ import errno
 import os
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
-from atoll.crypto.digest import BlobManifest, Buffer, blob_id, digest, manifest_of
+from atoll.crypto.digest import BlobManifest, Buffer, blob_id, digest, manifest_of_spans
 from atoll.peer.tasks import ReadVertices
 from atoll.protocol.history.era_signatures import SEALED_HELD, ReadEra
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, ReadManifest
@@ -180,7 +181,11 @@ class PeerStore:
 
     def put_blob(self, *pieces: Buffer) -> Digest:
         """Store the concatenated pieces durably; returns the blob's name."""
-        manifest = manifest_of(*pieces)
+        return self.put_spans(lambda: pieces)
+
+    def put_spans(self, spans: Callable[[], Iterable[Buffer]]) -> Digest:
+        """`put_blob` of spans that are made one by one, twice: for the digest, and to be written."""
+        manifest = manifest_of_spans(spans())
         name = blob_id(manifest)
         path = self._path(name)
         written = not path.exists()
@@ -188,10 +193,10 @@ class PeerStore:
             with suppress(FileNotFoundError):
                 if not open_elsewhere(self._spare):
                     self._spare.rename(aside(path))
-            write_durably(path, *pieces)
+            write_durably(path, spans())
         elif written:
             with open(path, "wb", opener=open_private) as file:
-                file.writelines(pieces)
+                file.writelines(spans())
         self._remember(name, manifest, self._stamp(name) if written else None)
         self._write_manifest(name, manifest)
         return name
@@ -270,10 +275,14 @@ class PeerStore:
             return None
         held = self._manifests.get(name) or self._read_manifest(name)
         if held is None:
-            data = self.read_blob(name)
-            if data is None:
+            try:
+                with open(self._place(name), "rb") as file:
+                    held = manifest_of_spans(iter(partial(file.read, BLOB_CHUNK), b""))
+                if blob_id(held) != name:
+                    self.set_aside(name)
+                    return None
+            except FileNotFoundError:  # removed meanwhile
                 return None
-            held = manifest_of(data)
             self._write_manifest(name, held)
         self._remember(name, held)
         return held
@@ -284,6 +293,28 @@ class PeerStore:
         if manifest is None:
             return self.unfinished.read(name, index, memory, 0)
         return self._read_chunk(name, manifest, index, memory, 0)
+
+    def read_span(self, name: Digest, begin: int, end: int) -> memoryview | None:
+        """Verified bytes of a finished blob, at most to its end; None if it is not here or is damaged."""
+        manifest = self.manifest(name)
+        if manifest is None:
+            return None
+        data = for_once(max(0, min(end, manifest.size_bytes) - begin))
+        for index in range(begin // BLOB_CHUNK, -(-(begin + len(data)) // BLOB_CHUNK)):
+            chunk, at = self._read_chunk(name, manifest, index, fresh, 0), index * BLOB_CHUNK
+            if chunk is None:
+                return None
+            piece = memoryview(chunk.data)[max(0, begin - at) : begin + len(data) - at]
+            data[max(0, at - begin) :][: len(piece)] = piece
+        return data.toreadonly()
+
+    def verify_blob(self, name: Digest) -> bool:
+        """Whether the blob is here, byte for byte; a damaged file is set aside. Memory: one chunk."""
+        manifest, room = self.manifest(name), fresh(BLOB_CHUNK)
+        if manifest is None:
+            return False
+        chunks = range(len(manifest.chunks))
+        return all(self._read_chunk(name, manifest, i, lambda size: room[:size], 0) is not None for i in chunks)
 
     def read_chunk_at_hand(self, name: Digest, index: int, memory: Memory) -> Payload | None:
         """`read_chunk` without waiting for the disk. Raises NotInMemory if it would wait.
@@ -424,7 +455,7 @@ class PeerStore:
         return read_secret(self.folder / name)
 
     def write_secret(self, name: str, data: bytes) -> None:
-        write_durably(self.folder / name, data, afresh=True)
+        write_durably(self.folder / name, (data,), afresh=True)
 
     # ---- helpers -----------------------------------------------------------------------------------------
 

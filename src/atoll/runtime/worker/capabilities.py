@@ -63,5 +63,5 @@ def enable_redundant_training(worker: TrainingWorker) -> None:
 
 
 def _keep_sent_updates(worker: TrainingWorker, rounds: int) -> None:
-    worker.outbox = SentUpdateCache(worker.shelf, rounds)
+    worker.outbox = SentUpdateCache(worker.retention, rounds)
     worker.register(worker.outbox.handlers())

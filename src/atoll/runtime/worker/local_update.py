@@ -23,7 +23,6 @@ from atoll.base.ids import Digest
 from atoll.features.partition_training.worker import OfflineProgress
 from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
 from atoll.runtime.storage.private_state import placed
-from atoll.runtime.storage.state_cache import STATES_HELD
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
@@ -47,6 +46,8 @@ from atoll.training.recipe.update import (
 )
 from atoll.training.spec import TrainingSpec
 from atoll.wire.messages.statements import LateShare
+
+MEANS_HELD = 4  # means of the newest proposals
 
 
 def gathers(recipe: Recipe) -> bool:
@@ -162,7 +163,7 @@ class LocalUpdateState:
         """Remember that this mean (F,), or none, leads to this state, in case it is agreed."""
         if self.own is not None:
             self._means[state] = mean_F
-            while len(self._means) > STATES_HELD:
+            while len(self._means) > MEANS_HELD:
                 self._means.popitem(last=False)
 
     def on_round_agreed(

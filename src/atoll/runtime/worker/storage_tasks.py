@@ -11,35 +11,37 @@ from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.peer.tasks import FindState, HoldPieces, HoldRows, KeepRows, ReadRow
 from atoll.protocol.transfer.tasks import CloseBlob
-from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.store import PeerStore, stored
 from atoll.worker.context import Handlers
+from atoll.worker.state_store import StateStore
 
 T = TypeVar("T")
 
 
-def handlers(store: PeerStore, shelf: StateCache, disk: Executor) -> Handlers:
+def handlers(store: PeerStore, retention: BlobRetention, states: StateStore, disk: Executor) -> Handlers:
     async def run(job: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(disk, job, *args)
 
     async def find_state(work: FindState) -> bool:
-        return await run(shelf.look_for, work.state)
+        await run(retention.pin_state, work.state)
+        return await run(states.is_recoverable, work.state)
 
     async def hold_pieces(work: HoldPieces) -> tuple[Digest, ...]:
-        return await run(shelf.hold_pieces, work.pieces, work.whole)
+        return await run(retention.retain_pieces, work.pieces, work.whole)
 
     async def keep_rows(work: KeepRows) -> tuple[Digest, ...]:
-        return await run(shelf.rows.put, work.rows)
+        return await run(retention.rows.put, work.rows)
 
     async def hold_rows(work: HoldRows) -> tuple[Digest, ...]:
-        return await run(shelf.rows.hold, work.blobs)
+        return await run(retention.rows.hold, work.blobs)
 
     async def read_row(work: ReadRow) -> Payload | None:
-        return await run(shelf.rows.read, work.blob, work.digest)
+        return await run(retention.rows.read, work.blob, work.digest)
 
     async def close_blob(work: CloseBlob) -> None:
         await run(stored, store, work)
-        shelf.hold_a_while(work.blob)
+        retention.pin_for_a_while(work.blob)
 
     return {
         FindState: find_state,

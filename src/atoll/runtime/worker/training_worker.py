@@ -1,8 +1,8 @@
 """Training worker: executes a peer's tasks with the trainer process, the tensors of the shared state and the disk.
 
 All work runs off the event loop: training in the trainer's own process (`trainer_supervisor.py`), tensor arithmetic
-on one thread (torch releases Python's lock), disk access on another. Parts: the head (`head.py`), older states
-(`storage/state_cache.py`), error feedback and the in-flight update (`local_update.py`), x and its steps
+on one thread (torch releases Python's lock), disk access on another. Parts: the head (`head.py`), states by digest
+(`atoll/worker/shared_states.py`), error feedback and the in-flight update (`local_update.py`), x and its steps
 (`live_parameters.py`), agreed arithmetic (`atoll/worker/arithmetic.py`), capabilities (`capabilities.py`). All of
 it belongs to the peer, so a crashed trainer costs one round. This file orders the events between the parts.
 Invariants:
@@ -52,6 +52,7 @@ from atoll.peer.tasks import (
 from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, RowsCompared, WeighRows
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.buffer_pool import BufferPool
+from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.private_state import (
     NOTHING,
     InFlightUpdate,
@@ -61,7 +62,7 @@ from atoll.runtime.storage.private_state import (
     read_private,
     write_private,
 )
-from atoll.runtime.storage.state_cache import StateCache
+from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore, stored
 from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
 from atoll.runtime.worker import storage_tasks
@@ -89,6 +90,8 @@ from atoll.wire.messages.statements import ChangedNumbers
 from atoll.worker.arithmetic import advance_state, combine_rows, compare_rows, compute_weights, payload_of
 from atoll.worker.context import Handler, Handlers, WorkerContext
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.worker.shared_states import SharedStates
+from atoll.worker.state_store import MissingStateError
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +115,8 @@ class TrainingWorker:
         self.tuned_before: Callable[[int], ChangedNumbers | UnsetType] = lambda round: UNSET  # numbers of a round
         self.tended = TrainerSupervisor(threads, trainer, device)
         self.trainer = self.tended.trainer
-        self.shelf = StateCache(store, keep)
+        self.retention = BlobRetention(store, keep)
+        self.states = SharedStates(FileStateStore(store, self.retention))
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds; no round waits
@@ -133,7 +137,8 @@ class TrainingWorker:
             spec_of=self._learning_in,
             genesis_spec=lambda: self._learning,
             blobs=store,
-            states=self.shelf,
+            pins=self.retention,
+            states=self.states,
             trainer=self.tended,
             start_trainer=self._ready,
             wire_digest=self._up_name,
@@ -154,7 +159,7 @@ class TrainingWorker:
             RestoreState: self._restore_state,
             PinBlobs: self._pin_blobs,
         }
-        self.register(storage_tasks.handlers(store, self.shelf, self._disk))
+        self.register(storage_tasks.handlers(store, self.retention, self.states.store, self._disk))
         self.register(handlers_of_every_run(self.context))
 
     @property
@@ -250,7 +255,7 @@ class TrainingWorker:
 
     async def _pin_blobs(self, work: PinBlobs) -> None:
         if work.why == "verdicts":
-            self.shelf.keep_verdicts(work.blobs)
+            self.retention.retain_verdicts(work.blobs)
         else:
             self.needed[work.why] = frozenset(work.blobs)
 
@@ -331,21 +336,17 @@ class TrainingWorker:
         return combine_rows(work, self._learning_in(work.round), common, self.owing, name)
 
     def _advance(self, work: AdvanceState) -> StateAdvanced:
-        before = self._find(work.before)
-        if before is None:
-            raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        before = self.states.load(work.before, self._learning.layout)
         after, combined_N = advance_state(work, self._learning_in(work.round), before, self._memory)
-        name = self.shelf.put(after, self._learning.layout)
+        name = self.states.stage(after, self._learning.layout)
         self.mine.record_mean(name, combined_N)
         return StateAdvanced(name)
 
     def _roll_back(self, work: RollbackState) -> StateAdvanced:
-        before, earlier = self._find(work.before), self._find(work.back_to)
-        if before is None or earlier is None:
-            raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        before, earlier = (self.states.load(name, self._learning.layout) for name in (work.before, work.back_to))
         taken = work.steps * (work.batch or self._learning.recipe.batch)
         samples = position_after(before.samples, work.shards, taken) - before.samples
-        return StateAdvanced(self.shelf.put(gone_back(earlier, before, samples), self._learning.layout))
+        return StateAdvanced(self.states.stage(gone_back(earlier, before, samples), self._learning.layout))
 
     # ---- agreed states -------------------------------------------------------------------------------------
 
@@ -359,9 +360,7 @@ class TrainingWorker:
         work, before = await self._recalled(work)
         uncounted = self.mine.uncounted_steps(work.counted)
         loop = asyncio.get_running_loop()
-        after = await loop.run_in_executor(self._arithmetic, self._find, work.state)
-        if after is None:
-            raise RunFailedError("E-RUN-02", "the agreed state is not on this disk")
+        after = await loop.run_in_executor(self._arithmetic, self.states.commit, work.state, self._learning.layout)
         if remembers(self._learning.recipe):
             await loop.run_in_executor(self._arithmetic, self.owing.settle, work.led, len(after.anchor_F))
         if self.tended.ready:
@@ -390,7 +389,7 @@ class TrainingWorker:
         elif was_apart and uncounted:
             self.mine.defer_feedback(uncounted)
         if work.afresh:
-            await loop.run_in_executor(self._disk, self.shelf.found_way)  # its lock may be held for seconds
+            await loop.run_in_executor(self._disk, self.retention.clear_pins)  # its lock may be held for seconds
         await self._keep(work.vertex, self._foreseen(work))
 
     async def _follow(
@@ -425,8 +424,10 @@ class TrainingWorker:
         await self.live.reset(after.anchor_F, counts, goes_on)
 
     def _restore(self, work: RestoreState) -> StateRestored | None:
-        state, kept = self._find(work.state), None
-        if state is None:
+        kept = None
+        try:
+            state = self.states.commit(work.state, self._learning.layout)
+        except MissingStateError:
             return None
         files = read_private(self.store, self._learning.layout.floats)
         anew = work.left is None and self.away.held is None  # else an abandoned round would be in both
@@ -440,8 +441,7 @@ class TrainingWorker:
         self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(private.claim)
-        manifest = self.store.manifest(work.state)
-        return StateRestored(manifest.size_bytes if manifest is not None else 0)
+        return StateRestored(self.states.store.size_bytes(work.state))
 
     def _private(
         self, files: list[PrivateState], work: RestoreState, mine: tuple[UpdateSettlement, ...], state: SharedState
@@ -501,7 +501,7 @@ class TrainingWorker:
         return as_bytes(inherited(state)) if isinstance(self._learning.recipe.outer, MomentAverage) else b""
 
     def _find(self, name: Digest) -> SharedState | None:
-        return self.shelf.find(name, self._learning.layout)
+        return self.states.find(name, self._learning.layout)
 
     # ---- private state on disk ---------------------------------------------------------------------------------
 
@@ -579,11 +579,9 @@ class TrainingWorker:
             self.store.private.come_true()
         else:
             write_private(self.store, PrivateState(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
-        name = self.agreed.name
-        assert name is not None
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [self._learning.data_blob, *self._learning.beside]
-        self.shelf.tidy({name, *data, *needed}, self.agreed.round)
+        self.retention.tidy({*data, *needed}, self.agreed.round)
         self._memory.sweep()
 
     def _learning_in(self, round: int) -> TrainingSpec:

@@ -10,9 +10,9 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import tensor_over
 
 HEADER_MAX = 16 * 2**20  # bytes; a model of 100 000 tensors has a header of ~10 MB
+SPAN_BYTES = 16 * 2**20  # bytes read at once
 ALIGN = 8  # bytes; the format requires data to begin at a multiple of 8
 
 DTYPES = {
@@ -36,6 +37,17 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+ReadSpan = Callable[[int, int], Buffer]
+"""Bytes `begin` to `end` of a file, fewer at its end."""
+
+
+class TensorSpan(NamedTuple):
+    dtype: torch.dtype
+    shape: list[int]
+    begin: int  # offset of its bytes in the file
+    end: int
 
 
 def dump(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -59,33 +71,52 @@ def pieces_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> lis
 def load(data: Buffer) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata); the tensors are read-only views of `data`. PeerFault unless the bytes are canonical."""
     view = memoryview(data).cast("B")
-    header_bytes = int.from_bytes(view[:8], "little")
-    if len(view) < 8 or header_bytes > min(HEADER_MAX, len(view) - 8):
+    spans, metadata = read_header(lambda begin, end: view[begin:end], len(view))
+    return {name: tensor_over(view[s.begin : s.end], s.dtype).view(s.shape) for name, s in spans.items()}, metadata
+
+
+def read_header(read: ReadSpan, size_bytes: int) -> tuple[dict[str, TensorSpan], dict[str, str]]:
+    """(place of each tensor, metadata) of a file of this size. PeerFault unless its header is canonical."""
+    header_bytes = int.from_bytes(read(0, 8), "little")
+    if size_bytes < 8 or header_bytes > min(HEADER_MAX, size_bytes - 8):
         raise PeerFault("", "tensor file: the header is longer than the file")
-    text, body = bytes(view[8 : 8 + header_bytes]), view[8 + header_bytes :]
+    body = 8 + header_bytes
+    text = bytes(read(8, body))
     try:
         header = json.loads(text)
         metadata = {str(key): str(value) for key, value in header["__metadata__"].items()}
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        tensors, at = {}, 0
+        spans, at = {}, body
         for name in sorted(entries):
-            tensors[name], at = _read(entries[name], body, at)
-        canonical = at == len(body) and _header_bytes({"__metadata__": metadata, **_sorted(entries)}) == text
+            spans[name] = span = _span_of(entries[name], body, at, size_bytes)
+            at = span.end
+        canonical = at == size_bytes and _header_bytes({"__metadata__": metadata, **_sorted(entries)}) == text
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, RuntimeError) as why:
         raise PeerFault("", f"tensor file: the header does not describe the file ({why})") from why
     if not canonical:
         raise PeerFault("", "tensor file: not in canonical form")
-    return tensors, metadata
+    return spans, metadata
 
 
-def _read(entry: dict[str, Any], body: memoryview, at: int) -> tuple[Tensor, int]:
+def read_tensor(read: ReadSpan, span: TensorSpan) -> Tensor:
+    """A new tensor, read in spans of `SPAN_BYTES`."""
+    tensor = torch.empty(span.shape, dtype=span.dtype)
+    into = tensor.reshape(-1).view(torch.uint8)
+    for at in range(0, span.end - span.begin, SPAN_BYTES):
+        data = read(span.begin + at, min(span.begin + at + SPAN_BYTES, span.end))
+        into[at : at + len(data)] = tensor_over(data, torch.uint8)
+    return tensor
+
+
+def _span_of(entry: dict[str, Any], body: int, at: int, size_bytes: int) -> TensorSpan:
     dtype, shape = DTYPES[entry["dtype"]], [int(size) for size in entry["shape"]]
     if min(shape, default=0) < 0 or len(shape) > 16:
         raise ValueError("bad shape")
     end = at + prod(shape) * dtype.itemsize
-    if end > len(body) or entry != _entry(entry["dtype"], shape, at, end):
+    if end > size_bytes or entry != _entry(entry["dtype"], shape, at - body, end - body):
         raise ValueError("bad offsets")
-    return tensor_over(body[at:end], dtype).view(shape), end
+    torch.empty(shape, dtype=dtype, device="meta")  # RuntimeError if torch has no such shape
+    return TensorSpan(dtype, shape, at, end)
 
 
 def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:

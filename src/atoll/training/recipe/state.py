@@ -21,7 +21,7 @@ from atoll.crypto.digest import Buffer, blob_id, manifest_of
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room, new_wire, tensor_over
 from atoll.training.exchange.layout import ModelLayout, base_digest, flatten, layout_digest, layout_of, named
-from atoll.training.exchange.tensorfile import dump, load, pieces_of
+from atoll.training.exchange.tensorfile import ReadSpan, dump, pieces_of, read_header, read_tensor
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
 from atoll.training.recipe.outer_adamw import adamw_step
@@ -214,32 +214,35 @@ def state_hash(data: Buffer) -> Digest:
 
 def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
     """The state from its canonical bytes. PeerFault unless they are canonical, finite and of this layout."""
-    tensors, metadata = load(data)
+    view = memoryview(data).cast("B")
+    return read_state(lambda begin, end: view[begin:end], len(view), layout)
+
+
+def read_state(read: ReadSpan, size_bytes: int, layout: ModelLayout) -> SharedState:
+    """`state_from_bytes` of bytes that are read span by span, so memory holds the state once."""
+    spans, metadata = read_header(read, size_bytes)
     if metadata.get("format") != FORMAT or metadata.get("layout") != layout_digest(layout).hex():
         raise PeerFault("", f"not a state of this model: {metadata.get('format')}, {metadata.get('layout')}")
     expected = {
-        "anchor": (layout.floats, torch.float32),
-        "momentum": (layout.parameters, torch.float32),
-        "counters": (layout.counters, torch.int64),
+        "anchor": ([layout.floats], torch.float32),
+        "momentum": ([layout.parameters], torch.float32),
+        "counters": ([layout.counters], torch.int64),
     }
-    if "second" in tensors:
+    if "second" in spans:
         expected["second"] = expected["momentum"]
-    if {name: (value.numel(), value.dtype) for name, value in tensors.items()} != expected:
+    if {name: (span.shape, span.dtype) for name, span in spans.items()} != expected:
         raise PeerFault("", "the state's tensors are not those of the layout")
-    if not all(bool(tensors[name].isfinite().all()) for name in expected.keys() - {"counters"}):
+    counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
+    tensors = {name: read_tensor(read, span) for name, span in spans.items()}
+    floats = [part for name in expected.keys() - {"counters"} for part in tensors[name].split(2**20)]
+    if not all(bool(part.isfinite().all()) for part in floats):  # part by part: a whole check needs a copy
         raise PeerFault("", "the state holds values that are not finite")
     second_P = tensors.get("second")
     if second_P is not None and bool((second_P < 0).any()):
         raise PeerFault("", "the state holds a negative second moment")
-    counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
-    state = SharedState(
-        tensors["anchor"].clone(),
-        tensors["momentum"].clone(),
-        tensors["counters"].clone(),
-        **counts,
-        second_P=None if second_P is None else second_P.clone(),
-    )
-    if state_bytes(state, layout) != data:
+    state = SharedState(tensors["anchor"], tensors["momentum"], tensors["counters"], **counts, second_P=second_P)
+    header, *_ = state_pieces(state, layout)  # the tensors are equal bit for bit
+    if header != read(0, len(header)):
         raise PeerFault("", "the state is not in canonical form")
     return state
 

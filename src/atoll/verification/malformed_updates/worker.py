@@ -24,7 +24,7 @@ def handlers(context: WorkerContext, up: LeafLayout | None = None) -> Handlers:
     """`up`: how rows of this run are cut into leaves; None if they are not."""
 
     async def look(work: ExhibitRow | JudgeRow) -> RowJudged:
-        put = context.states.put_other
+        put = context.pins.put_blob
         return await context.run_tensor_job(inspect_row, work, context.spec_of(work.round), up, put)
 
     return {ExhibitRow: look, JudgeRow: look}

@@ -180,7 +180,7 @@ class ReplayAuditWorker:
         memory = b"" if made.memory_F is None else vector_bytes(made.memory_F)
         shown = msgspec.structs.replace(states, memory=memory, wires=made.wires)
         path.unlink()
-        return self.context.states.put_other(shown_bytes(shown))
+        return self.context.pins.put_blob(shown_bytes(shown))
 
     # ---- judging -------------------------------------------------------------------------------------------
 

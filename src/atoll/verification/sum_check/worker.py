@@ -37,7 +37,7 @@ class SumCheckWorker:
         return await asyncio.to_thread(self._build_openings, work)
 
     def _build_openings(self, work: BuildOpening) -> OpeningBuilt:
-        put = self._context.states.put_other
+        put = self._context.pins.put_blob
         return OpeningBuilt(tuple(put(opening_bytes(one)) for one in self.names.lay_out(work)))
 
     async def _judge(self, work: JudgeOpening) -> JudgmentResult:

@@ -1,0 +1,275 @@
+"""Conformance of every `StateStore`: the same tests over files and memory, against a dictionary."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import tracemalloc
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from torch import nn
+
+from atoll.base.ids import Digest
+from atoll.base.limits import BLOB_CHUNK, MIB
+from atoll.crypto.digest import blob_id, manifest_of
+from atoll.peer.config.sections import KeepSection
+from atoll.runtime.storage import store as store_module
+from atoll.runtime.storage.blob_retention import BlobRetention
+from atoll.runtime.storage.state_files import FileStateStore
+from atoll.runtime.storage.store import PeerStore
+from atoll.training.exchange.layout import layout_of
+from atoll.training.recipe.state import SharedState, initial_state
+from atoll.worker.shared_states import SharedStates
+from atoll.worker.state_store import MemoryStateStore, MissingStateError, StateStore
+
+STAGED_MOST = 3  # newest staged states that stay beside the head
+
+
+class StorePlace(Protocol):
+    """Where the states of one peer lie, across crashes."""
+
+    states: StateStore
+
+    def crash(self) -> None: ...
+    def tidy(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class FilePlace:
+    passes = 2  # times that `stage` asks for the spans
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp())
+        self._open()
+
+    def _open(self) -> None:
+        self.store = PeerStore(self.folder, durable=False)
+        self.retention = BlobRetention(self.store, KeepSection(newest=0, every_rounds=1000, bytes_max=0))
+        self.states: StateStore = FileStateStore(self.store, self.retention)
+
+    def crash(self) -> None:
+        self.store.close()
+        self._open()
+
+    def tidy(self) -> None:
+        self.retention._kept_since.clear()  # a minute has passed
+        self.retention.tidy(set(), 0)
+
+    def close(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+
+class MemoryPlace:
+    passes = 1
+
+    def __init__(self) -> None:
+        self.disk: dict[Digest, bytes] = {}
+        self.newest: OrderedDict[Digest, None] = OrderedDict()
+        self._open()
+
+    def _open(self) -> None:
+        self.states: StateStore = MemoryStateStore(self.disk)
+
+    def crash(self) -> None:
+        self._open()
+
+    def tidy(self) -> None:
+        """As a virtual worker does: the head and the newest stay."""
+        for name in list(self.disk)[: -STAGED_MOST - 1]:
+            if name != self.states.head:
+                del self.disk[name]
+
+    def close(self) -> None:
+        pass
+
+
+class DiskFull(Exception):
+    pass
+
+
+class StateStoreMachine(RuleBasedStateMachine):
+    """`known` is every state ever staged; `owed` are those that the store must still have."""
+
+    place_of: type[FilePlace] | type[MemoryPlace]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place: StorePlace = self.place_of()
+        self.known: dict[Digest, bytes] = {}
+        self.staged: OrderedDict[Digest, None] = OrderedDict()
+        self.head: Digest | None = None
+
+    def teardown(self) -> None:
+        self.place.close()
+
+    @rule(
+        seed=st.integers(0, 5),
+        size=st.sampled_from((0, 1, 1000, BLOB_CHUNK, BLOB_CHUNK + 7)),
+        cut=st.integers(1, 3),
+    )
+    def stage(self, seed: int, size: int, cut: int) -> None:
+        data = bytes([seed]) * size
+        step = size // cut + 1
+        name = self.place.states.stage(lambda: (data[at : at + step] for at in range(0, size, step)))
+        assert name == blob_id(manifest_of(data))
+        self.known[name] = data
+        self.staged[name] = None
+        self.staged.move_to_end(name)
+
+    @rule(last=st.booleans(), before=st.integers(0, 2))
+    def abort(self, last: bool, before: int) -> None:
+        """Computing fails within the first or the last pass: nothing is there, and the rest stays."""
+        passes, fails = [0], self.place_of.passes if last else 1
+
+        def spans() -> Iterator[bytes]:
+            passes[0] += 1
+            for at in range(3):
+                if passes[0] == fails and at == before:
+                    raise DiskFull
+                yield b"aborted" * 1000
+
+        with pytest.raises(DiskFull):
+            self.place.states.stage(spans)
+        assert not self.place.states.is_recoverable(blob_id(manifest_of(b"aborted" * 3000)))
+
+    @rule(pick=st.integers(0, 30))
+    def commit(self, pick: int) -> None:
+        name = self.pick(pick)
+        if self.place.states.is_recoverable(name):
+            self.place.states.commit(name)
+            self.head = name
+            self.staged.clear()
+        else:
+            with pytest.raises(MissingStateError):
+                self.place.states.commit(name)
+
+    @rule(pick=st.integers(0, 30), begin=st.integers(0, 1100), size=st.integers(0, BLOB_CHUNK + 9))
+    def read(self, pick: int, begin: int, size: int) -> None:
+        name = self.pick(pick)
+        if self.place.states.is_recoverable(name):
+            assert (
+                bytes(self.place.states.read(name, begin, begin + size)) == self.known[name][begin : begin + size]
+            )
+            assert self.place.states.size_bytes(name) == len(self.known[name])
+        else:
+            assert name not in self.owed()
+            for call in (lambda: self.place.states.read(name, 0, 9), lambda: self.place.states.size_bytes(name)):
+                with pytest.raises(MissingStateError):
+                    call()
+
+    @rule()
+    def crash(self) -> None:
+        """All that was owed is there again; then a start commits the head that its vertices name."""
+        self.place.crash()
+        self.check_owed()
+        self.staged.clear()
+        if self.head is not None:
+            self.place.states.commit(self.head)
+
+    @rule()
+    def tidy(self) -> None:
+        self.place.tidy()
+
+    @invariant()
+    def check_owed(self) -> None:
+        assert all(self.place.states.is_recoverable(name) for name in self.owed())
+
+    def owed(self) -> set[Digest]:
+        return {*list(self.staged)[-STAGED_MOST:], *({self.head} - {None})}
+
+    def pick(self, pick: int) -> Digest:
+        names = [*self.known, Digest(b"?" * 32)]
+        return names[pick % len(names)]
+
+
+class FileMachine(StateStoreMachine):
+    place_of = FilePlace
+
+
+class MemoryMachine(StateStoreMachine):
+    place_of = MemoryPlace
+
+
+for machine in (FileMachine, MemoryMachine):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+test_files, test_memory = FileMachine.TestCase, MemoryMachine.TestCase
+
+
+@pytest.fixture(params=[FilePlace, MemoryPlace])
+def place(request: pytest.FixtureRequest) -> Iterator[StorePlace]:
+    made = request.param()
+    yield made
+    made.close()
+
+
+def test_tensors_come_back_bit_for_bit_and_the_cache_holds_one_state(place: StorePlace):
+    """Staged: at hand. Superseded: read again, the same bits. Held elsewhere: the same tensors, not a copy."""
+    layout = layout_of(model := nn.Linear(300, 1200))
+    cache, first = SharedStates(place.states), initial_state(model)
+    second = SharedState(first.anchor_F + 1, first.momentum_P, first.counters_K, round=1)
+    one, two = cache.stage(first, layout), cache.stage(second, layout)
+    assert cache.commit(one, layout) is first
+    bits = first.anchor_F.clone()
+    del first, second
+    read = cache.load(two, layout)
+    assert read.round == 1 and torch.equal(read.anchor_F, bits + 1) and cache.load(two, layout) is read
+    assert cache.find(Digest(b"?" * 32), layout) is None
+    with pytest.raises(MissingStateError):
+        cache.commit(Digest(b"?" * 32), layout)
+
+
+def test_a_state_is_staged_span_by_span(place: StorePlace):
+    """64 MiB are made twice, a MiB at a time; files need room for one span."""
+    if not isinstance(place, FilePlace):
+        pytest.skip("memory is the disk of this store")
+    tracemalloc.start()
+    name = place.states.stage(lambda: (bytes([at]) * MIB for at in range(64)))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 4 * MIB and place.states.size_bytes(name) == 64 * MIB
+
+
+def test_a_span_is_read_without_the_rest_of_its_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Also by a process that has never seen the file, and if the stored manifest is lost."""
+    place = FilePlace(tmp_path)
+    name = place.states.stage(lambda: (bytes([at]) * MIB for at in range(32)))
+    asked: list[int] = []
+    for allocator in ("fresh", "for_once"):
+        make = getattr(store_module, allocator)
+        monkeypatch.setattr(store_module, allocator, lambda size, make=make: asked.append(size) or make(size))
+    for _ in range(2):
+        place.crash()
+        tracemalloc.start()
+        assert bytes(place.states.read(name, 5 * MIB - 1, 5 * MIB + 1)) == b"\4\5"
+        assert place.states.is_recoverable(name)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 4 * MIB and max(asked) <= BLOB_CHUNK
+        place.store.blob_path(name).with_suffix(".manifest").unlink()
+    place.store.close()
+
+
+@pytest.mark.parametrize("at", [0, BLOB_CHUNK + 5, 3 * BLOB_CHUNK - 1])
+def test_a_damaged_span_is_never_read(at: int, tmp_path: Path):
+    """The rest stays readable until the damage is met; then the state counts as missing, so it is fetched."""
+    place = FilePlace(tmp_path)
+    name = place.states.stage(lambda: [b"s" * BLOB_CHUNK] * 3)
+    path = place.store.blob_path(name)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    elsewhere = (at // BLOB_CHUNK + 1) % 3 * BLOB_CHUNK
+    assert bytes(place.states.read(name, elsewhere, elsewhere + 9)) == b"s" * 9
+    with pytest.raises(MissingStateError):
+        place.states.read(name, at, at + 1)
+    assert not place.states.is_recoverable(name) and not path.exists()
+    place.store.close()
