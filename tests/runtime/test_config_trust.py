@@ -9,15 +9,14 @@ from written import trouble, trusted
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.limits import COMMITTEE_MOST
-from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.settings import decode_settings, encode_settings
+from atoll.policy.capability_terms import PartitionPolicy, ValidationRule
 from atoll.policy.fault_tolerance import DISTANCES
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.presets import PRESETS
 from atoll.runtime.config import forgone, load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.recipe.recipes import sample_problem
-from atoll.verification.state_validation.policy import ValidationRule
 
 # ---- robust statistics -------------------------------------------------------------------------------------
 

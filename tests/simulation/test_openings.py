@@ -15,6 +15,7 @@ from atoll.base.machine import Effect, Fact, Received, Send
 from atoll.peer.events import ProtocolFault, RoundClosed
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import findings, membership
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
@@ -28,7 +29,6 @@ from atoll.verification.replay_audit import policy
 from atoll.verification.replay_audit.machine import LAID, ReplayAudits
 from atoll.verification.sum_check import policy as draws
 from atoll.verification.sum_check import tasks as work
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse

@@ -13,13 +13,10 @@ from atoll.base.arguments import Amount, Peers, Whole
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import effort_problem
-from atoll.features.archive.policy import ErasureParams
-from atoll.features.partition_training.policy import PartitionPolicy
+from atoll.policy.capability_terms import ErasureParams, PartitionPolicy, SumCheckTerms, ValidationRule
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName
 from atoll.policy.plan import RoundSettings
 from atoll.policy.votes import VoteTerms
-from atoll.verification.state_validation.policy import ValidationRule
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.messages.vertex import VertexBody
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]

@@ -15,6 +15,7 @@ from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.base.workload import WorkloadPolicy
 from atoll.peer.round.topology_choice import parts_planned
 from atoll.peer.settings import RunSettings, acceptance_problem, decode_settings, encode_settings, pacing_problem
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import StragglerPolicy
 from atoll.policy.vertex_capacity import members_most
 from atoll.training.codec import CODECS, codec_named
@@ -42,7 +43,6 @@ from atoll.training.spec import ATTACHED, TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
 from atoll.verification.replay_audit.tolerance import recipe_problem
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.verification.sum_check.tensors import LeafLayout, unopened
 
 _LEARNING = msgspec.msgpack.Decoder(TrainingSpec)
