@@ -204,9 +204,13 @@ def keys() -> list[str]:
     return [f"{section}.{name}" for section, owner in sections() for name in owner.__struct_fields__]
 
 
-def default_of(key: str) -> Any:
+def value_of(config: RunConfig, key: str) -> Any:
     section, _, name = key.partition(".")
-    return getattr(getattr(RunConfig(), section), name)
+    return getattr(getattr(config, section), name)
+
+
+def default_of(key: str) -> Any:
+    return value_of(RunConfig(), key)
 
 
 def toml_text(value: object) -> str:

@@ -225,7 +225,6 @@ class HistoryObserver(Protocol):
         genesis: RunSettings,
     ) -> None:
         """Take in a vertex without a flaw; history and ledgers have read it."""
-        ...
 
 
 def verify_history(
