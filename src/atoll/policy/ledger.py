@@ -29,12 +29,15 @@ class SampleDraw(Protocol):
 
     def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
         """The member that provides this trainer's samples; None: itself."""
+        ...
 
     def seal(self, peer: PeerId, round: int, secret: Callable[[int], bytes]) -> SealedDraw:
         """The part of a trainer's commitment that binds its draws; `secret`: per round."""
+        ...
 
     def flaw(self, peer: PeerId, commit: Commitment) -> str | None:
         """Flaw in that part of a commitment; None if there is none."""
+        ...
 
 
 class Ledger(ABC, Generic[R]):
