@@ -158,7 +158,7 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
 def by_snow(members: int, seed: int) -> Cost:
     """Until the last member has settled on its preference."""
     names = [PeerId(f"p{i:04d}") for i in range(members)]
-    few = members < snowball.SAFE_SIZE
+    few = members < snowball.SNOW_PEERS_LEAST
     machines = {p: SnowballPoll(p, names, "round 0", f"{seed}/{p}".encode(), preference_only=few) for p in names}
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:

@@ -24,12 +24,13 @@ from form import asking, lines, report, versions
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Fact
-from atoll.features.archive.policy import ErasureParams, PieceSet
+from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.events import PieceKept
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import CutState, RebuildState
+from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.state_files import FileStateStore

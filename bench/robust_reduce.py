@@ -42,6 +42,7 @@ from systems.crew import Crew
 from atoll.base.ids import PeerId
 from atoll.crypto.digest import Buffer
 from atoll.peer.settings import RunSettings
+from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, liars_among, rows_needed
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.adversaries.byzantine import villain
@@ -58,7 +59,6 @@ from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare, weigh
 from atoll.training.exchange.statistic import STATISTICS, RowStatistic
 from atoll.training.robust.gram import add_products
-from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 from atoll.verification.sum_check.tensors import LEAF_VALUES, LeafLayout
 
 SIZES = (4, 7, 16)
@@ -149,7 +149,7 @@ def opened_bytes(peers: int, rounds: int, values: int, opened: bool) -> float:
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
     if opened:
-        run = replace(run, openings=SumCheckTerms(SHARE, cut.leaf_bytes))
+        run = replace(run, openings=SumCheckTerms(OPENED_SHARE, cut.leaf_bytes))
 
     def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> TensorWorker:
         return TensorWorker(me, knobs, draw, cut=cut if opened else None, values=values)
@@ -253,7 +253,7 @@ def rounds_figures(peers: int, rounds: int, villains: dict[int, str], witnessed:
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds")
     run = RunSettings(open_to_all=True, round=plan, tolerance=0.33)
     if witnessed:
-        run = replace(run, witnessed=True, openings=SumCheckTerms(SHARE, CUT.leaf_bytes), captured=CAPTURED)
+        run = replace(run, witnessed=True, openings=SumCheckTerms(OPENED_SHARE, CUT.leaf_bytes), captured=CAPTURED)
     knobs = SwarmKnobs(peers, island=WorkerKnobs(update_bytes=UPDATE_BYTES), run=run)
     twists = {place: villain(CROOKS[kind]) for place, kind in villains.items()}
     swarm = VirtualSwarm(1, knobs, twists, island=islands({}))

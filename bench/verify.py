@@ -20,6 +20,7 @@ from form import asking, lines, report, versions
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import VoteKind
 from atoll.peer.round.context import ground_after
@@ -105,7 +106,9 @@ def size(peers: int, votes: VoteKind) -> int:
 
 def judged(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]) -> tuple[VerificationReport, float]:
     began_s = time.perf_counter()
-    audit = verify_history(StoredHistory(run, genesis, sorted(rows), rows.get), type(keys.verifier)())
+    audit = verify_history(
+        StoredHistory(run, genesis, sorted(rows), rows.get), type(keys.verifier)(), CAPABILITIES.verifiers
+    )
     return audit, time.perf_counter() - began_s
 
 

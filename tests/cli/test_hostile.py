@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 from processes import SMALL, Peer, peers
 
+from atoll.capabilities import CAPABILITIES
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.trainer.protocol import TrainSteps
@@ -25,7 +26,6 @@ from atoll.training.codec import CODECS
 from atoll.training.experiment.adversaries import rule_of
 from atoll.training.recipe.update import encode_update
 from atoll.training.robust.attacks import ATTACKS, OPTIMISED, lies
-from atoll.verification.registry import VERIFIERS
 
 pytestmark = [pytest.mark.net]
 
@@ -99,7 +99,7 @@ def test_owners_that_lie_are_out_three_rounds_after_their_first_lie(villain: Any
     """The mouth of the test build in a virtual swarm with real numbers: two of seven, after an honest round."""
 
     def liar(run: Any, signer: Any, keys: Any, wish: Any, genesis: Any, bootstrap: Any) -> Any:
-        made = villain.Liar(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=VERIFIERS)
+        made = villain.Liar(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES)
         made.kind, made.after, made.seen = kind, 1, villain.Seen()
         return made
 

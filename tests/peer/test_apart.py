@@ -10,14 +10,15 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Emit, Received, RunTask, TaskDone
+from atoll.base.machine import Emit, Received, RunTask, TaskDone, TaskFailed
 from atoll.crypto.digest import digest
 from atoll.features.partition_training.machine import PartitionTraining as Apartness
-from atoll.features.partition_training.machine import late_of, left_open
-from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.events import ProtocolFault
+from atoll.peer.round.outcome import left_open
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.peer.tasks import RoundSettlement, StateRestored, TrainingResult
+from atoll.policy.capability_terms import PartitionPolicy
+from atoll.policy.contributions import late_of
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -105,21 +106,21 @@ def test_a_newcomer_brings_no_late_work():
 def test_it_goes_on_only_while_too_few_are_heard_and_stops_at_its_bound():
     """Four voters, three needed: with one gone a quorum is left; a trainer that fails is started again."""
     ground, gone = Stand().peer.round.ground, set[PeerId]()
-    apart = Apartness(ground, ME, gone.__contains__)
-    assert apart.go_on() == []
+    apart = Apartness(ground, ME, gone.__contains__, lambda: True)
+    assert apart.on_attempt_failed() == []
     gone.add(peer_name(1))
-    assert apart.go_on() == []
+    assert apart.on_attempt_failed() == []
     gone.add(peer_name(2))
-    (asked,) = apart.go_on()
+    (asked,) = apart.on_attempt_failed()
     assert (asked.work.steps, asked.work.steps_max, asked.work.merge) == (20, 60, True)
-    assert apart.go_on() == [], "one worth at a time"
-    apart.failed()
-    assert apart.go_on() == [asked]
-    told = apart.took(TrainingResult(20, 320, 2.0, 0.1))
-    assert (told.steps, told.heard, told.quorum) == (20, 2, 3)
-    assert apart.go_on() == [asked]
-    apart.took(TrainingResult(0, 0, 0.0, 0.0))
-    assert apart.go_on() == []
+    assert apart.on_attempt_failed() == [], "one worth at a time"
+    assert apart.on_task_done(TaskFailed("another", "")) is None
+    assert apart.on_task_done(TaskFailed(apart.job, "")) == []
+    assert apart.on_attempt_failed() == [asked]
+    told, again = apart.on_task_done(TaskDone(apart.job, TrainingResult(20, 320, 2.0, 0.1)))
+    assert (told.fact.steps, told.fact.heard, told.fact.quorum, again) == (20, 2, 3, asked)
+    (_,) = apart.on_task_done(TaskDone(apart.job, TrainingResult(0, 0, 0.0, 0.0)))
+    assert apart.on_attempt_failed() == []
 
 
 def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():

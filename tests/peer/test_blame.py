@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.features.attribution.statistics import blame_by_loss, refusals
+from atoll.features.attribution.statistics import blame_by_loss
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.verification.state_validation.statistics import refusals
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import Commitment, RollbackOrder
 from atoll.wire.messages.vertex import RoundMetrics, VertexBody

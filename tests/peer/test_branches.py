@@ -10,6 +10,7 @@ import pytest
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
+from atoll.capabilities import CAPABILITIES
 from atoll.features.forks.detect import KEPT
 from atoll.peer.events import BranchPreferred, BranchSeen, ProtocolFault
 from atoll.peer.operator_commands import recover
@@ -77,7 +78,7 @@ def test_when_they_meet_both_know_and_nobody_is_blamed():
         (seen,) = parted.seen[name]
         recovered = name in QUORUM
         assert (seen.round, seen.recovered, seen.epoch) == (began, recovered, int(recovered))
-        assert vertex_id(parted.machine(name).known.branches.known[began].body) == seen.vertex
+        assert vertex_id(parted.machine(name).known.forks.branches.known[began].body) == seen.vertex
     heads = [parted.machine(name).history.head_body for name in (CREATOR, NAMES[6])]
     assert [body.epoch for body in heads] == [1, 0] and min(body.round for body in heads) > began + 3
     theirs = vertex_id(parted.machine(CREATOR).history.vertices[began].body)
@@ -92,7 +93,7 @@ def test_when_they_meet_both_know_and_nobody_is_blamed():
     parted.swarm.world.crash(NAMES[6])
     parted.swarm.world.start(NAMES[6])
     kept = parted.swarm.world.nodes[NAMES[6]].kept[f"{KEPT}{began}"]
-    assert parted.machine(NAMES[6]).known.branches.known == {began: decode_vertex(kept)}
+    assert parted.machine(NAMES[6]).known.forks.branches.known == {began: decode_vertex(kept)}
 
 
 def test_verify_judges_what_is_kept_of_another_branch():
@@ -118,7 +119,7 @@ def audit_of(parted: Parted, name: PeerId) -> VerificationReport:
     rounds = sorted(int(key.split("/")[1]) for key in kept if key.startswith("vertex/"))
     vertex, branch = (lambda round, kind=kind: kept.get(f"{kind}/{round}") for kind in ("vertex", "branch"))
     found = StoredHistory(parted.swarm.run_id, kept["genesis"], rounds, vertex, branch=branch)
-    return verify_history(found, VirtualVerifier())
+    return verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers)
 
 
 def test_a_branch_that_nobody_signed_is_its_bringers_fault_and_leaves_nothing():
@@ -130,7 +131,7 @@ def test_a_branch_that_nobody_signed_is_its_bringers_fault_and_leaves_nothing():
     forged = Vertex(raw, None, sign_as_identity(b"somebody else", recovery_bytes(parted.swarm.run_id, raw)))
     for vertex in (forged, Vertex(raw, history.vertices[parted.last + 1].certificate)):
         with pytest.raises(PeerFault, match=r"signed|recovery key"):
-            parted.machine(NAMES[6]).known.branches.beside(vertex, NAMES[5])
-    assert parted.machine(NAMES[6]).known.branches.known == {}
+            parted.machine(NAMES[6]).known.forks.branches.beside(vertex, NAMES[5])
+    assert parted.machine(NAMES[6]).known.forks.branches.known == {}
     ours = history.vertices[parted.last + 1]
-    assert parted.machine(NAMES[6]).known.branches.beside(ours, NAMES[5]) == []
+    assert parted.machine(NAMES[6]).known.forks.branches.beside(ours, NAMES[5]) == []

@@ -20,6 +20,7 @@ from atoll.base.machine import (
     TimerFired,
     expand_broadcasts,
 )
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest, manifest_of
 from atoll.peer.events import JoinRejected
 from atoll.peer.membership.admission import REFUSALS_MAX, DesiredRole
@@ -27,7 +28,7 @@ from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
-from atoll.simulation.swarm import CAPABILITIES, SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode
 from atoll.wire.messages.audits import ExhibitRequest
 from atoll.wire.messages.history import (
@@ -109,7 +110,7 @@ def joiner(swarm: VirtualSwarm) -> tuple[Peer, Seconds]:
         DesiredRole("trainer"),
         None,
         VOTERS[:1],
-        verifiers=CAPABILITIES,
+        capabilities=CAPABILITIES,
     )
     for event in (Start({}), *(LinkUp(peer) for peer in VOTERS)):
         lost.handle(event, NOW)
@@ -143,7 +144,7 @@ def test_before_genesis_only_the_dialed_peer_refuses():
         DesiredRole("trainer"),
         None,
         VOTERS[:1],
-        verifiers=CAPABILITIES,
+        capabilities=CAPABILITIES,
     )
     lost.handle(Start({}), NOW)
     told: list[JoinRejected] = []
@@ -165,7 +166,7 @@ def test_a_visitor_that_is_turned_away_later_ends():
         DesiredRole("visitor"),
         None,
         VOTERS[:1],
-        verifiers=CAPABILITIES,
+        capabilities=CAPABILITIES,
     )
     for event in (Start({}), *(LinkUp(peer) for peer in VOTERS)):
         lost.handle(event, NOW)

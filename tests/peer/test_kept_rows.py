@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Emit, Fact, Payload, Received, RunTask, Start
 from atoll.crypto.digest import digest
+from atoll.features.attribution.leave_one_out import archived_rows, gather_rows, question_of
 from atoll.peer.events import AttemptFailed, ProtocolFault, RowsGathered
-from atoll.peer.operator_commands import gather_rows, question_of
 from atoll.peer.peer import Peer
 from atoll.peer.tasks import HoldRows, LeaveOneOut
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -26,7 +26,7 @@ KEPT = 6  # rounds
 
 def keeper(make: Callable[[], Peer]) -> Peer:
     peer = make()
-    peer.kept_rows.rounds = KEPT
+    peer.inspectors.archived_rounds = KEPT
     return peer
 
 
@@ -46,7 +46,7 @@ def gathered(swarm: VirtualSwarm, round: int) -> tuple[RowsGathered, LeaveOneOut
     world.watchers.append(lambda now, node, fact: told.append(fact) if isinstance(fact, RowsGathered) else None)
     world.carry_out(ada, gather_rows(ada.machine, round))
     world.run(world.now + 60, stop=lambda: bool(told))
-    return told[0], question_of(ada.machine, round).work(ada.machine.kept_rows.here.get(round, {}))
+    return told[0], question_of(ada.machine, round).work(archived_rows(ada.machine).get(round, {}))
 
 
 def test_every_row_of_a_round_comes_from_who_kept_it_and_is_what_its_author_sent():
@@ -56,7 +56,7 @@ def test_every_row_of_a_round_comes_from_who_kept_it_and_is_what_its_author_sent
     found, work = gathered(swarm, round)
     assert found.of == round and not found.gone and found.came == 9
     assert [part is not None and len(part.rows) for part in work.parts] == [4] * 4
-    here, nodes = swarm.world.nodes[ADA].machine.kept_rows.here[round], swarm.world.nodes
+    here, nodes = archived_rows(swarm.world.nodes[ADA].machine)[round], swarm.world.nodes
     assert all(nodes[peer].island.encoded[round][part] == lies.digest for (part, peer), lies in here.items())
 
 
@@ -74,7 +74,7 @@ def test_a_silent_owner_of_more_rows_than_are_asked_for_at_once_holds_up_nothing
     """One row at a time is asked of each source, and one member no longer answers such words."""
     monkeypatch.setattr("atoll.features.attribution.row_archive.AT_ONCE", 1)
     swarm = swarm_of()
-    swarm.world.nodes[DAN].machine.kept_rows.here.clear()
+    archived_rows(swarm.world.nodes[DAN].machine).clear()
     found, _ = gathered(swarm, swarm.head(ADA) - 1)
     ((_, author),) = found.gone
     assert author == DAN and found.came == 8
@@ -92,10 +92,10 @@ def test_rows_that_are_forgotten_here_are_said_to_be_gone_at_once():
     """All keep equally many rounds: peers that dropped these rows need not ask for twelve seconds."""
     swarm = swarm_of()
     asked_at, node = swarm.world.now, swarm.world.nodes[ADA]
-    effects = gather_rows(node.machine, min(node.machine.kept_rows.here) - 1)
+    effects = gather_rows(node.machine, min(archived_rows(node.machine)) - 1)
     (told,) = (e.fact for e in effects if isinstance(e, Emit))
     assert isinstance(told, RowsGathered) and len(told.gone) == 16 and len(effects) == 1
-    assert swarm.world.now == asked_at and gathered(swarm, max(node.machine.kept_rows.here))[0].came == 9
+    assert swarm.world.now == asked_at and gathered(swarm, max(archived_rows(node.machine)))[0].came == 9
 
 
 def test_a_round_whose_vertex_is_out_of_reach_is_refused_with_those_that_are_not():
@@ -131,13 +131,13 @@ def test_rows_are_forgotten_with_their_rounds_and_outlive_a_restart():
     node = swarm.world.nodes[BOB]
     swarm.world.run(swarm.world.now + 1e3, stop=lambda: swarm.head(BOB) >= 12)
     kept = {int(name[5:]) for name in node.kept if name.startswith("rows/")}
-    here = node.machine.kept_rows.here
+    here = archived_rows(node.machine)
     assert kept == set(here) and KEPT - 1 <= len(kept) <= KEPT and max(kept) >= swarm.head(BOB) - 1
     blobs = {lies.blob for rows in here.values() for lies in rows.values()}
     assert blobs <= set(node.island.rows)
     again = node.make()
     asks = [e.work for e in again.handle(Start(node.kept), 1.0) if isinstance(e, RunTask)]
-    assert again.kept_rows.here == here
+    assert archived_rows(again) == here
     assert [set(work.blobs) for work in asks if isinstance(work, HoldRows)] == [blobs]
 
 
@@ -162,14 +162,14 @@ def test_a_round_that_was_agreed_in_an_earlier_attempt_than_mine_leaves_my_rows(
     machine = world.nodes[DAN].machine
     assert [fact.round for fact in failed] == [missed] and machine.history.bodies[missed].attempt == 0
     world.run(world.now + 1.0)
-    assert {part for part, peer in machine.kept_rows.here[missed] if peer == DAN} == {0, 1, 2, 3}
+    assert {part for part, peer in archived_rows(machine)[missed] if peer == DAN} == {0, 1, 2, 3}
 
 
 def test_one_row_is_shown_to_one_member_four_times_and_to_strangers_never():
     swarm = swarm_of()
     node, now = swarm.world.nodes[BOB], swarm.world.now
     round = swarm.head(BOB) - 1
-    part = next(n for n, peer in node.machine.kept_rows.here[round] if peer == BOB)
+    part = next(n for n, peer in archived_rows(node.machine)[round] if peer == BOB)
     wish = RowRequest(round, 0, "", part, BOB)
 
     def shown(to: PeerId) -> int:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Received
+from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
 from atoll.peer.events import ProtocolFault, RoundBegan
 from atoll.peer.governance.orders import goal_of, pauses_in, word_bytes
@@ -92,7 +93,9 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
     node = swarm.world.nodes[CREATOR]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     audit = verify_history(
-        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
+        VirtualVerifier(),
+        CAPABILITIES.verifiers,
     )
     assert audit.intact and audit.pauses == [PauseRecord(held.round, True), PauseRecord(on.round, False)]
 

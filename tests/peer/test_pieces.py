@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Effect, Emit, Send, Start, TaskFailed, TimerFired
+from atoll.capabilities import CAPABILITIES
 from atoll.features.archive.machine import ArchiveMachine, PieceJob
-from atoll.features.archive.policy import ErasureParams, PlacementLedger
+from atoll.features.archive.policy import PlacementLedger
 from atoll.peer.events import StateLost
 from atoll.peer.verify.chain import StoredHistory, verify_history
+from atoll.policy.capability_terms import ErasureParams
 from atoll.protocol.history import chain as dag
 from atoll.simulation.signatures import VirtualVerifier
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -44,7 +46,9 @@ def history() -> tuple[Digest, bytes, dict[int, bytes]]:
 
 def problems(rows: dict[int, bytes], trusted: Digest | None = None) -> list[tuple[int, str, str]]:
     run, genesis, _ = history()
-    audit = verify_history(StoredHistory(run, genesis, sorted(rows), rows.get), VirtualVerifier(), trusted)
+    audit = verify_history(
+        StoredHistory(run, genesis, sorted(rows), rows.get), VirtualVerifier(), CAPABILITIES.verifiers, trusted
+    )
     return [(p.round, p.kind, p.what) for p in audit.problems]
 
 

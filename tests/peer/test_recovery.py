@@ -5,6 +5,7 @@ import pytest
 
 from atoll.base.errors import PeerFault
 from atoll.base.machine import Persist, Send
+from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.operator_commands import turnout
@@ -235,7 +236,7 @@ def test_a_lone_founder_with_a_new_key_recovers_and_trains_on():
     assert swarm.heads()[0] > stuck_at + 3 and node.machine.history.head_body.epoch == 1
     rows = {int(name.split("/")[1]): row for name, row in node.kept.items() if name.startswith("vertex/")}
     kept = StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
-    audit = verify_history(kept, swarm.keys.verifier)
+    audit = verify_history(kept, swarm.keys.verifier, CAPABILITIES.verifiers)
     assert audit.problems == [] and audit.recoveries == [stuck_at + 1]
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Received, RunTask
-from atoll.features.partition_training.policy import PartitionPolicy
+from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
 from atoll.peer.events import AttemptFailed, ProtocolFault, StateUnavailable
 from atoll.peer.governance.orders import RollbackGoal, amend_of, amends_in, goal_of, word_bytes
@@ -21,6 +21,7 @@ from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.vertex_body import _judge_reports
 from atoll.peer.tasks import AdoptState, FindState, ReadVertices, RollbackState
 from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
+from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.committee import on_circle
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.tasks import ReadManifest
@@ -176,7 +177,9 @@ def test_the_word_sends_a_member_away_with_it_and_not_more_than_quorums_bear():
     assert next(m for m in history_of(swarm).head_body.members if m.peer == DORA).standing == "expelled"
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     audit = verify_history(
-        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
+        VirtualVerifier(),
+        CAPABILITIES.verifiers,
     )
     assert audit.intact and [r.round for r in audit.returns] == [body.round]
 
@@ -578,16 +581,18 @@ def test_verify_believes_the_return_and_names_it():
     reach(swarm, body.round + 14)
     kept = swarm.world.nodes[BOB].kept
     rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
-    audit = verify_history(kept_with(swarm, rows), VirtualVerifier())
+    audit = verify_history(kept_with(swarm, rows), VirtualVerifier(), CAPABILITIES.verifiers)
     old = decode_body(decode_vertex(rows[3]).body)
     assert [p for p in audit.problems if p.kind != "era"] == []
     assert audit.returns == [RollbackRecord(body.round, 3, old.state.hex(), old.trained)]
     forged = replace(body, reports=tuple(forge(swarm, signed) for signed in body.reports))
-    audit = verify_history(kept_with(swarm, rows | {body.round: certified(swarm, forged)}), VirtualVerifier())
+    audit = verify_history(
+        kept_with(swarm, rows | {body.round: certified(swarm, forged)}), VirtualVerifier(), CAPABILITIES.verifiers
+    )
     (problem,) = [p for p in audit.problems if p.round == body.round]
     assert problem.kind == "content" and "a report that may not stand" in problem.what
     del rows[3]
-    audit = verify_history(kept_with(swarm, rows), VirtualVerifier())
+    audit = verify_history(kept_with(swarm, rows), VirtualVerifier(), CAPABILITIES.verifiers)
     assert [(p.round, p.kind) for p in audit.problems if p.kind != "era"] == [(3, "missing")]
 
 

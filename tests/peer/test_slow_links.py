@@ -9,13 +9,13 @@ from atoll.base.machine import Broadcast, Effect, Send
 from atoll.peer.events import RoundClosed, StateMissing
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdvanceState
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.agreement.events import BodyDecided
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import WorkerKnobs
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.messages.round import PartResponse, PartResult, ProposalMessage, RowContribution, RowResponse
 
 SLOW = peer_name(0)

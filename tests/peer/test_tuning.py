@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact, Received
 from atoll.base.workload import WorkloadPolicy
+from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
 from atoll.peer.events import ProtocolFault, RunOver
 from atoll.peer.governance.orders import goal_of, tunes_in, word_bytes
@@ -63,7 +64,9 @@ def audited(swarm: VirtualSwarm) -> VerificationReport:
     node = swarm.world.nodes[CREATOR]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     return verify_history(
-        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+        StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
+        VirtualVerifier(),
+        CAPABILITIES.verifiers,
     )
 
 

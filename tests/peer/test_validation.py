@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Received, RunTask, Send, TaskDone, TimerFired, expand_broadcasts
+from atoll.capabilities import CAPABILITIES
 from atoll.features.archive.policy import ErasureParams
 from atoll.features.attribution.statistics import blame_by_validation, refusals
 from atoll.peer.events import AttemptFailed, AutoRolledBack, ProposalRejected, ProtocolFault
@@ -19,6 +20,7 @@ from atoll.peer.operator_commands import go_back
 from atoll.peer.round.vertex_body import amend_among, check_body, write_body
 from atoll.peer.tasks import FindState, PinBlobs, ValidateState, ValidationLosses
 from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
+from atoll.policy.capability_terms import ErasureParams, ValidationRule
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.tasks import ReadManifest
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
@@ -27,7 +29,8 @@ from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import VirtualState
 from atoll.verification.state_validation.machine import StateValidators
-from atoll.verification.state_validation.policy import ValidationLedger, ValidationRule
+from atoll.verification.state_validation.policy import ValidationLedger
+from atoll.verification.state_validation.statistics import blame_by_validation, refusals
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import StatementSigner, signed_bytes
 from atoll.wire.messages.membership import MemberReport
@@ -309,7 +312,7 @@ def rows_of(swarm: VirtualSwarm) -> dict[int, bytes]:
 
 def verified(swarm: VirtualSwarm, rows: dict[int, bytes]):
     kept = StoredHistory(swarm.run_id, swarm.world.nodes[BOB].kept["genesis"], sorted(rows), rows.get)
-    return verify_history(kept, VirtualVerifier())
+    return verify_history(kept, VirtualVerifier(), CAPABILITIES.verifiers)
 
 
 def agreed_by_all(swarm: VirtualSwarm, body: VertexBody) -> bytes:

@@ -16,6 +16,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
+from atoll.capabilities import CAPABILITIES
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer.operator_commands import recover
@@ -72,7 +73,7 @@ def audit_of(
 ) -> VerificationReport:
     run, first, _ = history()
     kept = StoredHistory(run, genesis or first, sorted(rows), rows.get, (eras_of() if eras is None else eras).get)
-    return verify_history(kept, VirtualVerifier(), trusted)
+    return verify_history(kept, VirtualVerifier(), CAPABILITIES.verifiers, trusted)
 
 
 def found(audit: VerificationReport) -> list[tuple[int, str]]:
@@ -144,7 +145,7 @@ def test_what_peers_agreed_on_is_intact_whatever_the_settings_of_the_run(knobs: 
     node = world.nodes[peer_name(0)]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     kept = StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
-    audit = verify_history(kept, VirtualVerifier())
+    audit = verify_history(kept, VirtualVerifier(), CAPABILITIES.verifiers)
     assert found(audit) == [] and audit.vertices > 10
     assert any("p0004" in c.joined for c in audit.members) and any("2" in c.left for c in audit.members)
 
@@ -301,7 +302,9 @@ def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(
 
     def audit() -> VerificationReport:
         return verify_history(
-            StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+            StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
+            VirtualVerifier(),
+            CAPABILITIES.verifiers,
         )
 
     assert audit().intact and len(audit().recoveries) == 1
@@ -475,5 +478,9 @@ def test_a_run_from_before_eras_says_that_votes_alone_protect_it():
     swarm.world.run(20)
     kept = swarm.world.nodes[peer_name(0)].kept
     rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
-    audit = verify_history(StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier())
+    audit = verify_history(
+        StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get),
+        VirtualVerifier(),
+        CAPABILITIES.verifiers,
+    )
     assert audit.intact and audit.eras == [] and votes_alone(audit) == [(0, max(rows))]

@@ -25,8 +25,8 @@ from atoll.base.workload import (
     reached_after,
     steps_at,
 )
-from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.plan import RoundPlan, RoundSettings, StragglerPolicy, plan_round
 from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 

@@ -9,11 +9,12 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN
 from atoll.crypto.digest import digest
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.membership_change import next_members
 from atoll.verification.replay_audit.policy import AuditLedger
-from atoll.verification.sum_check.policy import SumCheckCase, SumCheckTerms, drawn_blocks, openings_of
+from atoll.verification.sum_check.policy import SumCheckCase, drawn_blocks, openings_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import AuditReport, Finding, OwnerResult, SignedStatement
 from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.crypto.digest import digest
-from atoll.features.archive.policy import NOBODY, ErasureParams, PieceSet, PlacementBook, PlacementLedger
+from atoll.features.archive.policy import NOBODY, PieceSet, PlacementBook, PlacementLedger
+from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import PiecesStored, SignedStatement

@@ -10,6 +10,7 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.digest import digest
+from atoll.policy.capability_terms import ValidationRule
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.verification.state_validation.policy import (
@@ -20,7 +21,6 @@ from atoll.verification.state_validation.policy import (
     NAT,
     ValidatedState,
     ValidationLedger,
-    ValidationRule,
     fixed_point,
     fixed_share,
     voices,

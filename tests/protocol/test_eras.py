@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Broadcast, Effect, Emit, Event, Received, RunTask, Send, Start, TaskDone
+from atoll.capabilities import CAPABILITIES
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer import operator_commands
@@ -38,7 +39,7 @@ from atoll.runtime.storage.store import PeerStore, stored
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.signatures import RealKeys, VirtualVerifier, sign_as_identity
-from atoll.simulation.swarm import CAPABILITIES, SwarmKnobs, VirtualSwarm, peer_name
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import (
@@ -61,8 +62,8 @@ def swarm_of(
     knobs = SwarmKnobs(peers=peers)
     knobs.run = replace(knobs.run, era_rounds=EVERY, recovery=peer_name(0).encode())
 
-    def without_keys(run, signer, keys, wish, genesis, bootstrap, verifiers=CAPABILITIES):
-        return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES)
+    def without_keys(run, signer, keys, wish, genesis, bootstrap):
+        return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES)
 
     return VirtualSwarm(seed, knobs, dict.fromkeys(mute, without_keys), keys)
 
@@ -357,7 +358,7 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
     found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
-    audit = verify_history(found, VirtualVerifier())
+    audit = verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers)
     voters = {m.peer for m in audit.head_body.members if m.votes} if audit.head_body is not None else set()
     assert voters == {peer_name(i) for i in range(4, 9)} and audit.eras[-1].sealed
     assert (audit.problems[0].kind, audit.problems[0].round) == ("era", audit.eras[0].last)
@@ -440,7 +441,7 @@ def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> VerificationReport:
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
     found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
-    return verify_history(found, VirtualVerifier())
+    return verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers)
 
 
 def test_a_recovery_that_comes_soon_after_an_era_holds_it_without_another_word(monkeypatch: pytest.MonkeyPatch):
@@ -511,7 +512,7 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
         DesiredRole(),
         history.genesis,
         (peer_name(0),),
-        verifiers=CAPABILITIES,
+        capabilities=CAPABILITIES,
     )
     fooled.handle(Start({}), 0.0)
     fooled.handle(Received(peer_name(1), VerticesResponse(history.since(0, 1 << 22), history.head)), 0.5)
@@ -547,7 +548,7 @@ def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_
         DesiredRole(),
         history.genesis,
         (peer_name(0),),
-        verifiers=CAPABILITIES,
+        capabilities=CAPABILITIES,
     )
     stranger.handle(Start({}), 0.0)
     past = VerticesResponse(history.since(0, 1 << 22), history.head)

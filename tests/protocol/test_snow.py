@@ -279,7 +279,7 @@ def test_below_its_safe_size_it_is_built_for_preference_only_and_says_that_it_is
     with pytest.raises(ValueError, match="let a quorum decide"):
         SnowballPoll(few[0], few, "slot", b"seed")
     assert not SnowballPoll(few[0], few, "slot", b"seed", preference_only=True).safe
-    many = [PeerId(f"p{i}") for i in range(snowball.SAFE_SIZE)]
+    many = [PeerId(f"p{i}") for i in range(snowball.SNOW_PEERS_LEAST)]
     assert SnowballPoll(many[0], many, "slot", b"seed").safe
     with pytest.raises(ValueError, match="let a quorum decide"):
         SnowballPoll(many[0], many, "slot", b"seed", SnowParams(k=10, alpha=8, beta=20))

@@ -11,10 +11,10 @@ from members import Inside, Members, recipe_for, story
 from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.features.partition_training.tensors import FORMAT, DeferredUpdate, carried, late_bytes, late_from_bytes
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, RestoreState, RoundSettlement, TrainApart
+from atoll.policy.capability_terms import PartitionPolicy
 from atoll.runtime.storage.private_state import read_private
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.exchange.tensorfile import dump

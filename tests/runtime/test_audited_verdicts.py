@@ -14,7 +14,7 @@ from atoll.cli.verdicts import judged_again, verdicts_text
 from atoll.crypto.identity import SessionVerifier
 from atoll.peer.verify.chain import ContributionShare, VerificationReport, reading
 from atoll.runtime.training_spec import decode_learning
-from atoll.verification.offline import AuditorReport, DisputedCase
+from atoll.verification.offline import AuditorReport, DisputedCase, VerdictHistory
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, fallen
 from atoll.verification.replay_audit import replay_judge
 from atoll.verification.replay_audit.exhibit import SegmentExhibit, shown_bytes, shown_from_bytes
@@ -55,9 +55,10 @@ class Reader:
         audit = VerificationReport(
             RUN, self.swarm.founded.settings, shares={peer: ContributionShare(peer) for peer in NAMES}
         )
-        audit.out.doubts[self.doubt.round, self.doubt.peer] = self.doubt
-        looked = judged_again(audit, [self.folder], fetch=False)
-        return [p.code for p in audit.problems], list(verdicts_text(audit, looked))
+        out = VerdictHistory()
+        out.doubts[self.doubt.round, self.doubt.peer] = self.doubt
+        looked = judged_again(audit, out, [self.folder], fetch=False)
+        return [p.code for p in audit.problems], list(verdicts_text(audit, out, looked))
 
 
 def test_an_exhibit_convicts_a_cheat_again_in_the_hands_of_a_stranger(tmp_path: Path, book: str):

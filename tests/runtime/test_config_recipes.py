@@ -166,11 +166,12 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
         with pytest.raises(PeerFault, match="quorum of updates"):
             decode_settings(encode_settings(replace(settings, **change)))
 
-    sets = ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.trust=community", "run.start_peers=4")
-    config = load_config(None, sets, {})
-    recipe = recipe_of(config)
+    sets = ("sync.quorum=3", "sync.grace=4", "model.name=gpt-nano", "run.start_peers=4")
+    assert "first to commit" in (refused := trouble(*sets, "run.trust=community")).cause
+    assert refused.code == "E-CFG-11" and "sync.quorum = 0" in refused.fix
+    recipe = recipe_of(load_config(None, sets, {}))
     with pytest.raises(UsageError, match="first to commit") as refused:
-        found(built_in(recipe, "stdlib"), settings_of(config, recipe))
+        found(built_in(recipe, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
     assert refused.value.code == "E-RUN-19"
     mean = found(built_in(recipe, "stdlib"), RunSettings(topology="auto")).settings
     assert mean.round.acceptance == StragglerPolicy(3, 4) and mean.topology == "butterfly"

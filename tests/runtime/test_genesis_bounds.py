@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, PeerFault, UsageError
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
-from atoll.features.archive.policy import ErasureParams
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy.capability_terms import ErasureParams, SumCheckTerms
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.runtime.config import load_config
 from atoll.runtime.training_spec import built_in, found
 from atoll.training.recipe.recipes import diloco
 from atoll.training.spec import TrainingSpec
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.messages.statements import RunNumbers
 
 WILD = (0, 0.0, -1, -1.0, nan, inf, -inf, 1e300, 1e-300, 2**62)

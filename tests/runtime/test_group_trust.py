@@ -7,13 +7,13 @@ from grouped import found
 
 from atoll.base.errors import UsageError
 from atoll.peer.settings import RunSettings
+from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.runtime.allreduce.trust import distrusting
-from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 
 
 def test_a_group_whose_members_may_lie_checks_its_owners_or_has_them_watched():
     checked = distrusting(RunSettings(), "community", "robust", "int8", "fp32", 5)
-    assert checked.opened == SumCheckTerms(SHARE, 4 * 4096) and not checked.witnessed
+    assert checked.opened == SumCheckTerms(OPENED_SHARE, 4 * 4096) and not checked.witnessed
     assert (checked.statistic, checked.tolerance, checked.round.quorum) == ("robust", 0.33, "two-thirds")
     watched = distrusting(RunSettings(), "open", "median", "topk:0.1+int8", "int8", 4)
     assert watched.witnessed and watched.opened is None

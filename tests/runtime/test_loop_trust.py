@@ -15,6 +15,7 @@ from torch import nn
 
 import atoll
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy.capability_terms import ValidationRule
 from atoll.policy.presets import PRESETS
 from atoll.runtime.embed.messages import AttachLoop
 from atoll.runtime.embed.peer_process import _run_start, _ticket_uses
@@ -25,7 +26,6 @@ from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import cooperative, data_parallel, demo_, powersgd, sparta
 from atoll.training.recipe.recipes import RecipeReducer, diloco
 from atoll.training.recipe.schedule import SchedulePhase, SyncSchedule
-from atoll.verification.state_validation.policy import ValidationRule
 from training import network
 
 LOOPS = 5

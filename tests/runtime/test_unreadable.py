@@ -15,6 +15,7 @@ from atoll.base.machine import Payload
 from atoll.crypto.digest import blob_id, digest, manifest_of, merkle_path, merkle_root
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.training.codec import CODECS
 from atoll.training.recipe.schedule import SyncSchedule
@@ -23,7 +24,6 @@ from atoll.verification.malformed_updates.messages import unreadable_bytes, unre
 from atoll.verification.malformed_updates.worker import inspect_row
 from atoll.verification.offline import AuditorReport, DisputedCase
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, Result, fallen
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.verification.sum_check.tensors import LeafLayout
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import Commitment

@@ -19,12 +19,13 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, PinBlobs
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.peer.tasks import ValidateState as ValidateAsked
+from atoll.policy.capability_terms import ValidationRule
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.training.recipe.state import state_hash
-from atoll.verification.state_validation.policy import ValidatedState, ValidationRule, fixed_point
+from atoll.verification.state_validation.policy import ValidatedState, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
 from atoll.worker.trainer_commands import BeginValidation, NextBatch
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import AUDIT_ROUNDS
 from atoll.base.machine import Effect, Fact, Send
+from atoll.capabilities import CAPABILITIES
 from atoll.peer.events import ProtocolFault, RoundClosed
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
@@ -29,6 +30,7 @@ from atoll.simulation.simulated_audit_chain import judged
 from atoll.simulation.swarm import SwarmKnobs, honest
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
+from atoll.verification.offline import VerdictHistory
 from atoll.verification.replay_audit import policy
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import CommitAnnouncement, RowContribution
@@ -108,13 +110,14 @@ def test_one_cheating_trainer_of_four_is_expelled_within_a_few_rounds(kind: str)
     assert told.findings["mismatch"] + told.findings["wrong"] >= 2 * 3  # two verdicts, as three honest peers tell
 
 
-def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> VerificationReport:
+def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> tuple[VerificationReport, VerdictHistory]:
     """The history on this peer's disk, walked offline."""
     kept = stage.world.nodes[folder].kept
     rows = {int(name[7:]): data for name, data in kept.items() if name.startswith("vertex/")}
     eras = {int(name.split("/")[1]): data for name, data in kept.items() if name.startswith(("era/", "sealed/"))}
     found = StoredHistory(stage.swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
-    return verify_history(found, VirtualVerifier())
+    verdicts = VerdictHistory()
+    return verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers, observers=[verdicts]), verdicts
 
 
 def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
@@ -123,10 +126,10 @@ def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():
     stage = ScenarioContext("audits", 1, 4, 10, "two-thirds")
     play_audits(stage, {2: "cheat"})
     honest = [p for p in stage.swarm.founders if p != "p0002"]
-    audit = read_by_a_stranger(stage, honest[0])
-    (out,) = audit.out.departures
+    audit, verdicts = read_by_a_stranger(stage, honest[0])
+    (out,) = verdicts.departures
     assert not audit.problems and (out.peer, out.standing) == ("p0002", "expelled")
-    doubt = next(d for d in audit.out.doubts.values() if d.outcome == "refuted")
+    doubt = next(d for d in verdicts.doubts.values() if d.outcome == "refuted")
     assert {reason.ground for reason in out.reasons} == {"audit"}
     assert doubt.round in {reason.round for reason in out.reasons}
     (exhibit,) = doubt.exhibits
@@ -144,10 +147,10 @@ def test_a_false_accuser_names_an_exhibit_that_does_not_bear_it_out():
     """Accusers name what they were shown; a member that judges it again finds nothing."""
     stage = ScenarioContext("audits", 1, 7, 12, "two-thirds")
     play_audits(stage, {2: "accuser", 5: "accuser"})
-    audit = read_by_a_stranger(stage, PeerId("p0000"))
-    assert not audit.problems and not audit.out.departures
+    audit, verdicts = read_by_a_stranger(stage, PeerId("p0000"))
+    assert not audit.problems and not verdicts.departures
     shown = {blob: data for node in stage.world.nodes.values() for blob, data in node.island.blobs.items()}
-    doubts = [(d, one) for d in audit.out.doubts.values() for one in d.against if one.exhibit in shown]
+    doubts = [(d, one) for d in verdicts.doubts.values() for one in d.against if one.exhibit in shown]
     assert doubts and all(len(d.against) < d.needed for d, _ in doubts)
     for doubt, one in doubts:
         assert one.auditor in ("p0002", "p0005") and doubt.work is not None

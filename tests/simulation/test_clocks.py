@@ -2,6 +2,7 @@
 
 import pytest
 
+from atoll.capabilities import CAPABILITIES
 from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.world import DriftingClock
@@ -69,7 +70,9 @@ def test_one_start_of_the_whole_run_with_a_clock_a_year_off_does_no_lasting_harm
     kept = swarm.world.nodes[peer_name(0)].kept
     rows = {int(name.split("/")[1]): row for name, row in kept.items() if name.startswith("vertex/")}
     audit = verify_history(
-        StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get), swarm.keys.verifier
+        StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get),
+        swarm.keys.verifier,
+        CAPABILITIES.verifiers,
     )
     assert audit.problems == []
 

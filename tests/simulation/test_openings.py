@@ -15,6 +15,7 @@ from atoll.base.machine import Effect, Fact, Received, Send
 from atoll.peer.events import ProtocolFault, RoundClosed
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy import findings, membership
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
@@ -28,7 +29,6 @@ from atoll.verification.replay_audit import policy
 from atoll.verification.replay_audit.machine import LAID, ReplayAudits
 from atoll.verification.sum_check import policy as draws
 from atoll.verification.sum_check import tasks as work
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse
@@ -150,7 +150,7 @@ def test_runs_without_openings_are_encoded_as_they_always_were():
     plain = encode_settings(RunSettings())
     assert b"openings" not in plain and decode_settings(plain).opened is None
     asked = RunSettings(openings=SumCheckTerms(0.03, 4128))
-    with pytest.raises(Exception, match="members are trusted"):
+    with pytest.raises(Exception, match="members that are trusted"):
         decode_settings(encode_settings(asked))
     fitting = replace(asked, round=replace(asked.round, quorum="two-thirds"))
     assert decode_settings(encode_settings(fitting)) == fitting
@@ -194,7 +194,7 @@ def test_liars_own_whole_parts_only_where_openings_would_find_them():
         decode_settings(encode_settings(plain))
     with pytest.raises(Exception, match="do not check each other"):
         decode_settings(encode_settings(replace(plain, witnessed=False, openings=SumCheckTerms(0.03, 4128))))
-    with pytest.raises(Exception, match="weights rows"):
+    with pytest.raises(Exception, match="weights by distances"):
         decode_settings(encode_settings(replace(plain, statistic="robust", openings=SumCheckTerms(0.03, 4128))))
     assert b"captured" not in encode_settings(RunSettings())
 

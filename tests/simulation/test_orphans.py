@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from atoll.policy import plan
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.protocol.allreduce import topology
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.replay_audits import as_it_is
@@ -19,7 +20,6 @@ from atoll.simulation.scenarios.all_owners_lost import OrphanedPart
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.sum_check import CUT, LyingOwnerWorker, islands
 from atoll.simulation.swarm import SwarmKnobs, peer_name
-from atoll.verification.sum_check.policy import SumCheckTerms
 
 OWNERS = 2
 

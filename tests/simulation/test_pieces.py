@@ -9,11 +9,12 @@ import pytest
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact, Send
-from atoll.features.archive.policy import ErasureParams, PlacementLedger
+from atoll.features.archive.policy import PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.events import PieceKept, StateLost, StateRebuilt
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
+from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm

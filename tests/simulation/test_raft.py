@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
+from atoll.capabilities import CAPABILITIES
 from atoll.peer.events import AttemptFailed, RoundClosed
 from atoll.peer.round.machine import NUDGE_S
 from atoll.peer.round.view_timer import VIEW_S
@@ -87,7 +88,9 @@ def test_its_history_is_believed_offline_like_any_other():
     kept = story.world.nodes[story.swarm.founders[1]].kept
     rows = {int(name.partition("/")[2]): row for name, row in kept.items() if name.startswith("vertex/")}
     audit = verify_history(
-        StoredHistory(story.swarm.run_id, kept["genesis"], sorted(rows), rows.get), VirtualVerifier()
+        StoredHistory(story.swarm.run_id, kept["genesis"], sorted(rows), rows.get),
+        VirtualVerifier(),
+        CAPABILITIES.verifiers,
     )
     assert audit.intact and audit.head >= 7 and audit.settings.by_raft
 

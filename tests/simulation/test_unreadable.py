@@ -20,6 +20,7 @@ from atoll.crypto.digest import digest
 from atoll.peer.events import JoinRejected, MalformedRow, ProtocolFault, RoundClosed
 from atoll.peer.membership.admission import EXPELLED
 from atoll.peer.settings import RunSettings
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.buffers import StoredRow
 from atoll.simulation.adversaries.byzantine import MISCHIEF, ByzantineMember, Twist, villain
@@ -29,7 +30,6 @@ from atoll.simulation.tensors import POISONS, Poison, TensorWorker
 from atoll.simulation.worker import WorkerKnobs
 from atoll.verification.malformed_updates import tensors
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import Accusation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
+from atoll.policy.capability_terms import ValidationRule
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -12,7 +13,6 @@ from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.state_validation import LIES, ValidationReports, play_validated
 from atoll.verification.state_validation import policy
-from atoll.verification.state_validation.policy import ValidationRule
 
 VILLAINS = (1, 4)
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.machine import Fact
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.identity import SessionVerifier
 from atoll.peer.events import JoinRejected, ProtocolFault
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings, settings_of_run
@@ -75,7 +76,7 @@ def verified(swarm: VirtualSwarm, node: VirtualComputer):
     read = lambda round: node.kept.get(f"vertex/{round}")  # noqa: E731  # reads like the table it is
     era = lambda round: node.kept.get(f"sealed/{round}") or node.kept.get(f"era/{round}")  # noqa: E731
     kept = StoredHistory(swarm.run_id, node.kept["genesis"], rounds, read, era)
-    return verify_history(kept, SessionVerifier())
+    return verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers)
 
 
 def test_who_votes_twice_is_proven_to_have_by_signatures_of_either_kind():
@@ -101,7 +102,9 @@ def test_a_genesis_whose_own_member_votes_by_another_kind_is_believed_by_nobody(
         settings_of_run(short)
     genesis = Vertex(encode(short), None)
     run, keys = genesis_digest(genesis), VirtualKeys()
-    audit = verify_history(StoredHistory(run, encode(genesis), [], lambda round: None), keys.verifier)
+    audit = verify_history(
+        StoredHistory(run, encode(genesis), [], lambda round: None), keys.verifier, CAPABILITIES.verifiers
+    )
     assert [p.code for p in audit.problems] == ["E-VER-02"]
 
 

@@ -57,9 +57,9 @@ def _by_validation(folder: Path, json: bool) -> None:
     """Report from the history, offline, what validators measured."""
     from msgspec.structs import asdict
 
-    from atoll.features.attribution.statistics import blame_by_validation, refusals
     from atoll.peer.settings import settings_of_run
     from atoll.verification.state_validation.policy import ValidationLedger
+    from atoll.verification.state_validation.statistics import blame_by_validation, refusals
     from atoll.wire.codec import vertex_id
 
     with kept_in(folder) as kept:
@@ -97,7 +97,8 @@ def _by_loss(folder: Path, json: bool) -> None:
     """Report from the history, offline, what members reported."""
     from msgspec.structs import asdict
 
-    from atoll.features.attribution.statistics import blame_by_loss, refusals
+    from atoll.features.attribution.statistics import blame_by_loss
+    from atoll.verification.state_validation.statistics import refusals
 
     with kept_in(folder) as kept:
         peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)

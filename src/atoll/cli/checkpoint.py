@@ -221,8 +221,8 @@ def _check_round(kept: StoredHistory, folder: Path, round: int) -> None:
 
 def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
     """Content of a round's vertex, unverified. Times are seconds of run time."""
-    from atoll.features.partition_training.machine import late_of
     from atoll.peer.governance.orders import amend_of
+    from atoll.policy.contributions import late_of
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)

@@ -77,6 +77,7 @@ def pull(
         raise UsageError(
             "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another folder"
         )
+    from atoll.capabilities import CAPABILITIES
     from atoll.cli.hub import what_is, write_model_folder
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import verify_history
@@ -90,7 +91,7 @@ def pull(
     with kept_in(aside) as found:
         # rounds agreed during the download are left out
         kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])
-        audit = verify_history(kept, SessionVerifier())
+        audit = verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers)
         if not audit.intact or blob_id_of(blob) != taken.state:
             raise _broken(audit, aside)
         files = write_model_folder(kept, aside, taken.round, blob.read_bytes(), to)

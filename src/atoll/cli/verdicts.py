@@ -14,7 +14,7 @@ from atoll.base.ids import PeerId, names_of, short
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import VerificationReport
-    from atoll.verification.offline import DisputedCase
+    from atoll.verification.offline import DisputedCase, VerdictHistory
     from atoll.verification.offline_judge import RejudgedReport
 
 RejudgedCases: TypeAlias = "Sequence[tuple[DisputedCase, Sequence[RejudgedReport]]]"
@@ -29,12 +29,14 @@ PROVEN = {  # ground of a reason → what proves it
 }
 
 
-def judged_again(audit: VerificationReport, folders: Sequence[Path], fetch: bool) -> RejudgedCases:
+def judged_again(
+    audit: VerificationReport, out: VerdictHistory, folders: Sequence[Path], fetch: bool
+) -> RejudgedCases:
     """Judge every disputed case again. Verdicts that do not hold are problems of the audit.
 
     `fetch`: the peer of the first folder requests missing exhibits from members.
     """
-    doubts = list(audit.out.doubts.values())
+    doubts = list(out.doubts.values())
     if not doubts:
         return []
     from atoll.crypto.identity import SessionVerifier
@@ -55,7 +57,7 @@ def judged_again(audit: VerificationReport, folders: Sequence[Path], fetch: bool
     return looked
 
 
-def verdicts_object(audit: VerificationReport, looked: RejudgedCases | None) -> dict[str, Any] | None:
+def verdicts_object(out: VerdictHistory, looked: RejudgedCases | None) -> dict[str, Any] | None:
     from msgspec import to_builtins
 
     if looked is None:
@@ -83,12 +85,12 @@ def verdicts_object(audit: VerificationReport, looked: RejudgedCases | None) -> 
         }
         for doubt, words in looked
     ]
-    return {"departures": to_builtins(audit.out.departures), "doubts": doubts}
+    return {"departures": to_builtins(out.departures), "doubts": doubts}
 
 
-def verdicts_text(audit: VerificationReport, looked: RejudgedCases | None) -> Iterator[str]:
+def verdicts_text(audit: VerificationReport, out: VerdictHistory, looked: RejudgedCases | None) -> Iterator[str]:
     """Table of the members that are out with the reasons, then the disputed cases and their new verdicts."""
-    names, out = _names(audit), audit.out
+    names = _names(audit)
     expelled = {d.peer for d in out.departures if d.standing == "expelled"}
     if looked is None:
         if expelled:

@@ -24,6 +24,7 @@ from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, ver
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory, VerificationReport
+    from atoll.verification.offline import VerdictHistory
 
 CHANGES_SHOWN = 12  # newest membership changes shown; --json has them all
 
@@ -53,10 +54,12 @@ def verify(
     json: AsJson = False,
 ) -> int:
     """Check every vertex of a run's history, offline: links, votes, signed statements, membership, counters."""
+    from atoll.capabilities import CAPABILITIES
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import verify_history
+    from atoll.verification.offline import VerdictHistory
 
-    folder, start = folder_of(run), _digest_of(trusted)
+    folder, start, out = folder_of(run), _digest_of(trusted), VerdictHistory()
     for other in also:
         if not (other / "blobs").is_dir():
             raise UsageError(
@@ -65,15 +68,15 @@ def verify(
                 fix="--also FOLDER, with the --dir of that peer's `atoll up` or `atoll join`",
             )
     with kept_in(folder) as kept:
-        audit = verify_history(kept, SessionVerifier(), start)
+        audit = verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers, start, [out])
     blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
     for name in damaged:
         audit.problems.append(_blob_problem(name, audit))
-    looked = judged_again(audit, [folder, *also], fetch) if verdicts or fetch or also else None
+    looked = judged_again(audit, out, [folder, *also], fetch) if verdicts or fetch or also else None
     if json:
-        say_json(_as_object(audit, blobs if deep else None) | {"verdicts": verdicts_object(audit, looked)})
+        say_json(_as_object(audit, out, blobs if deep else None) | {"verdicts": verdicts_object(out, looked)})
     else:
-        _say(audit, blobs if deep else None, looked)
+        _say(audit, out, blobs if deep else None, looked)
     return 0 if audit.intact else RunFailedError.exit_status
 
 
@@ -194,7 +197,7 @@ def _unreadable(path: Path, why: Exception) -> RunFailedError:
     )
 
 
-def _as_object(audit: VerificationReport, blobs: int | None) -> dict[str, Any]:
+def _as_object(audit: VerificationReport, out: VerdictHistory, blobs: int | None) -> dict[str, Any]:
     from msgspec.structs import asdict
 
     body = audit.head_body
@@ -221,14 +224,14 @@ def _as_object(audit: VerificationReport, blobs: int | None) -> dict[str, Any]:
         "members": [asdict(c) for c in audit.members],
         "scores": audit.opinions if audit.settings.scored_share else None,
         "twins": audit.twins if audit.settings.twinned_share else None,
-        "audits": {"drawn": audit.drawn} | audit.verdicts if audit.settings.audited_share else None,
+        "audits": {"drawn": out.drawn} | out.findings if audit.settings.audited_share else None,
         "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
         "blobs": blobs,
     }
 
 
-def _say(audit: VerificationReport, blobs: int | None, looked: RejudgedCases | None) -> None:
+def _say(audit: VerificationReport, out: VerdictHistory, blobs: int | None, looked: RejudgedCases | None) -> None:
     from atoll.peer.governance.settings_change import in_words
     from atoll.policy.reputation import tier_of
 
@@ -247,8 +250,8 @@ def _say(audit: VerificationReport, blobs: int | None, looked: RejudgedCases | N
         rounds = spans_text(spans_of(audit.unchecked))
         say(f"  not judged, because what they follow is lost or damaged: rounds {rounds}")
     if audit.settings.audited_share:
-        found = ", ".join(f"{count} {finding}" for finding, count in sorted(audit.verdicts.items()))
-        say(f"  audits: {audit.drawn} drawn; found: {found or 'nothing yet'}")
+        found = ", ".join(f"{count} {finding}" for finding, count in sorted(out.findings.items()))
+        say(f"  audits: {out.drawn} drawn; found: {found or 'nothing yet'}")
     if audit.settings.scored_share:
         found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(audit.opinions.items()))
         say(f"  updates scored: {found or 'none yet'}")
@@ -283,7 +286,7 @@ def _say(audit: VerificationReport, blobs: int | None, looked: RejudgedCases | N
         told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
         told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""
         say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
-    for line in verdicts_text(audit, looked):
+    for line in verdicts_text(audit, out, looked):
         say(f"  {line}")
     if blobs is not None:
         say(f"  {blobs} blobs read")

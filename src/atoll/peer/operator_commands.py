@@ -1,4 +1,4 @@
-"""Operator commands of a peer: leave, rest, start over, roll back, pause, change settings, gather a round's rows.
+"""Operator commands of a peer: leave, rest, start over, roll back, pause, change settings.
 
 Each makes a report or a vertex from what the peer knows, or raises ValueError with the reason if that would be
 wrong. `sign` signs for the recovery identity.
@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send, tag_of
-from atoll.features.attribution.leave_one_out import LeaveOneOutTask, question
 from atoll.peer.governance.orders import RollbackGoal, pauses_in, tunes_in, word_bytes
 from atoll.peer.governance.settings_change import numbers_in, why_not
 from atoll.peer.peer import Peer
@@ -150,17 +149,3 @@ def _as_member(peer: Peer, also_over: bool = False) -> RunView:
     if peer.over and not also_over:
         raise ValueError("the run is over")
     return peer.known
-
-
-def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
-    """The leave-one-out task for a round, which its rows are needed for."""
-    if peer.is_lost:
-        raise ValueError("this peer does not know the run yet")
-    known = peer.known
-    return question(peer.settings, known.history, known.pool.recent(), round)
-
-
-def gather_rows(peer: Peer, round: int) -> list[Effect]:
-    """Download the archived rows of this round; `RowsGathered` reports the outcome."""
-    asked = question_of(peer, round)
-    return peer.kept_rows.gather(asked.body, asked.sources(peer.me))

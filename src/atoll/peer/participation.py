@@ -8,7 +8,7 @@ Not responsible for: genesis and repair of the history, links and timers, peers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -29,8 +29,7 @@ from atoll.base.machine import (
     tag_of,
 )
 from atoll.crypto.signer import SignatureVerifier, Signer
-from atoll.features.attribution.row_archive import RowArchive
-from atoll.features.partition_training.machine import left_open
+from atoll.peer.capabilities import Capabilities
 from atoll.peer.events import (
     AttemptFailed,
     CaughtUp,
@@ -51,6 +50,7 @@ from atoll.peer.membership.report_broadcaster import ReportBroadcaster
 from atoll.peer.membership.roster import change_of
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.machine import RoundMachine
+from atoll.peer.round.outcome import left_open
 from atoll.peer.round.topology_choice import part_bytes_most
 from atoll.peer.round.update_sharing import RoundEnvironment
 from atoll.peer.run_view import HistoryExtended, RunView
@@ -62,7 +62,6 @@ from atoll.peer.sync.part_cache import RecentPartCache
 from atoll.peer.sync.state_sync import StateSync
 from atoll.peer.sync.vertex_sync import VertexSync
 from atoll.peer.tasks import StateRestored
-from atoll.peer.verify.interface import Verifier
 from atoll.peer.verify.registry import VerifierRegistry
 from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.policy.links import TransferRates, report
@@ -104,7 +103,7 @@ class Participation:
         signer: Signer,
         verifier: SignatureVerifier,
         wish: DesiredRole,
-        verifiers: Sequence[Verifier],
+        capabilities: Capabilities,
     ) -> None:
         self.notary = StatementSigner(run, signer, verifier)
         self.me, self.wish, self.settings = signer.peer, wish, RunSettings()
@@ -118,7 +117,6 @@ class Participation:
         self.news = VertexSync()
         self.said: dict[str, bytes] = {}
         self.old_parts = RecentPartCache()
-        self.kept_rows = RowArchive()
         self.early = EarlyMessageBuffer()
         self.admission = AdmissionRequest(self.me, signer, wish.role == "visitor")
         self.linked: set[PeerId] = set()
@@ -129,7 +127,8 @@ class Participation:
         self.words = ReportBroadcaster(
             self.notary, lambda: self.known, self.heartbeat, self._writers, self.pool_report
         )
-        self.inspectors = VerifierRegistry(self.me, verifiers)
+        self.capabilities = capabilities
+        self.inspectors = VerifierRegistry(self.me, capabilities.verifiers)
         self.over = self.leaving = False
 
     @property
@@ -185,7 +184,8 @@ class Participation:
             said=self.said,
             measured=self._measured,
             strikes=self.strikes,
-            keeps_rows=self.kept_rows.rounds > 0,
+            extension=self.capabilities.round_extension,
+            keeps_rows=self.inspectors.archived_rounds > 0,
         )
         agreement = self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement"))
         self.round = RoundMachine(ground, self.notary, agreement, env)
@@ -249,9 +249,7 @@ class Participation:
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._send_to_affected(closed) + self.learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
-            mine = self.round.answers
-            effects += self.inspectors.on_round_closed(closed.body, mine)
-            effects += self.kept_rows.closed(closed.body.round, mine.rows)
+            effects += self.inspectors.on_round_closed(closed.body, self.round.answers)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -294,10 +292,12 @@ class Participation:
             return self.old_parts.give(event.sender, message)
         if isinstance(message, RowRequest) and message.round < current:
             body = self.known.history.bodies.get(message.round)
-            if given := self.kept_rows.give(event.sender, message, body):
+            if given := self.inspectors.on_row_request(event.sender, message, body):
                 return given
-        if isinstance(message, RowResponse) and self.kept_rows.looks_into(message.round):
-            return self.kept_rows.take(event.sender, message, event.payload)
+        if isinstance(message, RowResponse):
+            taken = self.inspectors.on_row(event.sender, message, event.payload)
+            if taken is not None:
+                return taken
         if message.round == current and self.round is not None:
             if standing == "away" and message.trace != self.round.plan.trace:
                 return []  # it works on this round of another branch

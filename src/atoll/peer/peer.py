@@ -4,9 +4,9 @@
     readers         peers that may read                     serve       blobs for others
     admission       requests for membership                 heartbeat   reachable members, run time
     news            vertex requests and hints               regain      fetching the agreed state
-    downloads       other blobs and rollback targets        kept_rows   rows of closed rounds, for attribution
-    early           messages of rounds not begun here       old_parts   parts of closed rounds, for others
-    words           reports to the members                  inspectors  verifiers
+    downloads       other blobs and rollback targets        old_parts   parts of closed rounds, for others
+    early           messages of rounds not begun here       inspectors  verifiers and row archive
+    words           reports to the members
 
 Components of a round use run time; this file translates from and to the driver's clock. A peer is *lost* until it
 knows genesis, *behind* while its state is older than its history, *current* while a round is running.
@@ -44,7 +44,7 @@ from atoll.base.machine import (
     tag_of,
 )
 from atoll.crypto.signer import IdentitySigner, SignatureVerifier, Signer
-from atoll.features.archive.machine import ArchiveMachine
+from atoll.peer.capabilities import Capabilities
 from atoll.peer.events import (
     GenesisKnown,
     JoinRejected,
@@ -58,9 +58,8 @@ from atoll.peer.round.machine import RoundMachine
 from atoll.peer.run_view import RunView
 from atoll.peer.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.peer.sync.history_repair import HistoryRepair
+from atoll.peer.sync.state_archive import StateArchive
 from atoll.peer.tasks import StateRestored
-from atoll.peer.verify.interface import Verifier
-from atoll.peer.verify.registry import ledgers_of
 from atoll.policy.links import TransferRates
 from atoll.policy.membership import suspicions_needed
 from atoll.protocol.history.chain import VertexChain, genesis_digest
@@ -101,16 +100,16 @@ class Peer:
         bootstrap: Sequence[PeerId] = (),
         vouch: IdentitySigner | None = None,
         *,
-        verifiers: Sequence[Verifier],
+        capabilities: Capabilities,
     ) -> None:
-        self.participation = mine = Participation(run, signer, verifier, wish, verifiers)
+        self.participation = mine = Participation(run, signer, verifier, wish, capabilities)
         self.me, self.run, self.notary = signer.peer, run, mine.notary
         self.genesis, self.bootstrap, self.vouch = genesis, tuple(bootstrap), vouch
         self.serve, self.readers = BlobServer(), Readers()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.heartbeat, self.linked, self.said = mine.heartbeat, mine.linked, mine.said
         self.news, self.regain, self.downloads = mine.news, mine.regain, mine.downloads
-        self.early, self.old_parts, self.kept_rows = mine.early, mine.old_parts, mine.kept_rows
+        self.early, self.old_parts = mine.early, mine.old_parts
         self.admission, self.resting = mine.admission, mine.resting
         self.words, self.inspectors = mine.words, mine.inspectors
 
@@ -177,8 +176,6 @@ class Peer:
                 return self.participation.on_earlier_found(job, result, now)
             case "pieces":
                 return self.downloads.made(event, now)
-            case "rows":
-                return self.kept_rows.done(event)
             case "gather":
                 return self.downloads.gather(event, self.participation.is_quiet, now)
             case "serve":
@@ -204,7 +201,7 @@ class Peer:
             case "fetch":
                 return self.participation.to_fetch(event, now)
             case "snow":
-                return self.known.sides.fired(event, now)
+                return self.known.forks.fired(event, now)
             case _:
                 return self.participation.to_round(event, now)
 
@@ -248,7 +245,7 @@ class Peer:
             case MalformedRowShown():
                 return self.participation.from_verifiers(self.inspectors.on_malformed_row(sender, message), now)
             case PreferenceRequest() | PreferenceResponse():
-                return self.known.sides.hear(event, now)
+                return self.known.forks.hear(event, now)
             case _:
                 return []
 
@@ -327,7 +324,6 @@ class Peer:
             effects.append(self.participation.fact(MembershipChanged(joined=(), left=(), members=members)))
         effects += self.participation.from_verifiers(self.inspectors.resume(kept, now), now)
         effects += self.participation.seek_demanded()
-        effects += self.kept_rows.start(kept)
         effects += [self.participation.fact(expelled(self.me))] if self.participation.is_expelled else []
         return effects + self.participation.follow_members(now) + self.regain.begin(self.known.history)
 
@@ -343,10 +339,9 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.genesis, self.participation.settings = vertex, settings_of_run(decode_body(vertex.body))
         self.admission.knows_genesis()
-        s, gone = self.settings.round, self.heartbeat.gone
-        ledgers = ledgers_of(self.inspectors.verifiers, self.settings)
+        s, gone, offered = self.settings.round, self.heartbeat.gone, self.participation.capabilities
         self.participation.view = known = RunView(
-            vertex, ledgers, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
+            vertex, offered, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
         )
         self.news.history, self.news.eras = known.history, known.eras
         self.inspectors.start(self.settings, known.history, known.pool)
@@ -416,11 +411,11 @@ class Peer:
             again = self.participation.catch_up(now) if self.at >= -1 else None
             effects += self.regain.begin(known.history, "trying again") if again is None else again
         effects += known.eras.ask(self.participation.within_reach(), now) if known.eras is not None else []
-        effects += self.inspectors.retransmit() + self.kept_rows.ask_again()
+        effects += self.inspectors.retransmit()
         effects += self.participation.tend_pieces(now)
         effects += self.words.again(now)
         if self.wish.role != "visitor":
-            effects += known.sides.look(known.branches.known, now)
+            effects += known.forks.look(now)
         return effects + self.participation.seek_admission(now)
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
@@ -436,7 +431,7 @@ class Peer:
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
         effects += known.eras.ask_of(peer, now) if known.eras is not None else []
-        effects += known.branches.met(peer, known.roster.put_away())
+        effects += known.forks.met(peer, known.roster.put_away())
         if self.round is not None:
             effects += self.participation.from_round(self.round.greet(peer), now)
         return effects
@@ -539,5 +534,5 @@ class Peer:
         return self.view.eras if self.view is not None else None
 
     @property
-    def pieces(self) -> ArchiveMachine | None:
+    def pieces(self) -> StateArchive | None:
         return self.view.pieces if self.view is not None else None

@@ -1,7 +1,7 @@
 """Run view: what a peer knows once it has genesis, derived from accepted vertices alone.
 
     history     agreed vertices                     roster    members and connections
-    pool        reports for the next vertex         branches, sides   forks of the run
+    pool        reports for the next vertex         forks     other branches of the run
     eras        long-lived signatures               pieces    holders of pieces of older states
 
 Invariants:
@@ -19,9 +19,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Persist, Send
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner
-from atoll.features.archive.machine import ArchiveMachine
-from atoll.features.forks.detect import ForkDetector
-from atoll.features.forks.poll import BranchPolls
+from atoll.peer.capabilities import Capabilities
 from atoll.peer.events import MembershipChanged
 from atoll.peer.governance.settings_change import plan_after, settings_after
 from atoll.peer.membership.admission import DesiredRole
@@ -30,7 +28,8 @@ from atoll.peer.membership.roster import MemberRoster, change_of, identities_in
 from atoll.peer.round.context import RoundContext, ground_after
 from atoll.peer.settings import settings_of_run
 from atoll.peer.sync.history_repair import HistoryRepair
-from atoll.policy.ledger import LedgerSet
+from atoll.peer.sync.state_archive import StateArchive
+from atoll.peer.verify.registry import ledgers_of
 from atoll.protocol.agreement.interface import ConsensusEngine, open_door
 from atoll.protocol.agreement.voter import Electorate
 from atoll.protocol.history.chain import VertexChain, newest_hole
@@ -55,7 +54,7 @@ class RunView:
     def __init__(
         self,
         genesis: Vertex,
-        ledgers: LedgerSet,
+        capabilities: Capabilities,
         notary: StatementSigner,
         wish: DesiredRole,
         vouch: IdentitySigner | None,
@@ -67,15 +66,16 @@ class RunView:
         self.notary, self.identities, self.gone = notary, identities, gone
         self.history = history = VertexChain(genesis, notary, self._voters_of, settings.recovery)
         self.roster = MemberRoster(notary.me, history, wish.role == "client")
+        ledgers = ledgers_of(capabilities.verifiers, settings)
         self.pool = ReportPool(notary, history, settings, ledgers)
-        self.branches, self.sides = ForkDetector(history), BranchPolls(notary.me, history, linked)
+        self.forks = capabilities.forks(notary.me, history, linked)
         self.eras: EraChain | None = None  # None if the run has no eras
         if every := settings.era_rounds:
             demands = wish.role != "visitor"  # a visitor checks existing signatures and demands none
             self.eras = EraChain(history, every, self._rounds_after, notary.verifier, vouch, demands)
-        self.pieces: ArchiveMachine | None = None  # None if older states are stored whole
-        if coded := settings.kept_coded:
-            self.pieces = ArchiveMachine(notary.me, coded, history, ledgers, self.unheard)
+        self.pieces: StateArchive | None = None  # None if older states are stored whole
+        if (coded := settings.kept_coded) and capabilities.archive is not None:
+            self.pieces = capabilities.archive(notary.me, coded, history, ledgers, self.unheard)
         for m in history.head_body.members:
             if settings.recovery and digest(settings.recovery) == m.identity:
                 identities[m.peer] = settings.recovery
@@ -105,11 +105,11 @@ class RunView:
         for round in rounds:
             if round in (self.history.head + 1, rounds[0]):
                 self.history.restore(decode_vertex(kept[f"vertex/{round}"]))
-        self.branches.restore(kept)
+        self.forks.restore(kept)
         effects = self.eras.restore(kept) if self.eras is not None else []
         return effects + (self._restore_pieces(self.pieces, kept) if self.pieces is not None else [])
 
-    def _restore_pieces(self, pieces: ArchiveMachine, kept: dict[str, bytes]) -> list[Effect]:
+    def _restore_pieces(self, pieces: StateArchive, kept: dict[str, bytes]) -> list[Effect]:
         pieces.restore(kept)
         self.pool.recent()  # the ledger catches up with what the book lacks
         return pieces.begin()
@@ -125,11 +125,11 @@ class RunView:
         try:
             body = self.history.append(vertex, who)
         except PeerFault:
-            if (parted := self.branches.parts_us(vertex, who)) is not None:
+            if (parted := self.forks.parts_us(vertex, who)) is not None:
                 return parted
             raise
         if body is None:
-            return self.branches.beside(vertex, who, self.roster.within_reach())
+            return self.forks.beside(vertex, who, self.roster.within_reach())
         self.pool.settle(body)
         effects: list[Effect] = [Persist(f"vertex/{body.round}", encode(vertex))]
         effects += self.pieces.grew() if self.pieces is not None else []

@@ -13,13 +13,11 @@ from atoll.base.arguments import Amount, Peers, Whole
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import effort_problem
-from atoll.features.archive.policy import ErasureParams
-from atoll.features.partition_training.policy import PartitionPolicy
+from atoll.policy.capability_terms import ErasureParams, PartitionPolicy, SumCheckTerms, ValidationRule
+from atoll.policy.compatibility import conflicts_among, problem_with
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName
 from atoll.policy.plan import RoundSettings
 from atoll.policy.votes import VoteTerms
-from atoll.verification.state_validation.policy import ValidationRule
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.messages.vertex import VertexBody
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
@@ -164,48 +162,43 @@ def other_rules(data: bytes) -> str | None:
     return f"this run was begun with another version of atoll: it follows rules {rules}, this one knows {RULES}"
 
 
-def acceptance_problem(settings: RunSettings) -> str:
-    """Conflict of these settings with rounds that wait for a quorum only; empty if none."""
-    if settings.round.quorum != "majority":
-        return "the first to commit ends the training of all, and members do not trust each other"
-    if settings.topology not in ("butterfly", "star"):
-        return f"a {settings.topology} topology waits for the rows of all members on its way"
-    if settings.audited_share:
-        return "audits need rounds with a number of steps that is known beforehand"
-    return ""
-
-
-def twins_misfit(settings: RunSettings) -> str:
-    """Conflicts of these settings with redundant training; empty if none."""
-    cannot = {
-        "the run keeps no reputation that the comparison could change": not settings.reputed,
-        "an auditor would replay samples other than the member was told to learn from": settings.audited_share > 0,
-        "a scorer would use samples other than the member was told to learn from": settings.scored_share > 0,
-        "members that train apart take steps that were not assigned": settings.apart_terms is not None,
-        "slow members send steps of two rounds": settings.round.acceptance is not msgspec.UNSET,
+def features_of(settings: RunSettings) -> set[str]:
+    """The run's features that other features may exclude (`policy/compatibility.py`)."""
+    rounds, believes = settings.round, settings.round.quorum == "majority"
+    effort = rounds.effort if rounds.effort is not msgspec.UNSET else None
+    is_on = {
+        "members that are trusted": believes,
+        "members that may lie": not believes,
+        "Raft": settings.by_raft,
+        "weights by distances": settings.statistic in DISTANCES,
+        "several owners per part": settings.witnessed,
+        "one owner per part": not settings.witnessed,
+        "openings": settings.opened is not None,
+        "results that are not opened": settings.opened is None,
+        "parts that liars own alone": settings.captured_share > 0,
+        # where members may lie, rows are direct in every topology
+        "sums of rows on the way": believes and settings.topology not in ("butterfly", "star"),
+        "no reputations": not settings.reputed,
+        "replay audits": settings.audited_share > 0,
+        "loss scores": settings.scored_share > 0,
+        "redundant training": settings.twinned_share > 0,
+        "members that train apart": settings.apart_terms is not None,
+        "a quorum of updates": rounds.acceptance is not msgspec.UNSET,
+        "sampled trainers": rounds.sample is not msgspec.UNSET,
+        "batches that grow": effort is not None and effort.batches is not msgspec.UNSET,
+        "rounds that follow the run": effort is not None,
+        "phases of several lengths": rounds.rhythm is not msgspec.UNSET,
     }
-    return "; ".join(why for why, asked in cannot.items() if asked)
-
-
-def captured_problem(settings: RunSettings) -> str:
-    """Why results of liars that own a part alone would never be checked; empty if they are."""
-    if not settings.witnessed:
-        return "the owners of a part do not check each other"
-    if settings.opened is None:
-        return "results are not opened afterwards"
-    return ""
+    return {name for name, on in is_on.items() if on}
 
 
 def pacing_problem(settings: RunSettings) -> str:
     """Conflict of these settings with rounds that adapt their work; empty if none."""
-    effort = settings.round.effort
+    effort, features = settings.round.effort, features_of(settings)
     if effort is msgspec.UNSET:
         return ""
-    if effort.batches is not msgspec.UNSET and settings.apart_terms is not None:
-        return "members that train apart would use a batch size that the others have left"
-    if effort.batches is not msgspec.UNSET and settings.round.acceptance is not msgspec.UNSET:
-        return "rounds go on without slow members, which then have steps of two batch sizes"
-    return effort_problem(effort, settings.round.inner_steps)
+    grows = problem_with("batches that grow", features) if "batches that grow" in features else ""
+    return grows or effort_problem(effort, settings.round.inner_steps)
 
 
 _SETTINGS = msgspec.msgpack.Decoder(RunSettings)
@@ -220,36 +213,10 @@ def decode_settings(data: bytes) -> RunSettings:
         if why := other_rules(data):
             raise PeerFault("", f"{why}; {OTHER_RULES_FIX}")
         settings = _SETTINGS.decode(data)
-        if settings.scored_share and not settings.reputed:
-            raise PeerFault("", "genesis asks for scores of updates and keeps no reputation that they could change")
-        if settings.twinned_share and (problem := twins_misfit(settings)):
-            raise PeerFault("", f"genesis asks for redundant training, but {problem}")
+        if (conflict := next(conflicts_among(features_of(settings)), None)) is not None:
+            raise PeerFault("", f"genesis asks for {conflict.remover} and {conflict.needer}: {conflict.cause}")
         if (coded := settings.kept_coded) is not None and coded.k >= coded.n:
             raise PeerFault("", f"genesis asks for {coded.k} of {coded.n} pieces: no piece could be lost")
-        if settings.opened is not None and settings.round.quorum != "two-thirds":
-            raise PeerFault("", "genesis asks for openings, but members are trusted")
-        if settings.witnessed and settings.statistic in DISTANCES:
-            raise PeerFault(
-                "",
-                f'genesis has several owners per part and weights rows by distances ("{settings.statistic}"), '
-                "but the owners' distances would not be checked",
-            )
-        if settings.captured_share and (problem := captured_problem(settings)):
-            raise PeerFault("", f"genesis lets liars own whole parts, but {problem}")
-        if settings.by_raft and settings.round.quorum != "majority":
-            raise PeerFault("", "genesis asks for Raft, but members may lie")
-        if settings.round.acceptance is not msgspec.UNSET and (problem := acceptance_problem(settings)):
-            raise PeerFault("", f"genesis has rounds wait for a quorum of updates, but {problem}")
-        if settings.apart_terms is not None and settings.round.sample is not msgspec.UNSET:
-            raise PeerFault(
-                "", "genesis samples trainers and has members train apart: late work would have no turn"
-            )
-        if settings.apart_terms is not None and settings.audited_share:
-            raise PeerFault("", "genesis audits rounds and has members train apart, with steps not assigned")
-        if settings.apart_terms is not None and settings.round.acceptance is not msgspec.UNSET:
-            raise PeerFault(
-                "", "genesis has rounds go on without slow members, and members train apart: steps would get lost"
-            )
         if problem := pacing_problem(settings):
             raise PeerFault("", f"genesis has rounds adapt their work, but {problem}")
         return settings

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
+from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
 Results = tuple[OwnerResult | None, ...]  # one per part; None: the part has no result
@@ -86,3 +86,9 @@ def result_in(signed: SignedStatement | None) -> OwnerResult | None:
 def parts_counted(results: Iterable[OwnerResult | None]) -> Counter[PeerId]:
     """Number of these results that include each member's row; members with none are left out."""
     return Counter(peer for result in results if result is not None for peer in result.contributors)
+
+
+def late_of(body: VertexBody) -> dict[PeerId, LateShare]:
+    """Late work that this vertex counted, by author."""
+    said = ((signed.signer, statement_in(signed)) for signed in body.commits)
+    return {peer: c.late for peer, c in said if isinstance(c, Commitment) and c.late is not None}

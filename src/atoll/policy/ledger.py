@@ -12,15 +12,32 @@ Not responsible for: measuring or judging anything, sending reports.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from atoll.base.ids import Digest, PeerId
-from atoll.wire.messages.statements import RollbackOrder, Statement
+from atoll.policy.reputation import NO_FINDINGS, WorkFindings
+from atoll.wire.messages.statements import Commitment, RollbackOrder, SealedDraw, Statement
 from atoll.wire.messages.vertex import VertexBody
 
 R = TypeVar("R", bound=Statement)
 L = TypeVar("L", bound="Ledger[Any]")
+
+
+class SampleDraw(Protocol):
+    """A secret draw that gives some trainers of a round another member's samples."""
+
+    def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
+        """The member that provides this trainer's samples; None: itself."""
+        ...
+
+    def seal(self, peer: PeerId, round: int, secret: Callable[[int], bytes]) -> SealedDraw:
+        """The part of a trainer's commitment that binds its draws; `secret`: per round."""
+        ...
+
+    def flaw(self, peer: PeerId, commit: Commitment) -> str | None:
+        """Flaw in that part of a commitment; None if there is none."""
+        ...
 
 
 class Ledger(ABC, Generic[R]):
@@ -60,6 +77,16 @@ class Ledger(ABC, Generic[R]):
         del head
         return None
 
+    def findings(self, head: int) -> WorkFindings:
+        """Findings about members' work that the vertex of this round settled; the next one changes reputations."""
+        del head
+        return NO_FINDINGS
+
+    def sample_draw(self, head: Digest, body: VertexBody) -> SampleDraw | None:
+        """The draw of the round after this vertex."""
+        del head, body
+        return None
+
 
 class LedgerSet:
     """The ledgers of one run, in a fixed order."""
@@ -97,3 +124,14 @@ class LedgerSet:
     def demanded(self, head: int) -> RollbackOrder | None:
         """The rollback that a ledger demands of the vertex after this head."""
         return next((order for ledger in self if (order := ledger.demanded(head)) is not None), None)
+
+    def findings(self, head: int) -> WorkFindings:
+        """Findings about members' work, of all ledgers."""
+        found = NO_FINDINGS
+        for ledger in self:
+            found |= ledger.findings(head)
+        return found
+
+    def sample_draw(self, head: Digest, body: VertexBody) -> SampleDraw | None:
+        """The draw of a round's samples, if a ledger has one."""
+        return next((draw for ledger in self if (draw := ledger.sample_draw(head, body)) is not None), None)

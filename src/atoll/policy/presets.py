@@ -14,10 +14,9 @@ from math import ceil
 from typing import Literal
 
 from atoll.base.limits import WEIGHED_ROWS_MAX
+from atoll.policy.capability_terms import OPENED_SHARE, VALIDATE_EVERY_MAX
 from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.plan import QuorumRule
-from atoll.verification.state_validation.policy import VALIDATE_EVERY_MAX
-from atoll.verification.sum_check.policy import SHARE
 
 # steps per evaluation, which costs as much as training on 45 samples: 3 % beside 100 steps of 16, at 2 of 3
 LOOKED_STEPS = 100
@@ -71,7 +70,7 @@ PRESETS: dict[Trust, TrustPreset] = {
         reputation=True,
         vote_after_rounds=10,
         sponsor_rounds=50,
-        openings=SHARE,
+        openings=OPENED_SHARE,
         captured=0.0,
         looked_steps=LOOKED_STEPS,
         withstands="a third that lies about what was agreed, poisoned updates, work that was not done; owners "
@@ -91,7 +90,7 @@ PRESETS: dict[Trust, TrustPreset] = {
         reputation=True,
         vote_after_rounds=10,
         sponsor_rounds=50,
-        openings=SHARE,  # for the few parts that only liars computed
+        openings=OPENED_SHARE,  # for the few parts that only liars computed
         captured=CAPTURED,
         looked_steps=LOOKED_STEPS,
         withstands="all of that, and owners that lie: sums are recomputed, and proven liars are expelled",

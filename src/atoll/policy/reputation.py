@@ -49,6 +49,21 @@ AUDITED: dict[Tier, int] = {"probation": 4, "regular": 2, "trusted": 1}  # facto
 
 
 @dataclass(frozen=True)
+class WorkFindings:
+    """Members with a settled finding about their work."""
+
+    taught: frozenset[PeerId] = frozenset()  # its update taught the model
+    hollow: frozenset[PeerId] = frozenset()  # its update did not, or is not what its samples make
+    hid: frozenset[PeerId] = frozenset()  # its update was not shown to its referees
+
+    def __or__(self, other: WorkFindings) -> WorkFindings:
+        return WorkFindings(self.taught | other.taught, self.hollow | other.hollow, self.hid | other.hid)
+
+
+NO_FINDINGS = WorkFindings()
+
+
+@dataclass(frozen=True)
 class MemberConduct:
     """What a vertex shows about a settled trainer, in a round with at least one result."""
 

@@ -20,7 +20,6 @@ from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.features.archive.reed_solomon import demand_ready
-from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.config.defaults import (
     chosen_statistic,
     coded_of,
@@ -32,11 +31,10 @@ from atoll.peer.config.defaults import (
 from atoll.peer.config.reading import decode_config, decode_values
 from atoll.peer.config.sections import RunConfig, SyncSection, TrainSection, toml_text
 from atoll.peer.settings import RunSettings
+from atoll.policy.capability_terms import PartitionPolicy, SumCheckTerms, ValidationRule
 from atoll.policy.fault_tolerance import rows_needed
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, UNLIKE, looked_every
-from atoll.verification.state_validation.policy import ValidationRule
-from atoll.verification.sum_check.policy import SumCheckTerms
 
 if TYPE_CHECKING:
     from atoll.training.recipe.recipes import Recipe

@@ -45,6 +45,7 @@ from atoll.base.machine import (
     contact_all,
     expand_broadcasts,
 )
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import Buffer
 from atoll.crypto.identity import (
     Identity,
@@ -56,7 +57,6 @@ from atoll.crypto.identity import (
     signature_bytes,
 )
 from atoll.crypto.signer import IdentitySigner
-from atoll.features.archive.machine import ARCHIVE
 from atoll.peer import operator_commands
 from atoll.peer.events import AttemptFailed, MembershipChanged, RoundClosed
 from atoll.peer.governance.orders import RollbackGoal
@@ -76,15 +76,11 @@ from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
 from atoll.runtime.storage.store import PeerStore
-from atoll.verification.registry import VERIFIERS
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import ChunkResponse
 from atoll.wire.messages.statements import RunNumbers, TicketInvite
 from atoll.wire.messages.vertex import Vertex
 from atoll.wire.ticket import parse
-
-CAPABILITIES = (*VERIFIERS, ARCHIVE)
-"""The optional capabilities whose ledgers and verifiers a peer runs."""
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +139,7 @@ class Driver:
         vouch = IdentitySigner(public_bytes(me.identity.public), self._sign_for_long)
         signer = LazySessionKey(self.me, self._session, lambda: self.clock.now())
         self.machine = Peer(
-            me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch, verifiers=CAPABILITIES
+            me.run, signer, SessionVerifier(), me.wish, me.genesis, known, vouch, capabilities=CAPABILITIES
         )
         self.clock = SystemClock()
         self.record = EventLog(self.folder / "facts.jsonl")

@@ -24,10 +24,10 @@ from atoll.base.errors import UNREADABLE
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact, tag_of
-from atoll.features.partition_training.machine import late_of
 from atoll.peer.events import GenesisKnown, MembershipChanged, RoundClosed, StateEvaluated, StateJudged
 from atoll.peer.governance.orders import amend_of, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in
+from atoll.policy.contributions import late_of
 from atoll.policy.plan import QuorumRule, VoterTurnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.protocol.agreement.events import BodyDecided, ProposalReceived

@@ -16,6 +16,7 @@ from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Fact
 from atoll.features.archive.reed_solomon import ready
+from atoll.features.attribution.leave_one_out import gather_rows
 from atoll.peer.events import (
     CaughtUp,
     GenesisKnown,
@@ -25,7 +26,6 @@ from atoll.peer.events import (
     StateLost,
     StateRebuilt,
 )
-from atoll.peer.operator_commands import gather_rows
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.atomic_files import write_durably
@@ -55,7 +55,7 @@ class TrainingPeer(Driver):
         ] = {}  # rounds with a caller that waits for their rows
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
-        self.machine.kept_rows.rounds = island.keep.updates
+        self.machine.inspectors.archived_rounds = island.keep.updates
         island.tuned_before = self._tuned_before
         island.mine.uplink_bytes_s = self.uplink_bytes_s
 

@@ -14,7 +14,9 @@ from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.base.workload import WorkloadPolicy
 from atoll.peer.round.topology_choice import parts_planned
-from atoll.peer.settings import RunSettings, acceptance_problem, decode_settings, encode_settings, pacing_problem
+from atoll.peer.settings import RunSettings, decode_settings, encode_settings, features_of, pacing_problem
+from atoll.policy.capability_terms import SumCheckTerms
+from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import StragglerPolicy
 from atoll.policy.vertex_capacity import members_most
 from atoll.training.codec import CODECS, codec_named
@@ -42,7 +44,6 @@ from atoll.training.spec import ATTACHED, TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
 from atoll.verification.replay_audit.tolerance import recipe_problem
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.verification.sum_check.tensors import LeafLayout, unopened
 
 _LEARNING = msgspec.msgpack.Decoder(TrainingSpec)
@@ -149,15 +150,9 @@ def rhythm_problem(recipe: Recipe, settings: RunSettings) -> str:
     """Reason why rounds cannot change their length as the recipe requires; empty if they can or need not."""
     if not recipe.schedule.phases:
         return ""
-    stands = {
-        "it has no end, of which a phase could be a share": settings.rounds == 0,
-        "rounds that follow the run have a length of their own": settings.round.effort is not UNSET,
-        "audits, scores and openings know one codec": (
-            settings.audited_share or settings.scored_share or settings.opened is not None
-        ),
-        "partitioned members count in rounds of one length": settings.apart_terms is not None,
-    }
-    return "; ".join(why for why, asked in stands.items() if asked)
+    if settings.rounds == 0:
+        return "it has no end, of which a phase could be a share"
+    return problem_with("phases of several lengths", features_of(settings))
 
 
 def _rhythm(recipe: Recipe) -> tuple[tuple[int, int], ...] | UnsetType:
@@ -315,7 +310,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
         steady=True if remembers(recipe) else UNSET,
         round=msgspec.structs.replace(settings.round, acceptance=accepted, rhythm=_rhythm(recipe)),
     )
-    if reducer.quorum and (problem := acceptance_problem(settings)):
+    if reducer.quorum and (problem := problem_with("a quorum of updates", features_of(settings))):
         raise UsageError(
             "E-RUN-19",
             f"rounds of this run cannot go on without those that are slow: {problem}",

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import blob_id, digest, manifest_of
 from atoll.crypto.signer import Signer
-from atoll.features.archive.machine import ARCHIVE
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings, encode_settings
@@ -24,15 +24,11 @@ from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.signatures import VirtualKeys, WorldKeys, peer_name
 from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
 from atoll.simulation.world import DriftingClock, VirtualComputer, VirtualWorld
-from atoll.verification.registry import VERIFIERS
 from atoll.wire.codec import encode
 from atoll.wire.envelope import VerifiedCache
 from atoll.wire.messages.statements import TicketInvite
 from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
 from atoll.wire.ticket import Ticket, TicketBody, ticket_id
-
-CAPABILITIES = (*VERIFIERS, ARCHIVE)
-"""The optional capabilities whose ledgers and verifiers a peer runs."""
 
 OPENED = 16384  # messages that all peers know to be valid: some rounds of a hundred peers
 
@@ -51,7 +47,7 @@ def honest(
     bootstrap: tuple[PeerId, ...],
 ) -> Peer:
     return Peer(
-        run, signer, keys.verifier, wish, genesis, bootstrap, keys.vouch(signer.peer), verifiers=CAPABILITIES
+        run, signer, keys.verifier, wish, genesis, bootstrap, keys.vouch(signer.peer), capabilities=CAPABILITIES
     )
 
 

@@ -16,6 +16,7 @@ Not responsible for: judging blobs, contacting peers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -28,6 +29,7 @@ from atoll.base.machine import tag_of
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeOpening, JudgeReplay, JudgeRow
 from atoll.policy.findings import AGAINST
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import VerifiedReport, convicted, suspicions_needed
 from atoll.protocol.history.chain import VertexChain
 from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, Key, key_of
@@ -120,24 +122,19 @@ class VerdictHistory:
     def __init__(self) -> None:
         self.doubts: dict[Key, DisputedCase] = {}
         self.departures: list[MemberDeparture] = []
+        self.drawn = 0  # audited rounds of trainers
+        self.findings = Counter[str]()  # auditors' findings
 
     def follow(
         self,
         body: VertexBody,
         before: VertexBody | None,
         history: VertexChain,
-        docket: AuditLedger,
+        ledgers: LedgerSet,
         genesis: RunSettings,
     ) -> None:
-        for _, word in docket.news(body):
-            case = docket.cases[key_of(word)]
-            if case.against and case.key not in self.doubts:
-                self.doubts[case.key] = _doubt(case, history, genesis)
-            if (doubt := self.doubts.get(case.key)) is not None:
-                doubt.said = {
-                    by: AuditorReport(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()
-                }
-                doubt.outcome = case.outcome
+        if (docket := ledgers.find(AuditLedger)) is not None:
+            self._follow_audits(body, history, docket, genesis)
         self._follow_rows(body, before, history, genesis)
         was = {m.peer: m for m in before.members} if before is not None else {}
         for m in body.members:
@@ -147,6 +144,22 @@ class VerdictHistory:
                 standing = "away" if left else "expelled"
                 reasons = tuple(_reasons(body, m.peer)) or (UNSAID,)
                 self.departures.append(MemberDeparture(body.round, m.peer, standing, reasons))
+
+    def _follow_audits(
+        self, body: VertexBody, history: VertexChain, docket: AuditLedger, genesis: RunSettings
+    ) -> None:
+        self.drawn += sum(isinstance(c, AuditCase) and c.round == body.round for c in docket.cases.values())
+        for _, word in docket.news(body):
+            if word.opening is UNSET:
+                self.findings[word.finding] += 1
+            case = docket.cases[key_of(word)]
+            if case.against and case.key not in self.doubts:
+                self.doubts[case.key] = _doubt(case, history, genesis)
+            if (doubt := self.doubts.get(case.key)) is not None:
+                doubt.said = {
+                    by: AuditorReport(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()
+                }
+                doubt.outcome = case.outcome
 
     def _follow_rows(
         self, body: VertexBody, before: VertexBody | None, history: VertexChain, genesis: RunSettings

@@ -27,12 +27,13 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import Effect, Emit, Event, Persist, RunTask, Start, TaskDone, TaskFailed
 from atoll.features.archive.download import ErasureDownload, GatherFailed, PiecesGathered
-from atoll.features.archive.policy import ErasureParams, PieceSet, Placement, PlacementBook, PlacementLedger
+from atoll.features.archive.policy import PieceSet, Placement, PlacementBook, PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.events import PieceKept, StateLost, StateRebuilt
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import CutState, HoldPieces, RebuildState
 from atoll.peer.verify.interface import Verifier
+from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.ledger import LedgerSet
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.statements import PiecesStored

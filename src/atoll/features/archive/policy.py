@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
 import msgspec
 from msgspec import UnsetType
 
-from atoll.base.arguments import Count
 from atoll.base.draw import shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
-from atoll.base.limits import BLOB_MAX, CODED_PIECES_MAX, CODED_STATES_MAX, MIB, WINDOW_MOST_S
+from atoll.base.limits import BLOB_MAX, CODED_STATES_MAX, MIB
 from atoll.crypto.digest import digest
+from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
@@ -40,16 +39,6 @@ from atoll.wire.messages.vertex import VertexBody
 NOBODY = PeerId("")
 FORMER_MAX = 2  # former holders of one piece that may still come back with it
 REPAIR_BYTES_S = MIB  # least bytes of the state per second of repair: a polite one takes up to 8 MiB/s
-
-
-class ErasureParams(msgspec.Struct, frozen=True):
-    """How a run keeps its older states; fixed in genesis, since all members must draw the same holders."""
-
-    k: Annotated[int, msgspec.Meta(ge=1, lt=CODED_PIECES_MAX)]  # pieces that rebuild the state
-    n: Annotated[int, msgspec.Meta(ge=2, le=CODED_PIECES_MAX)]
-    every_rounds: Count = 20  # rounds between two archived states
-    lost_s: Annotated[float, msgspec.Meta(ge=0, le=WINDOW_MOST_S)] = 3600.0
-    """Seconds away after which another member makes the holder's pieces again."""
 
 
 class PieceSet(msgspec.Struct, frozen=True, array_like=True):

@@ -19,9 +19,11 @@ from msgspec import UNSET
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
-from atoll.features.attribution.row_archive import Place, RowLocation, commits_in
+from atoll.base.machine import Effect
+from atoll.features.attribution.row_archive import Place, RowArchive, RowLocation, commits_in
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import plan_after
+from atoll.peer.peer import Peer
 from atoll.peer.round.candidate import opened, step_of
 from atoll.peer.round.context import RoundContext, ground_after
 from atoll.peer.settings import RunSettings
@@ -109,6 +111,31 @@ def question(settings: RunSettings, history: VertexChain, recent: RecentVertices
     answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
     weights = {peer: commit.weight for peer, commit in commits_in(body).items()}
     return LeaveOneOutTask(ground, body, answers, weights)
+
+
+def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
+    """The leave-one-out task for a round, which its rows are needed for."""
+    if peer.is_lost:
+        raise ValueError("this peer does not know the run yet")
+    known = peer.known
+    return question(peer.settings, known.history, known.pool.recent(), round)
+
+
+def gather_rows(peer: Peer, round: int) -> list[Effect]:
+    """Download the archived rows of this round; `RowsGathered` reports the outcome."""
+    asked = question_of(peer, round)
+    return _archive_of(peer).gather(asked.body, asked.sources(peer.me))
+
+
+def archived_rows(peer: Peer) -> Mapping[int, Mapping[Place, RowLocation]]:
+    """Rows on this disk, by round; the peer knows its run."""
+    return _archive_of(peer).here
+
+
+def _archive_of(peer: Peer) -> RowArchive:
+    archive = peer.inspectors.find(RowArchive)
+    assert archive is not None
+    return archive
 
 
 def notable(found: LeaveOneOutResult) -> tuple[PeerId, ...]:

@@ -1,8 +1,8 @@
 """Row archive: rows of past rounds that the local peer keeps, shows and requests (specs/blame.md).
 
-    closed     rows of own results and of the own update ─► `KeepRows` ─► where each row lies
-    give       `RowRequest` for a past round ─► `ReadRow` ─► row bytes
-    gather     a command examines a round: `RowRequest` to owner, author, other owners ─► `RowsGathered`
+    on_round_closed   rows of own results and of the own update ─► `KeepRows` ─► where each row lies
+    on_row_request    `RowRequest` for a past round ─► `ReadRow` ─► row bytes
+    gather            a command examines a round: `RowRequest` to owner, author, other owners ─► `RowsGathered`
 
 The messages are those of a round. A round waits for none of this.
 
@@ -22,12 +22,14 @@ from typing import cast
 import msgspec
 
 from atoll.base.errors import UNREADABLE, PeerFault
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PART_GIVEN_MAX
 from atoll.base.machine import Effect, Emit, Lane, Payload, Persist, RunTask, Send, TaskDone, TaskFailed
 from atoll.crypto.digest import merkle_holds, merkle_tree
 from atoll.peer.events import RowsGathered
+from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.tasks import ArchivedRow, HoldRows, KeepRows, ReadRow
+from atoll.peer.verify.interface import Verifier, VerifierMachine
 from atoll.protocol.allreduce.buffers import ComputedResult
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import RowRequest, RowResponse
@@ -99,11 +101,11 @@ def commits_in(body: VertexBody) -> dict[PeerId, Commitment]:
     return {peer: commit for peer, commit in read if isinstance(commit, Commitment)}
 
 
-class RowArchive:
+class RowArchive(VerifierMachine):
     """`rounds`: number of rounds with rows kept here; 0: none are kept and none are shown."""
 
-    def __init__(self) -> None:
-        self.rounds = 0
+    def __init__(self, me: PeerId, rounds: int) -> None:
+        self.me, self.rounds = me, rounds
         self.here: dict[int, dict[Place, RowLocation]] = {}
         self.given: Counter[tuple[int, Place, PeerId]] = Counter()
         # job -> requesting peer, and the response to send with the payload
@@ -112,7 +114,7 @@ class RowArchive:
         self.search: RowSearch | None = None
         self.looked_at: int | None = None  # round under investigation: its rows stay, however old it is
 
-    def start(self, kept: Mapping[str, bytes]) -> list[Effect]:
+    def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """Load the index of the process before a restart."""
         for name, data in kept.items():
             if name.startswith("rows/"):
@@ -121,9 +123,10 @@ class RowArchive:
 
     # ---- keeping -------------------------------------------------------------------------------------------
 
-    def closed(self, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
+    def on_round_closed(self, body: VertexBody, results: OwnedResults) -> list[Effect]:
         """Keep the local rows of a closed round."""
-        return self._write(f"rows/keep/{round}", round, rows) if rows and self.rounds else self._forget(round)
+        rows = worth_keeping(body, results.made.values(), self.me, results.mine) if self.rounds else ()
+        return self._write(f"rows/keep/{body.round}", body.round, rows) if rows else self._forget(body.round)
 
     def _write(self, job: str, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
         self.writing[job] = round, rows
@@ -153,7 +156,7 @@ class RowArchive:
 
     # ---- showing -------------------------------------------------------------------------------------------
 
-    def give(self, sender: PeerId, wish: RowRequest, body: VertexBody | None) -> list[Effect]:
+    def on_row_request(self, sender: PeerId, wish: RowRequest, body: VertexBody | None) -> list[Effect]:
         """Send a row of a past round, with the commitment in its vertex `body`."""
         place = wish.part, wish.peer
         lies, slot = self.here.get(wish.round, {}).get(place), (wish.round, place, sender)
@@ -183,7 +186,7 @@ class RowArchive:
         """
         return bool(self.here) and round not in self.here and round <= max(self.here) - self.rounds
 
-    def ask_again(self) -> list[Effect]:
+    def retransmit(self) -> list[Effect]:
         """At every heartbeat: request each missing row from its next source."""
         if self.search is None:
             return []
@@ -207,14 +210,12 @@ class RowArchive:
             effects.append(Send(source, RowRequest(search.round, 0, "", *place)))
         return effects
 
-    def looks_into(self, round: int) -> bool:
-        """True while rows of this round are under way."""
-        return self.search is not None and self.search.round == round
-
-    def take(self, sender: PeerId, message: RowResponse, payload: Payload | None) -> list[Effect]:
+    def on_row(self, sender: PeerId, message: RowResponse, payload: Payload | None) -> list[Effect] | None:
         """Take a row from a peer. PeerFault if it is not the committed one."""
         search, place = self.search, (message.part, message.statement.signer)
-        if search is None or place not in search.sources or payload is None:
+        if search is None or search.round != message.round:
+            return None
+        if place not in search.sources or payload is None:
             return []
         job, commit = f"rows/came/{search.round}/{place[0]}/{place[1]}", search.commits[place[1]]
         if place not in search.lacking or job in self.writing:
@@ -226,7 +227,7 @@ class RowArchive:
 
     # ---- jobs ----------------------------------------------------------------------------------------------
 
-    def done(self, event: TaskDone | TaskFailed) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """If the disk refuses a row, it is not kept. The round goes on, and a later request learns that the row is
         gone.
         """
@@ -274,3 +275,7 @@ def _read(data: bytes) -> dict[Place, RowLocation]:
     except UNREADABLE:
         return {}  # of another version: those rows are gone
     return {(one.part, one.peer): one for one in lies}
+
+
+ROW_ARCHIVE = Verifier("rows", machine=lambda context: RowArchive(context.me, context.archived_rounds))
+"""A machine beside those of checks; it is no check itself."""

@@ -12,7 +12,7 @@ Invariants:
 - A poll that does not settle is reported (`ChoiceUnsettled`).
 - The work per query does not grow with the swarm.
 Not responsible for: finality. Nothing irreversible may depend on this; quorum certificates (`agreement.py`) decide.
-Below `SAFE_SIZE` peers it can only be built as `preference_only`.
+Below `SNOW_PEERS_LEAST` peers it can only be built as `preference_only`.
 
 Known limits: with a fifth of arbitrary liars, a clear majority still converges to one choice. But a third of all
 samples of 10 then hold three liars or more: 150 successes in a row do not come, and no peer settles. About sqrt(n)
@@ -33,6 +33,7 @@ import msgspec
 from atoll.base.draw import draw_bytes
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.limits import SNOW_PEERS_LEAST
 from atoll.base.machine import (
     Effect,
     Emit,
@@ -47,7 +48,6 @@ from atoll.base.machine import (
 )
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
-SAFE_SIZE = 2000  # peers; the population in the published analyses of safety
 CHOICES_MAX = 16  # judged choices of one slot; more are not taken, nor more heard from one peer
 UNSETTLED_AFTER = 4  # multiples of beta queries without settling, after each of which that is reported
 
@@ -111,12 +111,13 @@ class SnowballPoll:
                 f"k = {p.k}, alpha = {p.alpha}, beta = {p.beta} do not fit {len(others)} other peers: "
                 "k of them are asked, and alpha is more than half of k"
             )
-        self.safe = len(others) + 1 >= SAFE_SIZE and p.alpha * 10 >= p.k * 8 and p.k >= 10 and p.beta >= 150
+        enough = len(others) + 1 >= SNOW_PEERS_LEAST
+        self.safe = enough and p.alpha * 10 >= p.k * 8 and p.k >= 10 and p.beta >= 150
         if not self.safe and not preference_only:
             raise ValueError(
-                f"{len(others) + 1} peers with k = {p.k}, alpha = {p.alpha}, beta = {p.beta} are below what was "
-                f"analysed ({SAFE_SIZE} peers, k = 10, alpha = 8, beta = 150); say preference_only=True, and let "
-                "a quorum decide"
+                f"{len(others) + 1} peers with k = {p.k}, alpha = {p.alpha}, beta = {p.beta} are below what "
+                f"was analysed ({SNOW_PEERS_LEAST} peers, k = 10, alpha = 8, beta = 150); say "
+                "preference_only=True, and let a quorum decide"
             )
         self.me, self.others, self.slot, self.seed, self.params = me, others, slot, seed, p
         self.preference_only = preference_only

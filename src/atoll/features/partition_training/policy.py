@@ -7,23 +7,8 @@ decisions that other members act on. A partitioned member detects it alone, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
-
-import msgspec
 
 from atoll.base.ids import PeerId
-from atoll.base.limits import APART_ROUNDS_MAX
-
-
-class PartitionPolicy(msgspec.Struct, frozen=True):
-    """Members with too few reachable voters to agree train on alone; fixed in genesis."""
-
-    then: Literal["merge", "drop"]  # use of these steps after the partition
-    # rounds of steps: work that drifts farther is stale
-    rounds: Annotated[int, msgspec.Meta(ge=1, le=APART_ROUNDS_MAX)]
-
-    def steps_max(self, inner_steps: int) -> int:
-        return self.rounds * inner_steps
 
 
 def heard(me: PeerId, committee: Sequence[PeerId], gone: Callable[[PeerId], bool]) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import CODED_PIECES_MAX
-from atoll.features.archive.policy import ErasureParams
 from atoll.peer.config.sections import KeepSection, RunConfig, RunSection
+from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.fault_tolerance import StatisticName, peers_for_one_liar
 from atoll.policy.participation import THOUSAND, ParticipationPolicy
 from atoll.policy.presets import PRESETS, statistic_of

@@ -6,6 +6,7 @@ from textwrap import wrap
 
 from atoll.peer.config.docs import ABOUT, RECIPE, REPLACED
 from atoll.peer.config.sections import ConfigSection, default_of, sections, toml_text
+from atoll.policy.compatibility import FEATURES, conflicts_among
 from atoll.policy.fault_tolerance import peers_for_one_liar
 from atoll.policy.presets import PRESETS, TrustPreset, looked_every
 
@@ -84,6 +85,12 @@ def _statistics(preset: TrustPreset) -> str:
 
 def _looks(preset: TrustPreset) -> str:
     return f"{preset.looked_steps} steps, {looked_every(preset, 1)} rounds at most" if preset.looked_steps else "0"
+
+
+def compatibility_table() -> str:
+    """Pairs of features that exclude each other, as a Markdown table (docs/status.md)."""
+    rows = [f"| {c.needer} | {c.remover} | {c.cause} |" for c in conflicts_among(FEATURES)]
+    return "\n".join(["| feature | not with | because |", "|---|---|---|", *rows]) + "\n"
 
 
 def _first_line(owner: type[ConfigSection]) -> str:

@@ -20,9 +20,9 @@ from atoll.base.limits import APART_ROUNDS_MAX, FACTOR_MOST, PEERS_MAX, UPDATES_
 from atoll.base.workload import BATCH_MOST, STEPS_MOST
 from atoll.crypto.signer import VoteKind
 from atoll.peer.settings import ERA_ROUNDS, EraRounds, TopologyName, VoteRounds
+from atoll.policy.capability_terms import VALIDATE_EVERY_MAX
 from atoll.policy.fault_tolerance import StatisticName
 from atoll.policy.presets import Trust
-from atoll.verification.state_validation.policy import VALIDATE_EVERY_MAX
 
 DURATION = {"unit": "duration"}
 
@@ -204,9 +204,13 @@ def keys() -> list[str]:
     return [f"{section}.{name}" for section, owner in sections() for name in owner.__struct_fields__]
 
 
-def default_of(key: str) -> Any:
+def value_of(config: RunConfig, key: str) -> Any:
     section, _, name = key.partition(".")
-    return getattr(getattr(RunConfig(), section), name)
+    return getattr(getattr(config, section), name)
+
+
+def default_of(key: str) -> Any:
+    return value_of(RunConfig(), key)
 
 
 def toml_text(value: object) -> str:

@@ -11,14 +11,11 @@ from __future__ import annotations
 import re
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import PEERS_MAX
-from atoll.features.forks.snowball import SAFE_SIZE, SnowParams
+from atoll.base.limits import PEERS_MAX, SNOW_PEERS_LEAST
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
-from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text
+from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text, value_of
+from atoll.policy.compatibility import conflicts_among
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
-from atoll.policy.presets import UNCHECKED
-
-SNOW = SnowParams()  # parameters of the original paper
 
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
@@ -46,8 +43,7 @@ def _check_made(config: RunConfig) -> None:
     """Refuse what does not exist yet."""
     for key, why in NOT_YET.items():
         default = default_of(key)
-        section, _, name = key.partition(".")
-        if getattr(getattr(config, section), name) != default:
+        if value_of(config, key) != default:
             raise UsageError("E-CFG-04", f"{key}: not yet", cause=why, fix=f"leave {key} at {toml_text(default)}")
     recipe = config.train.recipe
     if recipe in EXPERIMENTS:
@@ -66,9 +62,9 @@ def _check_made(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
-            cause=f"the probability holds for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and "
-            f"beta = {SNOW.beta}, but a run begins with one peer; strangers could also check no certificate. In a "
-            "run with two branches this poll reports the preferred one with any protocol",
+            cause=f"the probability holds for {SNOW_PEERS_LEAST:,} peers and more, but a run begins with one; "
+            "strangers could also check no certificate. In a run with two branches this poll reports the "
+            "preferred one with any protocol",
             fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
     if protocol not in ("bft", "raft"):
@@ -82,17 +78,13 @@ def _check_sense(config: RunConfig) -> None:
     for check in (
         _check_updates,
         _check_tolerance,
-        _check_protocol,
+        _check_features,
         _check_statistic,
         _check_topology,
-        _check_openings,
         _check_sample,
         _check_codec_options,
         _check_effort,
         _check_partition_training,
-        _check_audits,
-        _check_scores,
-        _check_twins,
         _check_validation,
         _check_order,
     ):
@@ -123,6 +115,50 @@ def _check_tolerance(config: RunConfig) -> None:
         )
 
 
+def features_in(config: RunConfig) -> dict[str, str]:
+    """Features that this config turns on, each with its setting. A recipe may turn on more."""
+    run, sync, train = config.run, config.sync, config.train
+    believes, sample = run.trust == "private", "run.sample_peers" if run.sample_peers else "run.sample"
+    keys = {
+        "members that are trusted": ("run.trust", believes),
+        "members that may lie": ("run.trust", not believes),
+        "Raft": ("consensus.protocol", config.consensus.protocol == "Raft"),
+        "statistics against liars": ("sync.statistic", sync.statistic not in (None, "mean")),
+        "weights by distances": ("sync.statistic", sync.statistic in DISTANCES),
+        "several owners per part": ("run.trust", run.trust == "open"),
+        "one owner per part": ("run.trust", run.trust != "open"),
+        "openings": ("run.openings", run.openings),
+        "results that are not opened": ("run.openings", run.openings == 0),
+        "parts that liars own alone": ("run.captured_parts", run.captured_parts),
+        "sums of rows on the way": ("sync.topology", sync.topology in ("ring", "tree", "hierarchical")),
+        "no reputations": ("run.trust" if run.reputation is None else "run.reputation", not keeps_records(config)),
+        "replay audits": ("run.audit_rate", run.audit_rate),
+        "loss scores": ("run.score_rate", run.score_rate),
+        "redundant training": ("run.twin_rate", run.twin_rate),
+        "bf16 or compiled steps": (
+            "train.compile" if train.compile else "train.precision",
+            train.compile or train.precision != "fp32",
+        ),
+        "members that train apart": ("sync.apart", sync.apart != "wait"),
+        "a quorum of updates": ("sync.quorum", sync.quorum),
+        "sampled trainers": (sample, sample_of(config)),
+        "batches that grow": ("train.adaptive_batching", train.adaptive_batching),
+    }
+    return {name: f"{key} = {toml_text(value_of(config, key))}" for name, (key, on) in keys.items() if on}
+
+
+def _check_features(config: RunConfig) -> None:
+    on = features_in(config)
+    for conflict in conflicts_among(on):
+        pair = sorted((on[conflict.remover], on[conflict.needer]), key=lambda setting: "run.trust" in setting)
+        raise UsageError(
+            "E-CFG-11" if "run.trust" in pair[1] else "E-CFG-13",
+            f"{pair[0]} cannot work with {pair[1]}",
+            cause=conflict.cause,
+            fix=conflict.fix,
+        )
+
+
 def _check_codec_options(config: RunConfig) -> None:
     used = f"{config.sync.up or ''}+{config.sync.down or ''}+{config.sync.phases}"
     for key, words, like in (
@@ -139,45 +175,12 @@ def _check_codec_options(config: RunConfig) -> None:
 
 
 def _check_partition_training(config: RunConfig) -> None:
-    run = config.run
     if config.sync.apart == "wait" and config.sync.apart_rounds != default_of("sync.apart_rounds"):
         raise UsageError(
             "E-CFG-10",
             "sync.apart_rounds changes nothing: members of this run without a quorum wait",
             fix='write sync.apart = "merge", or leave sync.apart_rounds at '
             + toml_text(default_of("sync.apart_rounds")),
-        )
-    if config.sync.apart != "wait" and run.audit_rate:
-        raise UsageError(
-            "E-CFG-13",
-            f'sync.apart = "{config.sync.apart}" cannot work with run.audit_rate = {run.audit_rate:g}',
-            cause="an auditor replays the assigned steps of a round, and steps taken apart are not assigned",
-            fix='write run.audit_rate = 0, or sync.apart = "wait"',
-        )
-
-
-def _check_audits(config: RunConfig) -> None:
-    run = config.run
-    computed = (("precision", config.train.precision), ("compile", config.train.compile))
-    for key, value in computed:
-        if run.audit_rate and value != default_of(f"train.{key}"):
-            raise UsageError(
-                "E-CFG-13",
-                f"train.{key} = {toml_text(value)} cannot work with run.audit_rate = {run.audit_rate:g}",
-                cause="an auditor replays steps on another machine, and only plain fp32 is close enough",
-                fix=f"write run.audit_rate = 0, or train.{key} = {toml_text(default_of(f'train.{key}'))}; "
-                "run.score_rate can check such steps instead",
-            )
-
-
-def _check_scores(config: RunConfig) -> None:
-    run = config.run
-    if run.score_rate and not keeps_records(config):
-        raise UsageError(
-            "E-CFG-13",
-            f"run.score_rate = {run.score_rate:g} would decide nothing: this run keeps no reputation",
-            cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
-            fix="write run.reputation = true, or run.score_rate = 0",
         )
 
 
@@ -221,37 +224,9 @@ def _check_updates(config: RunConfig) -> None:
         )
 
 
-def _check_twins(config: RunConfig) -> None:
-    """Conflicts of redundant training. Conflicts with the recipe are found where the recipe is known."""
-    run, sync = config.run, config.sync
-    if not run.twin_rate:
-        return
-    told = f"run.twin_rate = {run.twin_rate:g}"
-    if not keeps_records(config):
-        raise UsageError(
-            "E-CFG-13",
-            f"{told} would decide nothing: this run keeps no reputation",
-            cause=f'run.trust = "{run.trust}"' if run.reputation is None else "run.reputation = false",
-            fix="write run.reputation = true, or run.twin_rate = 0",
-        )
-    for key, value, off, why in (
-        ("run.audit_rate", run.audit_rate, 0, "an auditor replays the samples that a member was told to take"),
-        ("run.score_rate", run.score_rate, 0, "a scorer uses the samples that a member was told to take"),
-        ("sync.apart", sync.apart, "wait", "a member that trains apart takes steps that were not assigned"),
-        ("sync.quorum", sync.quorum, 0, "a slow member sends steps of two rounds"),
-    ):
-        if value is not None and value != off:
-            raise UsageError(
-                "E-CFG-13",
-                f"{told} cannot work with {key} = {toml_text(value)}",
-                cause=f"{why}, and with twins some samples are another member's",
-                fix=f"write run.twin_rate = 0, or {key} = {toml_text(off)}",
-            )
-
-
 def _check_effort(config: RunConfig) -> None:
     """Conflicts of rounds that adapt their work. Conflicts with the recipe are found where the recipe is known."""
-    train, sync = config.train, config.sync
+    train = config.train
     for keys, needs, used in (
         (("target_loss", "batch_min", "batch_max"), ("adaptive_batching = true",), train.adaptive_batching),
         (
@@ -283,28 +258,10 @@ def _check_effort(config: RunConfig) -> None:
             f"train.batch_min ({train.batch_min}) must not be more than train.batch_max ({train.batch_max})",
             fix="lower train.batch_min or raise train.batch_max",
         )
-    if sync.apart != "wait":
-        raise UsageError(
-            "E-CFG-13",
-            f'sync.apart = "{sync.apart}" cannot work with train.adaptive_batching = true',
-            cause="a member without a quorum would use a batch size that the others have left behind",
-            fix='write train.adaptive_batching = false, or sync.apart = "wait"',
-        )
-
-
-def _check_protocol(config: RunConfig) -> None:
-    trust = config.run.trust
-    if config.consensus.protocol == "raft" and trust != "private":
-        raise UsageError(
-            "E-CFG-11",
-            f'consensus.protocol = "raft" withstands no liar, and run.trust = "{trust}" expects some',
-            cause="a voter that signs two statements could get two histories agreed on",
-            fix='write run.trust = "private", or consensus.protocol = "bft"',
-        )
 
 
 def _check_sample(config: RunConfig) -> None:
-    run, sync, sample = config.run, config.sync, sample_of(config)
+    run, sample = config.run, sample_of(config)
     if sample is None:
         return
     if run.sample and run.sample_peers:
@@ -320,53 +277,12 @@ def _check_sample(config: RunConfig) -> None:
             cause=f'with run.trust = "{run.trust}" {sample.least} updates are needed to withstand one',
             fix=f'write run.sample_peers = {sample.least} or more, or run.trust = "private"',
         )
-    if sync.apart != "wait":
-        raise UsageError(
-            "E-CFG-13",
-            f'sync.apart = "{sync.apart}" cannot work with sampled rounds',
-            cause="late work is sent with the next update, and the member may not be drawn for it",
-            fix='write sync.apart = "wait", or leave run.sample and run.sample_peers at 0',
-        )
-    if sync.quorum:
-        raise UsageError(
-            "E-CFG-13",
-            f"sync.quorum = {sync.quorum} cannot work with sampled rounds",
-            cause="steps that come too late are sent with the next update, and the member may not be drawn for it",
-            fix="write sync.quorum = 0 (a round waits for all drawn members), or leave run.sample and "
-            "run.sample_peers at 0",
-        )
     if config.node.group and run.trust != "private":
         raise UsageError(
             "E-CFG-10",
             f'node.group = "{config.node.group}" changes nothing with run.trust = "{run.trust}"',
             cause="members claim their own group: a liar in a group of its own would be drawn most often",
             fix='leave node.group empty, or write run.trust = "private"',
-        )
-
-
-def _check_openings(config: RunConfig) -> None:
-    run = config.run
-    if run.openings and run.trust == "private":
-        raise UsageError(
-            "E-CFG-11",
-            f'run.openings = {run.openings:g} does nothing with run.trust = "private"',
-            cause="members do not lie there, so no member would be expelled for a finding",
-            fix='write run.trust = "community" or "open", or leave run.openings out',
-        )
-    if not run.captured_parts:
-        return
-    because = {
-        f'run.trust = "{run.trust}" has no owners that check each other': run.trust != "open",
-        "with run.openings = 0 false results of liars that own a part alone would never be found": (
-            run.openings == 0
-        ),
-    }
-    for cause in (cause for cause, so in because.items() if so):
-        raise UsageError(
-            "E-CFG-11",
-            f"run.captured_parts = {run.captured_parts:g} is not possible",
-            cause=cause,
-            fix="leave run.captured_parts out, or write 0 for as many owners per part as that takes",
         )
 
 
@@ -378,38 +294,15 @@ def _check_topology(config: RunConfig) -> None:
             f'train.recipe = "{recipe}" has one owner of everything, but sync.topology = "{topology}" has others',
             fix='write sync.topology = "star", or train.recipe = "data_parallel"',
         )
-    if config.run.trust != "private" and topology in ("ring", "tree", "hierarchical"):
-        raise UsageError(
-            "E-CFG-11",
-            f'sync.topology = "{topology}" cannot work with run.trust = "{config.run.trust}"',
-            cause="rows are combined on the way: a sum of rows can neither be sorted nor compared, and the "
-            "forwarding member could change the rows in it",
-            fix='write sync.topology = "butterfly" (or "star", or "auto"), or run.trust = "private"',
-        )
 
 
 def _check_statistic(config: RunConfig) -> None:
     """Refuse an order statistic that withstands no liar or cannot see the rows: it would be a disguised mean."""
     run, name = config.run, config.sync.statistic
-    if run.trust == "open" and name in DISTANCES:
-        raise UsageError(
-            "E-CFG-11",
-            f'sync.statistic = "{name}" cannot work with run.trust = "open"',
-            cause=UNCHECKED,
-            fix='write sync.statistic = "trimmed_mean", "median" or "meamed"; or run.trust = "community", where '
-            "openings check the owners' sums",
-        )
     if run.trust != "private":
         _check_enough(run, f'run.trust = "{run.trust}"')
-    if name is None or name == "mean":
-        return
-    if run.trust == "private":
-        raise UsageError(
-            "E-CFG-11",
-            f'sync.statistic = "{name}" withstands liars, and run.trust = "private" says that there are none',
-            fix='write run.trust = "community", or sync.statistic = "mean"',
-        )
-    _check_enough(run, f'sync.statistic = "{name}"', name)
+    if name is not None and name != "mean":
+        _check_enough(run, f'sync.statistic = "{name}"', name)
 
 
 def _check_enough(run: RunSection, what: str, statistic: StatisticName = "mean") -> None:

@@ -24,7 +24,6 @@ from atoll.base.limits import (
     WEIGHED_ROWS_MAX,
 )
 from atoll.base.memoize import of_the_same
-from atoll.features.partition_training.policy import PartitionPolicy
 from atoll.peer.governance.settings_change import is_over, settings_after
 from atoll.peer.round.topology_choice import (
     PAIRS,
@@ -36,6 +35,7 @@ from atoll.peer.round.topology_choice import (
     way_of,
 )
 from atoll.peer.settings import RunSettings
+from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.fault_tolerance import (
     DISTANCES,
     MIXED,
@@ -46,14 +46,13 @@ from atoll.policy.fault_tolerance import (
     verdict_of,
     witnesses,
 )
+from atoll.policy.ledger import SampleDraw
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.plan import RoundPlan
-from atoll.policy.reputation import FLOOR, influence_of
+from atoll.policy.reputation import FLOOR, NO_FINDINGS, WorkFindings, influence_of
 from atoll.policy.vertex_capacity import WEIGHT_BYTES, name_bytes
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.topology import ReduceTopology
-from atoll.verification.loss_scoring.policy import ScoreLedger, SettledScore
-from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyLedger, RedundancyVerdict
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import PartResult, RowComparison
 from atoll.wire.messages.statements import (
@@ -76,6 +75,7 @@ class TrustTerms:
     witnessed: bool = False  # several owners combine each part
     captured: float = 0.0  # share of parts that liars may own alone, where openings check results
     audited: bool = False  # an update comes with a claim about how it was trained
+    scored: bool = False  # updates are scored by the loss that they save
     reputed: bool = False  # vertices hold reputations, which decide row weights
     opened: bool = False  # blocks of results are opened
 
@@ -104,9 +104,8 @@ class RoundContext:
     recovery: bytes = b""  # public identity that signs operator orders
     demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
     apart: PartitionPolicy | None = None  # members without a quorum train on
-    scored: tuple[SettledScore, ...] | None = None  # scores that the parent settled; None: the run has none
-    twins: RedundancyDraw | None = None  # draw for redundant training; None: the run has none
-    compared: tuple[RedundancyVerdict, ...] = ()  # redundancy verdicts that the parent settled
+    findings: WorkFindings = NO_FINDINGS  # about members' work, settled by the parent
+    twins: SampleDraw | None = None  # draw for redundant training; None: the run has none
     words_lost: bool = False  # reports of scorers or referees are not on this disk: reputations are not checked
     ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 
@@ -316,15 +315,6 @@ def ground_after(
             reported, parent, recent, run, is_open, now_s, parts=parts, signing=signing, time_s=time_s
         )
 
-    scored, twins, compared = None, None, ()
-    if settings.scored_share:
-        scores = recent.ledgers.find(ScoreLedger)
-        scored = scores.settled if scores is not None and scores.head == parent.round else ()
-    if settings.twinned_share:
-        ledger = recent.ledgers.find(RedundancyLedger)
-        known = ledger if ledger is not None and ledger.head == parent.round else None
-        twins = RedundancyDraw(settings.twinned_share, plan.head, parent, known.owed if known is not None else None)
-        compared = known.settled if known is not None else ()
     assembling = RoundContext(
         plan=plan,
         settings=genesis,
@@ -332,12 +322,13 @@ def ground_after(
         topology=None,
         why=_why_assembling(genesis, settings, plan, parent),
         admissible=judge,
-        trust=TrustTerms(statistic=settings.statistic, reputed=settings.reputed),
+        trust=TrustTerms(
+            statistic=settings.statistic, scored=bool(settings.scored_share), reputed=settings.reputed
+        ),
         parts_most=parts,
         recovery=settings.recovery,
         demanded=recent.ledgers.demanded(parent.round),
-        scored=scored,
-        compared=compared,
+        findings=recent.ledgers.findings(parent.round),
     )
     if assembling.why:
         return assembling
@@ -353,11 +344,12 @@ def ground_after(
             witnessed=settings.witnessed,
             captured=settings.captured_share,
             audited=bool(settings.audited_share),
+            scored=bool(settings.scored_share),
             reputed=settings.reputed,
             opened=settings.opened is not None,
         ),
         apart=settings.apart_terms,
-        twins=twins,
+        twins=recent.ledgers.sample_draw(plan.head, parent),
         ways=partial(way_asked, settings, plan, trained=parent.trained) if chosen else None,
     )
 

@@ -24,7 +24,6 @@ from atoll.peer.round.commitment_rules import row_weight
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import EncodeUpdate, HandOver, TrainingResult, TrainRound, UpdateEncoded
 from atoll.policy.plan import HAND_OVER_S
-from atoll.verification.redundant_training.policy import seal_of
 from atoll.wire.messages.statements import Commitment, LateShare, SealedDraw
 
 NOT_LATE = LateShare(0, 0, 0)
@@ -140,9 +139,5 @@ class LocalUpdate:
         )
 
     def _draws(self) -> SealedDraw | None:
-        """The secret that drew the samples before this round, and a digest of the one that draws them after it."""
         twins, round = self.ground.twins, self.ground.plan.round
-        if twins is None:
-            return None
-        owes = twins.owed is not None and self.me in twins.owed
-        return SealedDraw(self.secret(round - 1) if owes else b"", seal_of(self.secret(round + 1)))
+        return twins.seal(self.me, round, self.secret) if twins is not None else None

@@ -38,7 +38,6 @@ from atoll.base.machine import (
     TaskFailed,
     TimerFired,
 )
-from atoll.features.partition_training.machine import PartitionTraining, left_open
 from atoll.peer.events import (
     AttemptFailed,
     ProposalRejected,
@@ -50,7 +49,7 @@ from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.peer.round.candidate import Candidate, CommitmentCache, opened
 from atoll.peer.round.candidates import Candidates
 from atoll.peer.round.context import RoundContext
-from atoll.peer.round.outcome import adopted, closed_by, told_by
+from atoll.peer.round.outcome import adopted, closed_by, left_open, told_by
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.round.part_exchange import PartExchange
 from atoll.peer.round.proposal import ProposalBuilder
@@ -102,8 +101,8 @@ class RoundMachine:
         self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
         self.parts = PartExchange(self.plan, self.patience, env.held)
-        self.apart = PartitionTraining(ground, self.me, env.gone)
-        self.answers = OwnedResults(self.me, env.keeps_rows)
+        self.extension = env.extension(ground, self.me, env.gone, self._is_idle)
+        self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
         self.next_state = StateTransition(ground, self.parts.held)
         self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, self.sharing)
@@ -143,10 +142,8 @@ class RoundMachine:
                 return self._try_all(now) + self._propose_if_ready(now)
             case TaskFailed(job) if (state := self.next_state.failed(job)) is not None:
                 return [self._report(StateUnavailable(state=state)), *self._go_on_without(now)]
-            case TaskDone(job, TrainingResult() as result) if job == self.apart.job:
-                return [self._report(self.apart.took(result)), *self._train_apart()]
-            case TaskFailed(job) if job == self.apart.job:
-                return self.apart.failed()
+            case TaskDone() | TaskFailed() if (effects := self.extension.on_task_done(event)) is not None:
+                return effects
             case TaskDone(job, _) if job == f"{name}/adopt":
                 return self._close()
             case TaskFailed(job, why) if job in (f"{name}/train", f"{name}/encode"):
@@ -386,13 +383,12 @@ class RoundMachine:
             return []
         failed, self.attempt = self.attempt, max(self.attempt + 1, self.views.attempt_due(now))
         effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
-        effects += [*self._train_apart(), *self._begin_attempt(now)]
+        effects += [*self.extension.on_attempt_failed(), *self._begin_attempt(now)]
         return effects + self.agreement.close_view(self.views.last_of(self.attempt - 1))
 
-    def _train_apart(self) -> list[Effect]:
-        """After a failed attempt: train on alone if too few voters are reachable and the local update is made."""
-        made = self.update.ready and not self.update.training
-        return self.apart.go_on() if self.trains and made and self.final is None else []
+    def _is_idle(self) -> bool:
+        """True if the local update is made, the trainer has no task, and the round's vertex is not known."""
+        return self.trains and self.update.ready and not self.update.training and self.final is None
 
     def left(self, vertex: Vertex | None) -> RoundSettlement | None:
         """What this round counted of the local update, for a peer that continues from a later state.

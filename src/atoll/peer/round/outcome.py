@@ -8,14 +8,13 @@ Not responsible for: sending.
 from __future__ import annotations
 
 from atoll.base.ids import PeerId
-from atoll.features.partition_training.machine import late_of
 from atoll.peer.events import RoundClosed
 from atoll.peer.round.candidate import Candidate, opened
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
-from atoll.peer.tasks import AdoptState, UpdateSettlement
-from atoll.policy.contributions import contributions_of, parts_counted, results_of
+from atoll.peer.tasks import AdoptState, RoundSettlement, UpdateSettlement
+from atoll.policy.contributions import contributions_of, late_of, parts_counted, results_of
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.participation import resting_in
 from atoll.policy.plan import RoundPlan
@@ -45,6 +44,14 @@ def counted_in(me: PeerId, body: VertexBody) -> UpdateSettlement:
     if mine is None or mine.commit is None:
         return UpdateSettlement(body.parent)
     return UpdateSettlement(body.parent, mine.root, mine.parts, mine.claim)
+
+
+def left_open(me: PeerId, parts: int, body: VertexBody | None) -> RoundSettlement:
+    """How this body counted the local update of `parts` parts for its round; None: unknown."""
+    if body is None:
+        return RoundSettlement((True,) * parts or None, late=True)
+    counted = tuple(result is not None and me in result.contributors for result in results_of(body))
+    return RoundSettlement((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
 
 
 def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest
 from atoll.base.machine import Payload
-from atoll.features.attribution.row_archive import worth_keeping
 from atoll.peer.round.candidate import opened
-from atoll.peer.tasks import ArchivedRow
 from atoll.protocol.allreduce.buffers import ComputedResult
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.wire.messages.statements import SignedStatement
@@ -24,15 +22,13 @@ from atoll.wire.messages.vertex import VertexBody
 
 
 class OwnedResults:
-    def __init__(self, me: PeerId, keeps_rows: bool) -> None:
-        """`keeps_rows`: counted rows are archived when the round is over."""
-        self.me, self.keeps_rows = me, keeps_rows
+    def __init__(self) -> None:
         self.made: dict[Digest, ComputedResult] = {}  # results with their rows, while a body may hold them
         self.seconded: dict[
             int, tuple[SignedStatement, ...]
         ] = {}  # part → signatures of peers other than its owner under its result
         self.made_again: frozenset[int] = frozenset()  # parts with a disputed result that was recomputed here
-        self.rows: tuple[ArchivedRow, ...] = ()  # counted rows held here, once the round is closed
+        self.mine: tuple[Payload, ...] | None = None  # parts of the local update, once the round is closed
 
     def attempt_over(self, reduce: AllReduce | None, needed: Container[Digest]) -> None:
         """End an attempt; `needed`: digests in bodies that may still become final, perhaps the last attempt's."""
@@ -50,8 +46,7 @@ class OwnedResults:
             self.seconded = {answered.part: reduce.seconded(answered) for answered in answers}
             self.made_again = frozenset(a.part for a in answers if reduce.made_again(a))
         self._keep_only({answered.digest for answered in answers})
-        if self.keeps_rows:
-            self.rows = worth_keeping(body, self.made.values(), self.me, mine)
+        self.mine = mine
 
     def _keep_only(self, names: Container[Digest]) -> None:
         self.made = {name: made for name, made in self.made.items() if name in names}

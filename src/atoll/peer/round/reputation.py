@@ -16,9 +16,7 @@ from atoll.base.ids import PeerId
 from atoll.policy.contributions import parts_counted
 from atoll.policy.membership import VerifiedReport, convicted
 from atoll.policy.plan import RoundPlan
-from atoll.policy.reputation import FLOOR, MemberConduct, beliefs, moved, units_of
-from atoll.verification.loss_scoring.policy import SettledScore
-from atoll.verification.redundant_training.policy import RedundancyVerdict
+from atoll.policy.reputation import FLOOR, NO_FINDINGS, MemberConduct, WorkFindings, beliefs, moved, units_of
 from atoll.wire.messages.statements import AuditReport, Commitment, LeaveReport, OwnerResult, SkipRound
 from atoll.wire.messages.vertex import Member
 
@@ -32,13 +30,12 @@ def next_scores(
     commits: Mapping[PeerId, Commitment],
     *,
     reports: Sequence[VerifiedReport],
-    scored: Sequence[SettledScore] | None = None,
-    compared: Sequence[RedundancyVerdict] = (),
+    scored: bool = False,
+    findings: WorkFindings = NO_FINDINGS,
 ) -> tuple[int, ...]:
     """One score per line of `members`, the membership after this round. Commits are those of its contributors.
 
-    `scored`: scores that the parent settled; None: the run scores none. `compared`: redundancy verdicts
-    that the parent settled.
+    `scored`: the run scores updates. `findings`: those that the parent settled.
     """
     shown = conduct_in(plan, owners, answers, commits, reports)
     liars, failing = convicted(reports, plan.members, plan.settings.quorum)
@@ -46,12 +43,7 @@ def next_scores(
     vouched = {
         s.peer for s in said if isinstance(s, AuditReport) and s.finding == "accepted" and s.opening is UNSET
     }
-    vouched |= {score.peer for score in scored or () if score.opinion == "taught"}
-    vouched &= settled  # work of its own: a correct sum proves nothing about it
-    hollow = {score.peer for score in scored or () if score.opinion == "hollow"} | {
-        peer for verdict in compared for peer in verdict.strayed
-    }
-    hid = {peer for verdict in compared for peer in verdict.hid} & settled
+    vouched = (vouched | findings.taught) & settled  # work of its own: a correct sum proves nothing about it
     return tuple(
         moved(
             plan.scores.get(m.peer, FLOOR),
@@ -59,9 +51,9 @@ def next_scores(
             audits=audits,
             vouched=m.peer in vouched,
             convicted=m.peer in liars or m.peer in failing or m.standing == "expelled",
-            scored=scored is not None,
-            hollow=m.peer in hollow & settled,
-            hid=m.peer in hid,
+            scored=scored,
+            hollow=m.peer in findings.hollow & settled,
+            hid=m.peer in findings.hid & settled,
         )
         for m in members
     )

@@ -26,6 +26,7 @@ from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.misbehavior import MisbehaviorReporter
 from atoll.peer.round.retransmission import Retransmission
 from atoll.peer.round.straggler_grace import StragglerGrace, word_until
+from atoll.peer.round_extension import RoundExtension
 from atoll.peer.tasks import TrainingResult, UpdateEncoded
 from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.protocol.allreduce.buffers import LocalRow
@@ -64,7 +65,8 @@ class RoundEnvironment:
     said: dict[str, bytes]  # statements made durable before a restart: repeated or withheld, never contradicted
     measured: Callable[[], LocalMeasurements]
     strikes: OwnerStrikes = field(default_factory=OwnerStrikes)
-    keeps_rows: bool = False  # counted rows are archived after the round
+    extension: type[RoundExtension] = RoundExtension
+    keeps_rows: bool = False  # a capability uses counted rows after the round
 
 
 class UpdateSharing:

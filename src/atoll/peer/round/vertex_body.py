@@ -343,8 +343,8 @@ def _scores(inputs: BodyInputs) -> tuple[int, ...] | UnsetType:
         inputs.results,
         inputs.commits,
         reports=inputs.opened,
-        scored=ground.scored,
-        compared=ground.compared,
+        scored=ground.trust.scored,
+        findings=ground.findings,
     )
 
 

@@ -19,31 +19,28 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.signer import SignatureVerifier
-from atoll.features.archive.machine import ARCHIVE
 from atoll.peer.governance.orders import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in, plan_after, why_not
 from atoll.peer.round.context import ground_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
 from atoll.peer.settings import RunSettings, settings_of_run
 from atoll.peer.verify.eras import EraWalk, FoundEra
+from atoll.peer.verify.interface import Verifier
 from atoll.peer.verify.registry import ledgers_of
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import AMEND_ROUNDS, RECENT, Earlier, RecentVertices
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import scores_of
 from atoll.protocol.history.chain import VertexChain, genesis_digest, is_too_old
-from atoll.verification.offline import VerdictHistory
-from atoll.verification.registry import VERIFIERS
-from atoll.verification.replay_audit.policy import AuditCase, AuditLedger
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
@@ -192,9 +189,6 @@ class VerificationReport:
     trusted: int = -1  # the walk began after this round; digests bind earlier rounds to it
     eras: list[FoundEra] = field(default_factory=list[FoundEra])
     members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
-    drawn: int = 0  # audited rounds of trainers
-    verdicts: dict[str, int] = field(default_factory=dict[str, int])  # auditors' findings
-    out: VerdictHistory = field(default_factory=VerdictHistory)  # members that left or were doubted, with reasons
     outcomes: defaultdict[type[Statement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Settled cases of each ledger, by outcome."""
     shares: dict[PeerId, ContributionShare] = field(default_factory=dict[PeerId, ContributionShare])
@@ -219,10 +213,31 @@ class VerificationReport:
         self.problems.append(HistoryProblem(code, kind, round, one_line(what), cause, fix))
 
 
+class HistoryObserver(Protocol):
+    """A further fold over the vertices of a history, in the order of rounds."""
+
+    def follow(
+        self,
+        body: VertexBody,
+        before: VertexBody | None,
+        history: VertexChain,
+        ledgers: LedgerSet,
+        genesis: RunSettings,
+    ) -> None:
+        """Take in a vertex without a flaw; history and ledgers have read it."""
+
+
 def verify_history(
-    kept: StoredHistory, verifier: SignatureVerifier, trusted: Digest | None = None
+    kept: StoredHistory,
+    verifier: SignatureVerifier,
+    checks: Sequence[Verifier],
+    trusted: Digest | None = None,
+    observers: Sequence[HistoryObserver] = (),
 ) -> VerificationReport:
-    """Walk the whole history. `trusted` is the id of a vertex that the reader accepts unchecked."""
+    """Walk the whole history.
+
+    `checks`: those that runs may turn on. `trusted`: the id of a vertex that the reader accepts unchecked.
+    """
     audit = VerificationReport(Digest(kept.run))
     genesis = _genesis(kept, audit)
     if genesis is None:
@@ -233,7 +248,8 @@ def verify_history(
             audit.problem("trusted", -1, f"vertex {short(trusted)}, which you trust, is not in this history")
             return audit
         audit.trusted = found
-    walk = _HistoryWalk(kept, audit, genesis, reading(audit.run, verifier))
+    ledgers = ledgers_of(checks, audit.settings)
+    walk = _HistoryWalk(kept, audit, genesis, reading(audit.run, verifier), ledgers, observers)
     for round in range(max(kept.rounds, default=-1) + 1):
         walk.go(round)
     for era in walk.eras.overdue(audit.head):
@@ -293,16 +309,20 @@ class _HistoryWalk:
     """The walk from vertex to vertex. `sound`: no sign says that the head of `history` is not the agreed one."""
 
     def __init__(
-        self, kept: StoredHistory, audit: VerificationReport, genesis: Vertex, notary: StatementSigner
+        self,
+        kept: StoredHistory,
+        audit: VerificationReport,
+        genesis: Vertex,
+        notary: StatementSigner,
+        ledgers: LedgerSet,
+        observers: Sequence[HistoryObserver],
     ) -> None:
-        self.kept, self.audit, self.notary = kept, audit, notary
+        self.kept, self.audit, self.notary, self.ledgers, self.observers = kept, audit, notary, ledgers, observers
         self.plan: RoundPlan | None = None
         self.history = VertexChain(genesis, notary, self._voters_of, audit.settings.recovery)
         self.genesis = genesis, self.history.head_body
         self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
         self.eras.start(self.history.head_id, self.history.head_body)
-        self.ledgers = ledgers_of((*VERIFIERS, ARCHIVE), audit.settings)
-        self.docket = self.ledgers.find(AuditLedger) or AuditLedger(0.0, audit.settings.round.quorum)
         self.ledgers.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
         # newest round without a certain id or state; at first older than any round that a rule reads
@@ -483,9 +503,6 @@ class _HistoryWalk:
         self.ledgers.follow(body.round, self.history.ids, self.history.bodies)
         for ledger in self.ledgers:
             self.audit.outcomes[ledger.report].update(ledger.settled_outcomes())
-        self.audit.drawn += sum(
-            isinstance(c, AuditCase) and c.round == body.round for c in self.docket.cases.values()
-        )
         self.sound = True
         if flaw is not None and _names_another(vertex):
             self._lose(body.round)  # its children follow another body: all would be reported for it
@@ -524,11 +541,8 @@ class _HistoryWalk:
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
                 share.late += commit.late.steps if commit.late is not None else 0
-        for _, report in self.docket.news(body):
-            if report.opening is not UNSET:
-                continue
-            audit.verdicts[report.finding] = audit.verdicts.get(report.finding, 0) + 1
-        audit.out.follow(body, before, self.history, self.docket, audit.settings)
+        for observer in self.observers:
+            observer.follow(body, before, self.history, self.ledgers, audit.settings)
         self._account_members(body, before)
 
     def _account_members(self, body: VertexBody, before: VertexBody | None) -> None:

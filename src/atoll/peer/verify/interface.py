@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Fact, TaskDone, TaskFailed
+from atoll.base.machine import Effect, Fact, Payload, TaskDone, TaskFailed
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.settings import RunSettings
@@ -26,6 +26,7 @@ from atoll.policy.ledger import Ledger
 from atoll.protocol.history.chain import VertexChain
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
+from atoll.wire.messages.round import RowRequest, RowResponse
 from atoll.wire.messages.statements import AuditReport, Statement
 from atoll.wire.messages.vertex import VertexBody
 
@@ -39,6 +40,7 @@ class VerifierContext:
     history: VertexChain
     pool: ReportPool  # also holds the ledgers
     evidence: EvidenceStore = field(default_factory=EvidenceStore)
+    archived_rounds: int = 0  # newest rounds with rows that this computer keeps
 
 
 class VerifierMachine:
@@ -67,6 +69,14 @@ class VerifierMachine:
     def on_malformed_row(self, sender: PeerId, shown: MalformedRowShown) -> list[Effect]:
         """A member shows a row that it cannot decode. PeerFault if the claim is visibly false."""
         return []
+
+    def on_row_request(self, sender: PeerId, wish: RowRequest, body: VertexBody | None) -> list[Effect]:
+        """A member requests a row of a past round; `body` is that round's vertex, if it is in memory."""
+        return []
+
+    def on_row(self, sender: PeerId, message: RowResponse, payload: Payload | None) -> list[Effect] | None:
+        """A row of a round arrived; None: this machine did not request it. PeerFault if it is another row."""
+        return None
 
     def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """A task with this verifier's prefix in its name has ended."""

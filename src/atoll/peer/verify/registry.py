@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from atoll.base.ids import Digest, PeerId, Seconds
-from atoll.base.machine import Effect, Emit, RunTask, TaskDone, TaskFailed
+from atoll.base.machine import Effect, Emit, Payload, RunTask, TaskDone, TaskFailed
 from atoll.peer.events import MemberAccused
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.owned_results import OwnedResults
@@ -24,6 +24,7 @@ from atoll.protocol.history.chain import VertexChain
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.protocol.transfer.tasks import DropBlob
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
+from atoll.wire.messages.round import RowRequest, RowResponse
 from atoll.wire.messages.statements import AuditReport, Statement
 from atoll.wire.messages.vertex import VertexBody
 
@@ -43,10 +44,11 @@ class VerifierRegistry:
         self.names = frozenset(verifier.name for verifier in verifiers)
         self.machines: dict[str, VerifierMachine] = {}
         self.evidence = EvidenceStore()
+        self.archived_rounds = 0  # newest rounds with rows that this computer keeps; set before genesis is known
 
     def start(self, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
         """Create the machines; genesis is known."""
-        context = VerifierContext(self.me, settings, history, pool, self.evidence)
+        context = VerifierContext(self.me, settings, history, pool, self.evidence, self.archived_rounds)
         built = ((verifier.name, verifier.machine(context)) for verifier in self.verifiers)
         self.machines = {name: machine for name, machine in built if machine is not None}
 
@@ -74,6 +76,14 @@ class VerifierRegistry:
 
     def on_malformed_row(self, sender: PeerId, shown: MalformedRowShown) -> list[Effect]:
         return [e for machine in self.machines.values() for e in machine.on_malformed_row(sender, shown)]
+
+    def on_row_request(self, sender: PeerId, wish: RowRequest, body: VertexBody | None) -> list[Effect]:
+        return [e for machine in self.machines.values() for e in machine.on_row_request(sender, wish, body)]
+
+    def on_row(self, sender: PeerId, message: RowResponse, payload: Payload | None) -> list[Effect] | None:
+        """At most one machine waits for rows of a past round."""
+        taken = (machine.on_row(sender, message, payload) for machine in self.machines.values())
+        return next((effects for effects in taken if effects is not None), None)
 
     def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         machine = self.machines.get(event.job.partition("/")[0])

@@ -18,6 +18,7 @@ from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer, digest
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
+from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
 from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCompared
@@ -28,7 +29,6 @@ from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare
 from atoll.training.exchange.statistic import RowStatistic
-from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, judge, opening_problem
 from atoll.verification.sum_check.wire_digests import Encode, WireDigestCache
 from atoll.wire.codec import decode_statement
@@ -92,7 +92,7 @@ def distrusting(
     if problem:
         words = problem.replace("sync.up", "codec").replace("sync.down", "way_back")
         raise UsageError("E-RED-14", f"owners could not be checked: {words}", fix='use codec = "int8" or "fp32"')
-    return replace(settings, openings=SumCheckTerms(SHARE, LeafLayout(codec_named(down)).leaf_bytes), **more)
+    return replace(settings, openings=SumCheckTerms(OPENED_SHARE, LeafLayout(codec_named(down)).leaf_bytes), **more)
 
 
 def _check_codecs(trust: str, up: str, down: str) -> None:

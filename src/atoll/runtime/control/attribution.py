@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
-from atoll.features.attribution.leave_one_out import notable, state_lacking
-from atoll.peer.operator_commands import question_of
+from atoll.features.attribution.leave_one_out import archived_rows, notable, question_of, state_lacking
 from atoll.peer.tasks import FindState, LeaveOneOutResult
 
 if TYPE_CHECKING:  # the driver imports torch, and light commands import this file
@@ -39,9 +38,10 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
             f"round {round} cannot be replayed: {why}",
             fix="atoll blame lists the rounds with archived updates",
         ) from None
-    work = asked.work(host.machine.kept_rows.here.get(round, {}))
+    archived = archived_rows(host.machine)
+    work = asked.work(archived.get(round, {}))
     if not any(work.parts):
-        here = sorted(host.machine.kept_rows.here)
+        here = sorted(archived)
         kept = f"this one those of rounds {spans_text(spans_of(here))}" if here else "this one none"
         later = f"atoll blame --round {here[-1]}, or " if here else ""
         raise UsageError(

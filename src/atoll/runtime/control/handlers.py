@@ -19,6 +19,7 @@ from atoll.base.errors import RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import TICKET_MOST_S
 from atoll.base.version import VERSION
+from atoll.features.archive.machine import ArchiveMachine
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.operator_commands import turnout
@@ -233,7 +234,7 @@ def kept_of(host: TrainingPeer) -> dict[str, Any]:
     """States in this peer's folder; if older ones are coded, also the number and health of its pieces."""
     store, pieces = host.store, host.machine.pieces
     kept: dict[str, Any] = {"blob_bytes": store.blob_bytes()}
-    if pieces is None:
+    if not isinstance(pieces, ArchiveMachine):
         return kept
     entries = pieces.ledger.entries
     return kept | {

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, one_line
-from atoll.features.attribution.statistics import refusals
 from atoll.peer.governance.orders import RollbackGoal, amend_of, goal_of
 from atoll.peer.tasks import FindState
+from atoll.verification.state_validation.statistics import refusals
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs

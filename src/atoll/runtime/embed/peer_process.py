@@ -25,6 +25,7 @@ from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
+from atoll.policy.capability_terms import ValidationRule
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.runtime.control.handlers import handlers_of
@@ -48,7 +49,6 @@ from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_bytes
-from atoll.verification.state_validation.policy import ValidationRule
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Lane, Payload, Send, SetTimer, Start, TimerFired, expand_broadcasts
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import Signer
 from atoll.peer.governance.orders import amends_in, tunes_in
@@ -36,7 +37,6 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.signatures import WorldKeys
-from atoll.simulation.swarm import CAPABILITIES
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import VerticesResponse
@@ -338,7 +338,7 @@ def villain(kind: str | Twist) -> Callable[..., Peer]:
     ) -> Peer:
         twist = KINDS[kind] if isinstance(kind, str) else kind
         made = ByzantineMember(
-            Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES), twist
+            Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES), twist
         )
         return cast(Peer, made)  # it takes the place of a peer
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Fact, Lane, Payload, Received, Send
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.crypto.signer import Signer
 from atoll.peer.events import RoundClosed
@@ -26,7 +27,6 @@ from atoll.peer.round.machine import RoundMachine
 from atoll.simulation.adversaries.byzantine import ByzantineMember
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.signatures import WorldKeys
-from atoll.simulation.swarm import CAPABILITIES
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
@@ -121,7 +121,7 @@ def peeker(passes: bool = False) -> Callable[..., Peer]:
         return cast(
             Peer,
             PeekingMember(
-                Peer(run, signer, keys.verifier, wish, genesis, bootstrap, verifiers=CAPABILITIES), passes
+                Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES), passes
             ),
         )
 

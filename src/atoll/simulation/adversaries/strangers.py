@@ -29,13 +29,13 @@ from atoll.base.machine import (
     TimerFired,
     tag_of,
 )
+from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import Signer
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.simulation.adversaries.byzantine import MISCHIEF_S
 from atoll.simulation.signatures import WorldKeys
-from atoll.simulation.swarm import CAPABILITIES
 from atoll.wire.messages.audits import ExhibitRequest
 from atoll.wire.messages.history import (
     ChunkRequest,
@@ -125,7 +125,8 @@ def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[...
         bootstrap: tuple[PeerId, ...],
     ) -> Peer:
         return cast(
-            Peer, Stranger(Peer(run, signer, keys.verifier, wish, None, (), verifiers=CAPABILITIES), members, blobs)
+            Peer,
+            Stranger(Peer(run, signer, keys.verifier, wish, None, (), capabilities=CAPABILITIES), members, blobs),
         )
 
     return make

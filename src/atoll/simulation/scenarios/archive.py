@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Payload
 from atoll.crypto.digest import digest
-from atoll.features.archive.policy import ErasureParams, PlacementLedger
+from atoll.features.archive.policy import PlacementLedger
 from atoll.peer.events import PieceKept, StateRebuilt
+from atoll.policy.capability_terms import ErasureParams
 from atoll.protocol.transfer.download import BadSource
 from atoll.protocol.transfer.tasks import ReadChunk
 from atoll.simulation.invariants import InvariantBroken

@@ -12,11 +12,11 @@ from msgspec.structs import replace as replaced
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.features.archive.policy import ErasureParams
 from atoll.peer.events import RoundBegan, RoundClosed
 from atoll.peer.governance.orders import amend_of, goal_of, tunes_in
 from atoll.peer.operator_commands import go_back, pause, tune, with_waiting
 from atoll.peer.peer import Peer
+from atoll.policy.capability_terms import ErasureParams, ValidationRule
 from atoll.policy.findings import REFUTING
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.plan import StragglerPolicy
@@ -36,7 +36,6 @@ from atoll.simulation.signatures import RealKeys, peer_name
 from atoll.simulation.swarm import IslandMaker, SwarmKnobs, VirtualSwarm, WorldKeys
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.state_validation.policy import ValidationRule
 from atoll.wire.messages.statements import RunNumbers
 
 PACE_S = 3.0  # mean time between two faults

@@ -22,7 +22,8 @@ import msgspec
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.peer.events import AttemptFailed
-from atoll.peer.settings import RunSettings, TopologyName, acceptance_problem
+from atoll.peer.settings import RunSettings, TopologyName, features_of
+from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSwarm, WorldKeys
@@ -152,7 +153,8 @@ class ScenarioContext:
             return "it has one of its own"
         if self.topology not in DIRECT and (settings.round.quorum != "majority" or settings.statistic != "mean"):
             return "its members may lie, and members that relay rows are not checked"
-        return acceptance_problem(settings) if settings.round.acceptance is not msgspec.UNSET else ""
+        features = features_of(settings)
+        return problem_with("a quorum of updates", features) if "a quorum of updates" in features else ""
 
     def paced(self) -> RoundSettings:
         """Round settings with time limits that follow the pace."""

@@ -18,6 +18,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
 from atoll.peer.events import AuditVerdict, OpeningVerdict, RoundClosed
+from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.policy.fault_tolerance import STRIKE_ROUNDS, liars_among
 from atoll.policy.findings import REFUTING
 from atoll.policy.plan import plan_round
@@ -32,7 +33,6 @@ from atoll.simulation.simulated_audit_chain import VirtualChain
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.sum_check.policy import SHARE, SumCheckTerms
 from atoll.wire.messages.vertex import VertexBody
 
 VILLAINS = 0.3
@@ -62,7 +62,7 @@ def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 
     """`kinds`: place → kind of villain."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
-    trust |= {"openings": SumCheckTerms(SHARE, LEAF_BYTES), "captured": captured} if captured else {}
+    trust |= {"openings": SumCheckTerms(OPENED_SHARE, LEAF_BYTES), "captured": captured} if captured else {}
     knobs = SwarmKnobs(
         stage.peers,
         network=WEATHER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.features.partition_training.policy import PartitionPolicy
+from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.plan import quorum
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs

@@ -9,13 +9,13 @@ from math import inf
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import AutoRolledBack, StateJudged
+from atoll.policy.capability_terms import ValidationRule
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import IslandMaker, SwarmKnobs, peer_name
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.state_validation.policy import ValidationRule
 
 ROUND_S = 120.0  # virtual time per round
 CALM_ROUNDS = 10  # rounds at the end, by which all damage is found and left

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import MemberAccused, OpeningVerdict, RoundClosed
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -22,7 +23,6 @@ from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, LyingOwnerWorker, islands, twist_of
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.sum_check.policy import SumCheckTerms
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerComplaint, OwnerResult
 

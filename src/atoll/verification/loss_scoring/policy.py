@@ -25,7 +25,7 @@ from atoll.base.limits import SCORE_OPEN, SCORERS_MOST
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
-from atoll.policy.reputation import audit_factor, by_tier, scores_of
+from atoll.policy.reputation import WorkFindings, audit_factor, by_tier, scores_of
 from atoll.verification.case import CHANCES
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, ScoreReport
@@ -187,6 +187,11 @@ class ScoreLedger(Ledger[ScoreReport]):
             return "was said already"
         fits = len(report.falls) in (0, 3) and all(-FALL_MOST <= fall <= FALL_MOST for fall in report.falls)
         return None if fits and (not report.falls or report.falls[2] >= 0) else "holds falls that are none"
+
+    def findings(self, head: int) -> WorkFindings:
+        settled = self.settled if head == self.head else ()
+        taught = frozenset(score.peer for score in settled if score.opinion == "taught")
+        return WorkFindings(taught, frozenset(score.peer for score in settled if score.opinion == "hollow"))
 
     def settled_outcomes(self) -> list[str]:
         return [case.opinion for case in self.settled]

@@ -30,11 +30,11 @@ from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
-from atoll.policy.reputation import audit_factor, by_tier, scores_of
+from atoll.policy.reputation import WorkFindings, audit_factor, by_tier, scores_of
 from atoll.verification.case import CHANCES
 from atoll.verification.loss_scoring.policy import scorers_drawn
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, RedundancyReport
+from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw
 from atoll.wire.messages.vertex import VertexBody
 
 MILLION = 1_000_000
@@ -250,6 +250,16 @@ class RedundancyLedger(Ledger[RedundancyReport]):
             return "was said already"
         return None if all(0 <= apart <= APART_MOST for apart in report.apart) else "holds distances that are none"
 
+    def findings(self, head: int) -> WorkFindings:
+        settled = self.settled if head == self.head else ()
+        return WorkFindings(
+            hollow=frozenset(peer for verdict in settled for peer in verdict.strayed),
+            hid=frozenset(peer for verdict in settled for peer in verdict.hid),
+        )
+
+    def sample_draw(self, head: Digest, body: VertexBody) -> RedundancyDraw:
+        return RedundancyDraw(self.share, head, body, self.owed if body.round == self.head else None)
+
     def settled_outcomes(self) -> list[str]:
         return [case.word for case in self.settled]
 
@@ -282,6 +292,11 @@ class RedundancyDraw:
             return "reveals a secret that nobody drew by" if draws.revealed else None
         fits = len(draws.revealed) == DIGEST_BYTES and seal_of(draws.revealed) == owed
         return None if fits else "reveals another secret than it drew by"
+
+    def seal(self, peer: PeerId, round: int, secret: Callable[[int], bytes]) -> SealedDraw:
+        """The secret that drew the samples before this round, and a digest of the one that draws them after it."""
+        owes = self.owed is not None and peer in self.owed
+        return SealedDraw(secret(round - 1) if owes else b"", seal_of(secret(round + 1)))
 
     def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
         """Host of this member; None: it takes its own samples, as without a seal in the head."""

@@ -26,13 +26,14 @@ from msgspec import UNSET
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.findings import AGAINST, voices_needed
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
 from atoll.verification.case import CHANCES, NOTHING, VerificationCase
-from atoll.verification.sum_check.policy import SumCheckCase, SumCheckTerms, openings_of
+from atoll.verification.sum_check.policy import SumCheckCase, openings_of
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import AuditReport, Commitment, Finding
 from atoll.wire.messages.vertex import VertexBody

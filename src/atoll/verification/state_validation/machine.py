@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import VALIDATION_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, TaskDone, TaskFailed
-from atoll.features.attribution.statistics import refusal_in
 from atoll.peer.events import AutoRolledBack, StateEvaluated, StateJudged
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs, ValidateState, ValidationLosses
@@ -30,6 +29,7 @@ from atoll.verification.state_validation.policy import (
     fixed_point,
     fixed_share,
 )
+from atoll.verification.state_validation.statistics import refusal_in
 from atoll.wire.messages.statements import Statement, ValidationReport
 from atoll.wire.messages.vertex import VertexBody
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
+from atoll.policy.capability_terms import SETS_MAX, ValidationRule
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
@@ -38,19 +38,9 @@ MARGIN_LEAST = NAT // 10  # of a nat: a quarter of a loss near zero would be noi
 COOL_ROUNDS = 4  # rounds from a rollback to the next demand, doubled for each further rollback in the window
 LASTING = 16  # rounds for which a demand stands: a quorum that cannot get the state must not try for ever
 HELD_MAX = 4  # kept candidates after the last good one: one of them may become good
-VALIDATE_EVERY_MAX = VALIDATION_ROUNDS // 8  # training rounds: the window must hold several candidates
-SETS_MAX = 2  # held-out data, and canary data
 
 Opinion = Literal["open", "good", "bad"]
 Losses = tuple[int, ...]
-
-
-class ValidationRule(msgspec.Struct, frozen=True):
-    """How a run validates; fixed in genesis."""
-
-    every: Annotated[int, msgspec.Meta(ge=1, le=VALIDATE_EVERY_MAX)] = 1  # training rounds
-    margin_percent: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 25  # above the least loss so far
-    sets: Annotated[int, msgspec.Meta(ge=1, le=SETS_MAX)] = 1  # sets of data, one loss each
 
 
 def fixed_point(loss: float) -> int:

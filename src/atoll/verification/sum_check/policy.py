@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
-
-import msgspec
+from typing import TypeAlias
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.limits import AUDIT_TURN, LEAF_BYTES_MAX, OPENED_BLOCKS_MAX, PATH_MAX
+from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.findings import AGAINST, voices_needed
 from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import MLDSA65
@@ -32,17 +31,6 @@ from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
 Place: TypeAlias = tuple[int, int]  # round and part
-
-# share of the blocks of every result: costs at most 1.03 times the bytes, and finds a lie in all blocks at once
-SHARE = 0.03
-
-
-class SumCheckTerms(msgspec.Struct, frozen=True, array_like=True):
-    """Settings of sum checks in genesis."""
-
-    share: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    leaf_bytes: Annotated[int, msgspec.Meta(ge=1, le=LEAF_BYTES_MAX)]
-    """Share of the blocks of a result; their number follows from its length."""
 
 
 @dataclass

@@ -1,0 +1,43 @@
+"""Forks, one peer's side: it detects other branches of the run and polls which one most members prefer.
+
+Not responsible for: choosing a branch. People decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from atoll.base.ids import PeerId, Seconds
+from atoll.base.machine import Effect, Received, TimerFired
+from atoll.features.forks.detect import ForkDetector
+from atoll.features.forks.poll import BranchPolls
+from atoll.peer.sync.fork_monitor import ForkMonitor
+from atoll.protocol.history.chain import VertexChain
+from atoll.wire.messages.vertex import Vertex
+
+
+class ForkMachine(ForkMonitor):
+    def __init__(self, me: PeerId, history: VertexChain, linked: Set[PeerId]) -> None:
+        super().__init__(me, history, linked)
+        self.branches, self.sides = ForkDetector(history), BranchPolls(me, history, linked)
+
+    def restore(self, kept: Mapping[str, bytes]) -> None:
+        self.branches.restore(kept)
+
+    def beside(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
+        return self.branches.beside(vertex, who, members)
+
+    def parts_us(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
+        return self.branches.parts_us(vertex, who)
+
+    def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
+        return self.branches.met(peer, put_away)
+
+    def look(self, now: Seconds) -> list[Effect]:
+        return self.sides.look(self.branches.known, now)
+
+    def hear(self, event: Received, now: Seconds) -> list[Effect]:
+        return self.sides.hear(event, now)
+
+    def fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
+        return self.sides.fired(event, now)

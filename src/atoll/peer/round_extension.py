@@ -1,0 +1,31 @@
+"""Round extension: what a capability does inside one round, beside the round's own update.
+
+Invariants:
+- The hooks do nothing by default.
+Not responsible for: the round's update, messages, votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.base.ids import PeerId
+from atoll.base.machine import Effect, TaskDone, TaskFailed
+from atoll.peer.round.context import RoundContext
+
+
+class RoundExtension:
+    """`gone`: unreachable peers. `is_idle`: the update is made, the trainer has no task, and no vertex is known."""
+
+    def __init__(
+        self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool], is_idle: Callable[[], bool]
+    ) -> None:
+        self.ground, self.me, self.gone, self.is_idle = ground, me, gone, is_idle
+
+    def on_attempt_failed(self) -> list[Effect]:
+        """The time of an attempt is over."""
+        return []
+
+    def on_task_done(self, event: TaskDone | TaskFailed) -> list[Effect] | None:
+        """A task has ended; None: it is not one of this extension."""
+        return None
