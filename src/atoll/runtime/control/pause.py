@@ -1,4 +1,4 @@
-"""Pause or resume a run on the owner's request: checks the right to do so and waits for the vertex.
+"""Pause or resume a run on the owner's request: sends the order and waits for the vertex.
 
 The reply reports whether a vertex holds the order yet. A pause never interrupts the round under way.
 """
@@ -21,13 +21,6 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
 async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, Any]:
     """Send the order to the members and wait up to `wait_s` for the vertex that holds it. Raises RefusedError."""
     verb = "pause" if paused else "resume"
-    if not host.may_recover:
-        raise RefusedError(
-            "E-RUN-25",
-            f"only the run's recovery identity can {verb} it, and this peer is another one",
-            cause="genesis names the founder, unless the founder chose somebody else",
-            fix=f"atoll {verb} in the founder's folder; to rest alone: atoll stop",
-        )
     try:
         host.pause(paused)
     except ValueError as why:
