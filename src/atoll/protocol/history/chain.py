@@ -226,7 +226,8 @@ class VertexChain:
         That identity may also replace its own vote key: if it is the only voter, no quorum could admit the new key.
         """
         signed = recovery_bytes(self.notary.run, vertex.body)
-        stays = body.invited == parent.invited and (body.epoch, body.state, body.trained, body.tickets) == (
+        kept = (body.invited, body.extensions) == (parent.invited, parent.extensions)
+        stays = kept and (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,
         )
