@@ -37,6 +37,7 @@ from atoll.policy.ledger import Ledger, LedgerSet
 from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import ED25519, SigningPolicy
 from atoll.policy.vertex_capacity import member_bytes, room_taken
+from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of, two_updates
 from atoll.wire.messages.statements import (
@@ -100,6 +101,7 @@ class RecentVertices:
         "names numbers that nobody here can judge"
     )
     audited: bool = False  # the run audits trainers
+    authority: Authority | None = None  # rule for operator orders; None: none holds
 
 
 def changes_max(voters: int) -> int:

@@ -54,6 +54,7 @@ from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.topology import ReduceTopology
 from atoll.verification.loss_scoring.policy import ScoreLedger, SettledScore
 from atoll.verification.redundant_training.policy import RedundancyDraw, RedundancyLedger, RedundancyVerdict
+from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import PartResult, RowComparison
 from atoll.wire.messages.statements import (
@@ -101,7 +102,7 @@ class RoundContext:
     admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, time of the body) → flaw
     trust: TrustTerms = TrustTerms()
     parts_most: int = PARTS_MAX  # most parts of an update in the rounds to come
-    recovery: bytes = b""  # public identity that signs operator orders
+    authority: Authority | None = None  # rule for operator orders; None: none holds
     demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
     apart: PartitionPolicy | None = None  # members without a quorum train on
     scored: tuple[SettledScore, ...] | None = None  # scores that the parent settled; None: the run has none
@@ -334,7 +335,7 @@ def ground_after(
         admissible=judge,
         trust=TrustTerms(statistic=settings.statistic, reputed=settings.reputed),
         parts_most=parts,
-        recovery=settings.recovery,
+        authority=recent.authority,
         demanded=recent.ledgers.demanded(parent.round),
         scored=scored,
         compared=compared,

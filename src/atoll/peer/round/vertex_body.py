@@ -363,15 +363,14 @@ def amend_among(
 
 
 def _forged(ground: RoundContext, notary: StatementSigner, signed: SignedStatement, report: VerifiedReport) -> bool:
-    """True for an operator order not signed by the recovery identity, unless it is the rollback that validators
-    demand.
-    """
+    """Whether an operator order is not by the run's authority, and not the rollback that validators demand."""
     statement = report.statement
     if not isinstance(statement, Word):
         return False
     if isinstance(statement, RollbackOrder) and not statement.signature:
         return statement != ground.demanded or signed.body != encode(statement)
-    return not word_holds(signed, statement, notary, ground.recovery)
+    authority, roster = ground.authority, ground.parent.members
+    return authority is None or not word_holds(signed, statement, notary, authority, roster)
 
 
 def _check_part(

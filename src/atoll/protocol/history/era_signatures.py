@@ -29,8 +29,9 @@ from atoll.base.machine import Effect, Emit, Fact, Persist, RunTask, Send
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner, SignatureVerifier
 from atoll.protocol.history.chain import VertexChain
+from atoll.wire.authority import Authority, SignedOrder
 from atoll.wire.messages.history import EraSignature, EraSignatures, EraSignaturesRequest
-from atoll.wire.messages.vertex import VertexBody
+from atoll.wire.messages.vertex import Member, VertexBody
 
 ERA_DOMAIN = b"atoll/era/1\0"
 ATTESTATION_DOMAIN = b"atoll/era/recovered/1\0"
@@ -119,15 +120,17 @@ def era_of(begin: EraStart, body: VertexBody, named: Digest) -> Era:
 
 
 def signature_flaw(
-    signature: EraSignature, era: Era, run: Digest, verifier: SignatureVerifier, recovery: bytes
+    signature: EraSignature,
+    era: Era,
+    run: Digest,
+    verifier: SignatureVerifier,
+    authority: Authority,
+    roster: Sequence[Member],
 ) -> str | None:
-    """Describe what is wrong with a signature under an era; None if it is valid.
-
-    `recovery`: recovery identity of genesis, empty if there is none.
-    """
+    """Describe what is wrong with a signature under an era; None if it is valid."""
     if signature.peer == RECOVERY:
         signed = attestation_bytes(run, era.round, era.vertex)
-        if recovery and verifier.identity_holds(recovery, signed, signature.signature):
+        if authority.allows(SignedOrder("attest", signed, signature.signature), roster):
             return None
         return f"the recovery identity did not sign the era ending with round {era.round}"
     pinned = era.signers.get(signature.peer)
@@ -329,7 +332,7 @@ class EraChain:
             return self._check_other_past(sender, message, era)
         fresh = {s.peer: s for s in message.signatures if s.peer not in era.signed_by}
         for signature in fresh.values():
-            flaw = signature_flaw(signature, era, self.run, self.verifier, self.history.recovery)
+            flaw = self._flaw_of(signature, era)
             if flaw is not None:
                 raise PeerFault(sender, flaw)
         if not fresh:
@@ -338,12 +341,16 @@ class EraChain:
             sender, now, ASK_AGAIN_S, most=1
         )
 
+    def _flaw_of(self, signature: EraSignature, era: Era) -> str | None:
+        history = self.history
+        return signature_flaw(signature, era, self.run, self.verifier, history.authority, history.head_body.members)
+
     def _check_other_past(self, sender: PeerId, message: EraSignatures, era: Era) -> list[Effect]:
         """Handle signatures under another vertex than the local one, which may be part of an invented past."""
         if era.handed and not era.sealed:
-            other, recovery = replace(era, vertex=message.vertex), self.history.recovery
+            other = replace(era, vertex=message.vertex)
             signed = {s.peer: s for s in message.signatures}.values()
-            good = [s for s in signed if signature_flaw(s, other, self.run, self.verifier, recovery) is None]
+            good = [s for s in signed if self._flaw_of(s, other) is None]
             if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
                 return [Emit(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]

@@ -35,11 +35,12 @@ async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, An
 
 def pause_told(host: Driver) -> str | None:
     """Text with the member that paused the run, the round, and the command to resume; None if not paused."""
-    history, recovery = host.machine.history, digest(host.machine.settings.recovery)
+    history = host.machine.history
     if history is None or history.head_body.paused is UNSET:
         return None
     names = names_of((m.peer, m.name) for m in history.head_body.members)
-    who = next((names[m.peer] for m in history.head_body.members if m.identity == recovery), "a former member")
+    owners = {*map(digest, history.authority.identities)}
+    who = next((names[m.peer] for m in history.head_body.members if m.identity in owners), "a former member")
     where = "" if host.may_recover else " in the founder's folder"
     return (
         f"paused since round {history.head_body.paused} by {who}, the run's recovery identity: members stay, "
