@@ -40,6 +40,7 @@ ASK_AGAIN_S = 10.0  # seconds between requests for missing signatures; a late si
 ASKED_AT_ONCE = 8  # eras requested at once: responses have up to 170 kB, and peers drop requests beyond their limit
 UNHEARD_S = 2.0  # seconds after which a request counts as lost or unanswered
 OVERDUE_LEAST = 20  # rounds: the shortest rounds take no longer than a message with signatures
+DIGEST_SCHEME = "blake3-chain"  # BLAKE3 of the last body, which names its parent
 SEALED_HELD = 4  # newest sealed eras in memory, for late signatures and requests; all are on disk
 
 
@@ -159,6 +160,18 @@ def decode_era(data: bytes) -> Era | None:
         return None
 
 
+class ClosedEra(NamedTuple):
+    """An era that has ended, as a hook reads it."""
+
+    name: str
+    digest: Digest  # covers all bodies up to its end: vertices name their parents
+    scheme: str  # of the digest
+    era: Era
+
+
+EraHook = Callable[[ClosedEra], list[Effect]]
+
+
 class EraSealed(Fact, frozen=True, kw_only=True, tag="EraSealed"):
     """A quorum of identities, or the recovery identity ("" in `signed`), signed the era ending with this round."""
 
@@ -180,6 +193,7 @@ class EraChain:
 
     `vouch`: identity of the local peer; None: it only collects signatures.
     `rounds_after`: number of training rounds of the run after a given vertex; 0: no end.
+    `hooks`: called when an era ends, again by a restart if the era was not stored. The first hook signs.
     `demands`: whether a history from other peers is refused while an overdue era lacks its quorum.
     """
 
@@ -196,6 +210,7 @@ class EraChain:
         self.history, self.verifier, self.vouch = history, verifier, vouch
         self.era_rounds, self.rounds_after, self.demands = era_rounds, rounds_after, demands
         self.run, self.me = history.notary.run, history.notary.me
+        self.hooks: list[EraHook] = [self._sign_closed]
         self.begin = self._begin_at(-1)
         self.lacking: dict[int, Era] = {}  # eras without a quorum so far
         self.sealed: dict[int, Era] = {}  # newest sealed eras
@@ -223,14 +238,19 @@ class EraChain:
         return effects
 
     def grew(self, body: VertexBody, handed: bool = False) -> list[Effect]:
-        """Handle a new vertex. If an era ends with it, store the era, signed if the local peer is a signer."""
+        """Handle a new vertex. If an era ends with it, call the hooks."""
         begin = self.begin
         if not ends(begin, body, self.era_rounds, self.rounds_after(body)):
             return []
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
         effects = self._mark_covered() if body.epoch > begin.epoch else []
-        return effects + (self._sign(era) or self._store(era))
+        closed = ClosedEra(f"era/{era.round}", era.vertex, DIGEST_SCHEME, era)
+        return effects + [e for hook in self.hooks for e in hook(closed)]
+
+    def _sign_closed(self, closed: ClosedEra) -> list[Effect]:
+        """Store an ended era, signed if the local peer is a signer."""
+        return self._sign(closed.era) or self._store(closed.era)
 
     def _mark_covered(self) -> list[Effect]:
         """Mark all eras as covered: the recovery identity signed the new vertex."""
