@@ -40,7 +40,6 @@ BANNED = {  # per 1,000 words of docstrings and comments
 EXCEPTIONS = {  # place -> reason; at most ten
     "cli/pull.py:pull": "options of one command",
     "cli/simulate.py:simulate": "options of one command",
-    "runtime/control/handlers.py:handlers_of": "one entry per request of the control socket",
     "runtime/event_log.py:_see": "one case per fact, until facts fold themselves",
     "runtime/training_spec.py:found": "terms of a new run, checked in order",
     "simulation/tensors.py:__init__": "knobs of one virtual worker",

@@ -12,8 +12,6 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Received, RunTask, Send, TaskDone, TimerFired, expand_broadcasts
 from atoll.capabilities import CAPABILITIES
-from atoll.features.archive.policy import ErasureParams
-from atoll.features.attribution.statistics import blame_by_validation, refusals
 from atoll.peer.events import AttemptFailed, AutoRolledBack, ProposalRejected, ProtocolFault
 from atoll.peer.governance.orders import amend_of, amends_in, goal_of
 from atoll.peer.operator_commands import go_back

@@ -303,7 +303,7 @@ def test_accusers_cannot_fill_vertices_and_accomplices_cannot_end_an_audit():
 
 def standing_after(*said: tuple[PeerId, int, Finding], rule: str = "two-thirds") -> str:
     reports = [VerifiedReport(by, AuditReport(round, EVE, finding)) for by, round, finding in said]
-    members, _ = next_members(body_of(9, {}), {}, set(), reports, rule, True)
+    members, *_ = next_members(body_of(9, {}), {}, set(), reports, rule, True)
     return next(m.standing for m in members if m.peer == EVE)
 
 
@@ -329,7 +329,7 @@ def test_who_came_back_is_not_sent_away_again_for_what_it_lost_before():
 
     def standing(round: int, finding: Finding) -> str:
         reports = [VerifiedReport(by, AuditReport(round, EVE, finding)) for by in (ADA, BOB)]
-        after, _ = next_members(replace(body, members=members), {}, set(), reports, "two-thirds", True)
+        after, *_ = next_members(replace(body, members=members), {}, set(), reports, "two-thirds", True)
         return next(m.standing for m in after if m.peer == EVE)
 
     assert standing(7, "withheld") == "member" and standing(9, "withheld") == "away"

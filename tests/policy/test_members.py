@@ -45,7 +45,7 @@ def body(*members: Member, tickets: tuple[TicketUse, ...] = ()) -> VertexBody:
 
 
 def after(parent: VertexBody, *reports: VerifiedReport, rule: str = "majority", counted: str = ""):
-    members, tickets = next_members(parent, {}, {PeerId(p) for p in counted}, reports, rule, True)  # type: ignore[arg-type]
+    members, tickets, _ = next_members(parent, {}, {PeerId(p) for p in counted}, reports, rule, True)  # type: ignore[arg-type]
     return {m.peer: m for m in members}, tickets
 
 
@@ -167,11 +167,11 @@ def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
     parent = replace(parent, members=(*parent.members, member("c0", "observer", "client")))
     ready = [VerifiedReport(PeerId(p), ReadyReport(HEAD, STATE)) for p in ("x", "y", "z", "c0")]
     for most, new in ((7, 0), (8, 1), (9, 2), (4096, 3)):  # two voters may come per vertex, and a client
-        members, _ = next_members(parent, {}, set(), ready, "majority", True, trainers_most=most)
+        members, *_ = next_members(parent, {}, set(), ready, "majority", True, trainers_most=most)
         assert sum(m.standing == "new" for m in members) == new
         assert sum(m.standing == "observer" for m in members) == 4 - new
     gone = replace(parent, members=(member("a", "away"), *parent.members[1:]))
-    members, _ = next_members(gone, {}, set(), ready, "majority", True, trainers_most=7)
+    members, *_ = next_members(gone, {}, set(), ready, "majority", True, trainers_most=7)
     assert sum(m.trains for m in members) == 7
 
 

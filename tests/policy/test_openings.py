@@ -146,7 +146,7 @@ def standing_after(*findings: tuple[int, Finding]) -> str:
         report = VerifiedReport(opening.order[place], AuditReport(7, opening.peer, finding, opening.number))
         assert admissible(report, parent, RecentVertices({}, ledgers=LedgerSet([docket])), RUN, True, None) is None
         reports.append(report)
-    members, _ = next_members(parent, {}, set(), reports, "two-thirds", True)
+    members, *_ = next_members(parent, {}, set(), reports, "two-thirds", True)
     return next(m.standing for m in members if m.peer == opening.peer)
 
 

@@ -74,7 +74,7 @@ def body(*members: Member) -> VertexBody:
 def admitted(
     parent: VertexBody, reports: list[VerifiedReport], parts: int, signing: SigningPolicy = ED25519
 ) -> VertexBody:
-    members, tickets = next_members(
+    members, tickets, _ = next_members(
         parent, {}, set(), reports, "majority", True, parts=parts, trainers_most=PEERS_MAX, signing=signing
     )
     return replace(parent, members=members, tickets=tickets)

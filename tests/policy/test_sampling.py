@@ -193,7 +193,7 @@ def test_the_word_to_rest_is_for_this_round_or_the_next_and_for_who_trains():
 def test_a_round_is_missed_by_those_alone_that_it_waited_for():
     body = swarm("", "", "")
     names = [m.peer for m in body.members]
-    members, _ = next_members(body, {}, set(), [], "majority", True, awaited={names[0]})
+    members, *_ = next_members(body, {}, set(), [], "majority", True, awaited={names[0]})
     assert [m.missed for m in members] == [1, 0, 0]
 
 

@@ -38,7 +38,7 @@ class Run:
 
     def round(self, *reports: VerifiedReport, trains: bool = True, missing: Iterable[str] = ()) -> None:
         counted = {m.peer for m in self.body.members if m.trains and m.peer not in missing} if trains else set()
-        members, tickets = next_members(self.body, {}, counted, reports, "two-thirds", trains)
+        members, tickets, _ = next_members(self.body, {}, counted, reports, "two-thirds", trains)
         members, invited = next_votes(self.body, members, tickets, counted, reports, self.terms)
         trained, round = self.body.trained + trains, self.body.round + 1
         self.body = replace(

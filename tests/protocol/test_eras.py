@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.machine import Broadcast, Effect, Emit, Event, Received, RunTask, Send, Start, TaskDone
+from atoll.base.machine import Broadcast, Effect, Emit, Event, Persist, Received, RunTask, Send, Start, TaskDone
 from atoll.capabilities import CAPABILITIES
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
@@ -22,8 +22,10 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.protocol.history.era_signatures import (
+    DIGEST_SCHEME,
     OVERDUE_LEAST,
     RECOVERY,
+    ClosedEra,
     Era,
     EraAwaited,
     EraChain,
@@ -89,6 +91,29 @@ def test_every_era_is_signed_by_all_who_are_there_and_lies_on_every_disk(keys: R
         eras = eras_of(swarm, index)
         assert list(eras) == [4, 9] and not eras_of(swarm, index, "era")
         assert all(set(e.signed_by) == members == set(e.signers) for e in eras.values())
+
+
+def test_a_hook_beside_the_signatures_hears_of_each_era_once_and_of_the_same_at_every_member():
+    """A recorder at each member; what it returns is carried out like any effect, and eras are signed as before."""
+    swarm, heard = swarm_of(), dict[PeerId, list[ClosedEra]]()
+    swarm.world.run(0.1)
+
+    def listen(name: PeerId, chain: EraChain) -> None:
+        def record(closed: ClosedEra) -> list[Effect]:
+            heard.setdefault(name, []).append(closed)
+            return [Persist(f"attested/{closed.name}", closed.digest)]
+
+        chain.hooks.append(record)
+
+    for node in swarm.honest:
+        listen(node.name, node.machine.eras)
+    until_round(swarm, 11)
+    ids = swarm.honest[0].machine.history.ids
+    ends = [("era/4", ids[4]), ("era/9", ids[9])]
+    assert [[(c.name, c.digest) for c in closed] for closed in heard.values()] == [ends] * 4
+    assert {c.scheme for closed in heard.values() for c in closed} == {DIGEST_SCHEME}
+    assert all(node.kept["attested/era/9"] == ids[9] for node in swarm.honest)
+    assert all(list(eras_of(swarm, index)) == [4, 9] for index in range(4))
 
 
 def test_a_newcomer_gets_the_signatures_of_eras_that_others_hold_only_on_disk():

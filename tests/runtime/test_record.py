@@ -9,7 +9,7 @@ import pytest
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings, StragglerPolicy, VoterTurnout
-from atoll.runtime.control.handlers import uncounted_text
+from atoll.runtime.control.status import uncounted_text
 from atoll.runtime.event_log import TURNED, EventLog, RunStatus, data_parallel_bytes, entries_in, paused_text, plain
 
 LEARNING = {

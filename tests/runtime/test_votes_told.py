@@ -13,7 +13,7 @@ from atoll.cli.watch import introduction
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.control.handlers import unaudited_text, vote_text
+from atoll.runtime.control.status import unaudited_text, vote_text
 from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, VertexBody
 
 ME = PeerId("n")

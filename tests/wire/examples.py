@@ -49,6 +49,7 @@ from atoll.wire.messages.statements import (
     ChangedNumbers,
     ChangeSettings,
     Commitment,
+    Extension,
     JoinRequest,
     LateShare,
     LeaveReport,
@@ -73,7 +74,15 @@ from atoll.wire.messages.statements import (
     ViewTimeout,
     Vote,
 )
-from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, Vertex, VertexBody
+from atoll.wire.messages.vertex import (
+    InvitationRecord,
+    Member,
+    MemberExtensions,
+    RoundMetrics,
+    TicketUse,
+    Vertex,
+    VertexBody,
+)
 from atoll.wire.opening import OpenedBlock, SumOpening
 
 ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
@@ -191,6 +200,9 @@ BODY_ASKING = replace(BODY, effort=WorkloadProgress(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
 BODY_TUNED = replace(BODY, tuned=TUNED)
 BODY_INVITED = replace(BODY, invited=InvitationRecord((0, 1), (0, 300), (0, 1)))
+EXTENSIONS = (Extension("payout", b"\x01\x02"), Extension("relay", b""))
+BODY_EXTENDED = replace(BODY, extensions=(MemberExtensions(ALICE, EXTENSIONS),))
+JOIN_EXTENDED = JoinRequest(ALICE, b"key", b"certificate", (), "trainer", "alice", B, b"admission", EXTENSIONS)
 READY_UNAUDITED = ReadyReport(A, B, True)
 # what no word above has
 COMMIT_MEASURED = replace(COMMIT_LATE, offset_s=0.125, values=4096, links=bytes(range(8)))

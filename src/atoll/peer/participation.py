@@ -449,7 +449,7 @@ class Participation:
     def pool_report(self, sender: PeerId, signed: SignedStatement, now: Seconds) -> list[Effect]:
         """Pool a report for the next vertex, forward it if it came from its author, act on its content."""
         pool = self.known.pool
-        if look := self.downloads.earlier.read(signed, pool, self.settings.recovery):
+        if look := self.downloads.earlier.read(signed, pool):
             return look  # names an old vertex: read from disk, then processed again
         pooled = pool.add(signed, self.run_time(now))
         if pooled is None:

@@ -21,6 +21,7 @@ from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner
 from atoll.peer.capabilities import Capabilities
 from atoll.peer.events import MembershipChanged
+from atoll.peer.governance.orders import authority_of
 from atoll.peer.governance.settings_change import plan_after, settings_after
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.membership.report_pool import ReportPool
@@ -64,7 +65,9 @@ class RunView:
     ) -> None:
         self.settings = settings = settings_of_run(decode_body(genesis.body))
         self.notary, self.identities, self.gone = notary, identities, gone
-        self.history = history = VertexChain(genesis, notary, self._voters_of, settings.recovery)
+        self.history = history = VertexChain(
+            genesis, notary, self._voters_of, authority_of(settings, notary.verifier)
+        )
         self.roster = MemberRoster(notary.me, history, wish.role == "client")
         ledgers = ledgers_of(capabilities.verifiers, settings)
         self.pool = ReportPool(notary, history, settings, ledgers)
@@ -76,9 +79,8 @@ class RunView:
         self.pieces: StateArchive | None = None  # None if older states are stored whole
         if (coded := settings.kept_coded) and capabilities.archive is not None:
             self.pieces = capabilities.archive(notary.me, coded, history, ledgers, self.unheard)
-        for m in history.head_body.members:
-            if settings.recovery and digest(settings.recovery) == m.identity:
-                identities[m.peer] = settings.recovery
+        known = {digest(identity): identity for identity in history.authority.identities}
+        identities |= {m.peer: known[m.identity] for m in history.head_body.members if m.identity in known}
 
     def _voters_of(self, head: Digest, body: VertexBody) -> tuple[dict[PeerId, bytes], int]:
         plan = plan_after(self.settings, head, body)

@@ -31,11 +31,13 @@ from atoll.base.limits import (
 from atoll.base.machine import tag_of
 from atoll.base.memoize import of_the_same
 from atoll.crypto.signer import Validity
+from atoll.policy.extensions import additional_extension_bytes, extensions_bytes, extensions_problem
 from atoll.policy.findings import AGAINST, REFUTING, voices_needed
 from atoll.policy.ledger import Ledger, LedgerSet
 from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import ED25519, SigningPolicy
 from atoll.policy.vertex_capacity import member_bytes, room_taken
+from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement
 from atoll.wire.evidence import slot_of, two_updates
 from atoll.wire.messages.statements import (
@@ -99,6 +101,7 @@ class RecentVertices:
         "names numbers that nobody here can judge"
     )
     audited: bool = False  # the run audits trainers
+    authority: Authority | None = None  # rule for operator orders; None: none holds
 
 
 def changes_max(voters: int) -> int:
@@ -363,6 +366,8 @@ def _may_join(case: _Admission, join: JoinRequest) -> str | None:
         return "a join must be signed by the one who joins and name at most a few addresses"
     if any(len(a) > ADDRESS_BYTES_MAX for a in join.addresses) or len(join.name) > 64:
         return "its name or an address is too long"
+    if why := extensions_problem(join.extensions):
+        return why
     if not case.signing.takes(join.vote_key):
         return f"its session key is of another kind than this run votes by ({case.signing.kind}); upgrade atoll"
     if before is not None:
@@ -374,7 +379,9 @@ def _may_join(case: _Admission, join: JoinRequest) -> str | None:
         if before.identity != case.reported.identity:
             return "its keys are not those that this peer id joined with"
         if before.vote_key == join.vote_key and before.standing != "away":
-            return "it is a member already" if before.addresses == join.addresses else None
+            held = case.parent.extensions_by_peer.get(by, ())
+            same = before.addresses == join.addresses and join.extensions in (UNSET, held)
+            return "it is a member already" if same else None
         if not needs_ticket(before, join):
             return None  # a former member comes back with its identity; a ticket is needed once
     if len(case.members) - len(forgettable(case.parent.members, {by})) >= PEERS_MAX:
@@ -411,9 +418,11 @@ def _no_room(case: _Admission, join: JoinRequest) -> str | None:
     parent, parts, signing = case.parent, case.parts, case.signing
     line = joining_line(join, case.reported.identity, "observer", parent.round + 1)
     more = additional_bytes(line, parent.members, parts, signing)
+    more += additional_extension_bytes(join.peer, join.extensions, parent.extensions_by_peer)
     if more <= 0:
         return None
     free = signing.room_bytes - room_taken(parent.members, parent.tickets, parts, signing)
+    free -= extensions_bytes(parent.extensions or ())
     if more <= free + sum(member_bytes(m, parts, signing) for m in forgettable(parent.members, {case.by})):
         return None
     present = sum(m.present for m in parent.members)

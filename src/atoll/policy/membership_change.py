@@ -12,11 +12,14 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import MISSED_MAX, PARTS_MAX, PEERS_MAX, TICKETS_MAX
+from atoll.policy.extensions import additional_extension_bytes, extensions_bytes
 from atoll.policy.links import rearranged
 from atoll.policy.membership import (
     VerifiedReport,
@@ -43,8 +46,16 @@ from atoll.wire.messages.statements import (
     SuspicionReport,
     TicketInvite,
 )
-from atoll.wire.messages.vertex import Member, TicketUse, VertexBody
+from atoll.wire.messages.vertex import Member, MemberExtensions, TicketUse, VertexBody
 from atoll.wire.ticket import redeemed_ticket
+
+
+class NextMembership(NamedTuple):
+    """Members, tickets and extensions of the next vertex."""
+
+    members: tuple[Member, ...]
+    tickets: tuple[TicketUse, ...]
+    extensions: tuple[MemberExtensions, ...] | UnsetType
 
 
 def next_members(
@@ -59,8 +70,8 @@ def next_members(
     trainers_most: int = PEERS_MAX,
     signing: SigningPolicy = ED25519,
     awaited: Collection[PeerId] | None = None,
-) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
-    """Membership and tickets after this round.
+) -> NextMembership:
+    """Membership after this round.
 
     `training` is False for a round that only assembles members: no member can miss it. An update has at most
     `parts` parts; a line without room waits, and its join is refused when repeated. At most `trainers_most` members
@@ -93,6 +104,7 @@ class _MembershipChange:
         self.budget = changes_max(self.voters)  # voters that may still come or go
         self.liars: set[PeerId] = set()
         self.leaving: set[PeerId] = set()  # besides liars
+        self.extensions = parent.extensions_by_peer
         self.room_bytes = 0  # left in the vertex for joins and invitations
 
     def record_round(
@@ -183,6 +195,7 @@ class _MembershipChange:
         if not joins and not self._invites():
             return
         self.room_bytes = self.signing.room_bytes - room_taken(self.members, self.tickets, self.parts, self.signing)
+        self.room_bytes -= extensions_bytes(self.parent.extensions or ())
         idle: Sequence[Member] = forgettable(self.members, {join.peer for _, join in joins}) if joins else []
         for identity, join in joins:
             held, left = ticket_of(join.admission, self.parent.tickets), ticket_of(join.admission, self.tickets)
@@ -191,6 +204,7 @@ class _MembershipChange:
                 continue  # by another join of this vertex
             line = joining_line(join, identity, "observer", self.parent.round + 1)
             more = additional_bytes(line, self.members, self.parts, self.signing)
+            more += additional_extension_bytes(join.peer, join.extensions, self.extensions)
             lines = len(self.members) + 1 - PEERS_MAX if _find_member(self.members, join.peer) is None else 0
             lacking = more - self.room_bytes if more > 0 else 0
             gone = _giving_way(idle, lacking, lines, self.parts, self.signing)
@@ -206,6 +220,7 @@ class _MembershipChange:
         if before is not None and before.present and before.vote_key == join.vote_key:
             moved = replace(before, addresses=join.addresses, name=join.name)  # a new address, else unchanged
             self.members = [moved if m.peer == join.peer else m for m in self.members]
+            self._set_extensions(join)
             return
         alone = before is not None and before.votes and sum(m.votes for m in self.members) == 1
         if before is not None and before.votes and not alone:
@@ -218,9 +233,14 @@ class _MembershipChange:
             fresh = replace(fresh, role=before.role)  # an apprentice stays one
         rest = self.members
         self.members = [fresh if m.peer == join.peer else m for m in rest] if before else [*rest, fresh]
+        self._set_extensions(join)
         if needs_ticket(before, join):
             used = redeemed_ticket(join.admission)
             self.tickets = [replace(t, uses_left=t.uses_left - 1) if t.ticket == used else t for t in self.tickets]
+
+    def _set_extensions(self, join: JoinRequest) -> None:
+        if join.extensions is not UNSET:
+            self.extensions[join.peer] = join.extensions
 
     def apply_invites(self) -> None:
         """Revoke and add tickets. Of several invitations for one ticket the first counts."""
@@ -239,7 +259,7 @@ class _MembershipChange:
     def _invites(self) -> list[TicketInvite]:
         return [r.statement for r in self.reports if isinstance(r.statement, TicketInvite)]
 
-    def result(self) -> tuple[tuple[Member, ...], tuple[TicketUse, ...]]:
+    def result(self) -> NextMembership:
         """Link reports name members by their place among those present, so they follow the new places."""
         before = [m.peer for m in self.parent.members if m.present]
         after = [m.peer for m in self.members if m.present]
@@ -248,7 +268,9 @@ class _MembershipChange:
                 replace(m, links=rearranged(m.links, before, after) if m.present else b"") if m.links else m
                 for m in self.members
             ]
-        return tuple(self.members), tuple(self.tickets)
+        held = [(m.peer, self.extensions.get(m.peer)) for m in self.members]
+        extensions = tuple(MemberExtensions(peer, said) for peer, said in held if said)
+        return NextMembership(tuple(self.members), tuple(self.tickets), extensions or UNSET)
 
     def _voters_left(self, done: Sequence[Member], going: PeerId) -> int:
         """Voters that would remain without this one; `done` holds the lines that are settled."""

@@ -255,14 +255,7 @@ class Driver:
         self._do(lambda: operator_commands.rest(self.machine, rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
-        """Start a new epoch with the reachable members. Raises RefusedError."""
-        if not self.may_recover:
-            raise RefusedError(
-                "E-RUN-07",
-                "only the run's recovery identity can start over, and this peer is another one",
-                cause="genesis names the founder, unless the founder chose somebody else",
-                fix="atoll recover in the founder's folder",
-            )
+        """Start a new epoch with the reachable members. Raises RefusedError if there is nothing to recover."""
         try:
             self._do(lambda: operator_commands.recover(self.machine, self._sign_for_long, self.clock.now()))
         except ValueError as why:
@@ -274,13 +267,19 @@ class Driver:
             return None
         settings, there = self.machine.settings, operator_commands.turnout(self.machine, self.clock.now())
         recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
-        told = recover if settings.recovery else ""
+        told = recover if self._authorities else ""
         return paused_text(there, self.progress.name_of, settings.round.quorum, told)
 
     @property
     def may_recover(self) -> bool:
         """True if this peer has the run's recovery identity."""
-        return self.machine.settings.recovery == public_bytes(self.identity.public)
+        return public_bytes(self.identity.public) in self._authorities
+
+    @property
+    def _authorities(self) -> tuple[bytes, ...]:
+        """Public identities that may order changes of the run."""
+        history = self.machine.history
+        return history.authority.identities if history is not None else ()
 
     def go_back(self, goal: RollbackGoal, without: tuple[PeerId, ...] = ()) -> None:
         """Order a rollback to an earlier vertex, without the members in `without`. Raises ValueError."""

@@ -27,8 +27,9 @@ from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
 from atoll.runtime.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
-from atoll.runtime.control.handlers import handlers_of, unaudited_text
+from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer, neighbours
+from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.wire.ticket import Ticket, parse
@@ -194,7 +195,8 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
     host.on_unkept = lambda why: leave("its disk refused", why)
-    door = ControlServer(start.folder, handlers_of(host, leave))
+    host.on_leave = leave
+    door = ControlServer(start.folder, handlers_of(host))
     signals = _answer_signals(leave, shell)
     said = False  # the farewell was sent
     if shell.ends_with_stdin:

@@ -53,6 +53,7 @@ class TrainingPeer(Driver):
         self._rows_gathered: dict[
             int, asyncio.Future[RowsGathered]
         ] = {}  # rounds with a caller that waits for their rows
+        self.on_leave: Callable[[str], None] = lambda why: None  # ends the process in order, for this reason
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
         self.machine.inspectors.archived_rounds = island.keep.updates

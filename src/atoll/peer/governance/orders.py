@@ -9,9 +9,9 @@ Not responsible for: reading old vertices from disk; the caller passes them in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -19,8 +19,11 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.base.machine import tag_of
+from atoll.crypto.signer import SignatureVerifier
+from atoll.peer.settings import RunSettings
 from atoll.policy.membership import AMEND_ROUNDS, Earlier
 from atoll.protocol.history.chain import VertexChain
+from atoll.wire.authority import Authority, FounderAuthority, SignedOrder
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
@@ -30,7 +33,7 @@ from atoll.wire.messages.statements import (
     RollbackOrder,
     SignedStatement,
 )
-from atoll.wire.messages.vertex import VertexBody
+from atoll.wire.messages.vertex import Member, VertexBody
 
 Word = RollbackOrder | PauseOrder | ChangeSettings  # orders of the recovery identity
 W = TypeVar("W", bound=Word)
@@ -39,6 +42,11 @@ DOMAINS: dict[type[Word], bytes] = {
     RollbackOrder: b"atoll/amend/1\0",
     PauseOrder: b"atoll/pause/1\0",
     ChangeSettings: b"atoll/tune/1\0",
+}
+COMMANDS: dict[type[Word], Literal["rollback", "pause", "amend"]] = {
+    RollbackOrder: "rollback",
+    PauseOrder: "pause",
+    ChangeSettings: "amend",
 }
 WANTS: dict[type[Word], str] = {
     RollbackOrder: "go back",
@@ -67,15 +75,21 @@ def word_bytes(run: Digest, word: Word) -> bytes:
     return DOMAINS[type(word)] + run + encode(replace(word, signature=b""))
 
 
-def word_holds(signed: SignedStatement, word: Word, notary: StatementSigner, recovery: bytes) -> bool:
-    """True if the recovery identity signed this order in exactly these bytes.
+def authority_of(settings: RunSettings, verifier: SignatureVerifier) -> Authority:
+    """The authority over a run with these settings of genesis."""
+    return FounderAuthority(settings.recovery, verifier)
+
+
+def word_holds(
+    signed: SignedStatement, word: Word, notary: StatementSigner, authority: Authority, roster: Sequence[Member]
+) -> bool:
+    """True if the run's authority signed this order in exactly these bytes.
 
     Decoding skips unknown keys and the inner signature does not cover them: without this check a member could make
     many reports from one order.
     """
-    if not recovery or signed.body != encode(word):
-        return False
-    return notary.verifier.identity_holds(recovery, word_bytes(notary.run, word), word.signature)
+    order = SignedOrder(COMMANDS[type(word)], word_bytes(notary.run, word), word.signature)
+    return signed.body == encode(word) and authority.allows(order, roster)
 
 
 def amends_in(reports: Iterable[SignedStatement]) -> list[tuple[SignedStatement, RollbackOrder]]:

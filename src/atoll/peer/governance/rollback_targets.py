@@ -48,7 +48,7 @@ class RollbackTargets:
         """Retry after a failed download."""
         return [SetTimer(f"earlier/state/{state.hex()}", now + AGAIN_S)]
 
-    def read(self, signed: SignedStatement, pool: ReportPool, recovery: bytes) -> list[Effect]:
+    def read(self, signed: SignedStatement, pool: ReportPool) -> list[Effect]:
         """If this order of the recovery identity names a vertex that is not in memory, read it from disk."""
         for _, amend in amends_in([signed]):
             name = str(amend.round)
@@ -56,7 +56,9 @@ class RollbackTargets:
             useful = -1 <= amend.round < pool.history.head and may_follow(pool.history, amend)
             if known or not useful or len(self.waiting) >= READ_AT_ONCE:
                 continue
-            if pool.opened(signed) is None or not word_holds(signed, amend, self.notary, recovery):
+            history = pool.history
+            holds = word_holds(signed, amend, self.notary, history.authority, history.head_body.members)
+            if pool.opened(signed) is None or not holds:
                 continue  # the pool reports the flaw
             self.waiting[name] = signed
             return [RunTask(f"earlier/vertex/{name}", ReadVertices(amend.round, 0))]

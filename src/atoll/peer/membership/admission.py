@@ -26,7 +26,7 @@ from atoll.policy.membership import (
 )
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.membership import JoinRefused, RefusalCode
-from atoll.wire.messages.statements import JoinRequest, ReadyReport, Statement
+from atoll.wire.messages.statements import Extensions, JoinRequest, ReadyReport, Statement
 
 JOIN_AGAIN_S = 3.0  # seconds before a JoinRequest or ReadyReport without a vertex is repeated
 REFUSALS_MAX = 3  # consecutive refused requests before giving up: a ticket may be newer than what a member knows
@@ -40,6 +40,7 @@ class DesiredRole:
     name: str = ""
     addresses: tuple[str, ...] = ()
     admission: bytes = b""
+    extensions: Extensions = ()  # of this member's record, sorted by name; empty: as the membership has them
     unaudited: bool = False  # steps that no other peer can replay to the same numbers
 
 
@@ -91,7 +92,9 @@ class AdmissionRequest:
         self, wish: DesiredRole, history: VertexChain, at: int, unaudited: bool
     ) -> JoinRequest | ReadyReport | None:
         mine = next((m for m in history.head_body.members if m.peer == self.me), None)
+        body, extensions = history.head_body, wish.extensions or UNSET
         moved = mine is not None and bool(wish.addresses) and mine.addresses != wish.addresses
+        moved = moved or extensions not in (UNSET, body.extensions_by_peer.get(self.me))
         if mine is None or mine.standing == "away" or mine.vote_key != self.signer.vote_key or moved:
             role = wish.role if wish.role in ("observer", "client") else "trainer"
             return JoinRequest(
@@ -103,6 +106,7 @@ class AdmissionRequest:
                 wish.name,
                 history.head_id,
                 wish.admission,
+                extensions,
             )
         # the rest comes with the next rounds; they may be faster than the local disk
         near = history.head - at <= RECENT // 4
@@ -130,7 +134,7 @@ REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # code → reason and fix, sho
     ),
     "E-JOIN-04": ("this ticket has expired", NEW_TICKET),
     "E-JOIN-05": (
-        "the members found that this join does not fit their run: its role, its keys or its version",
+        "the members found that this join does not fit their run: its role, keys, extensions or version",
         "pip install --upgrade atoll; or ask for a ticket of the role that you need: atoll invite --role trainer",
     ),
     "E-JOIN-06": (

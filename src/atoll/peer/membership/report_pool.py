@@ -111,8 +111,8 @@ class ReportPool:
         if reported is None:
             return None
         statement = reported.statement
-        recovery = self.settings.recovery
-        if isinstance(statement, Word) and not word_holds(signed, statement, self.notary, recovery):
+        authority = self.history.authority
+        if isinstance(statement, Word) and not word_holds(signed, statement, self.notary, authority, head.members):
             raise PeerFault(
                 signed.signer, f"wants to {WANTS[type(statement)]} in a name that is not its own", signed.body
             )
@@ -346,6 +346,7 @@ class ReportPool:
                 self.history.rounds(),
                 self._unfit,
                 audited=bool(self.settings.audited_share),
+                authority=self.history.authority,
             )
             self._recent = (head, recent)
         return self._recent[1]

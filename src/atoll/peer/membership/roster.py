@@ -21,7 +21,7 @@ from atoll.crypto.signer import SignatureVerifier
 from atoll.peer.events import MembershipChanged
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.statements import JoinRequest, SignedStatement
+from atoll.wire.messages.statements import Extensions, JoinRequest, SignedStatement
 from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
 # voters per reader that get a forwarded report in a large swarm: all but e^-8 receive it from another member
@@ -39,6 +39,10 @@ class MemberRoster:
     @property
     def members(self) -> Sequence[Member]:
         return self.history.head_body.members
+
+    def extensions_of(self, peer: PeerId) -> Extensions:
+        """Extensions that this member's join added to its record."""
+        return self.history.head_body.extensions_by_peer.get(peer, ())
 
     @property
     def mine(self) -> Member | None:

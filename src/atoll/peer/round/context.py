@@ -53,6 +53,7 @@ from atoll.policy.reputation import FLOOR, NO_FINDINGS, WorkFindings, influence_
 from atoll.policy.vertex_capacity import WEIGHT_BYTES, name_bytes
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.topology import ReduceTopology
+from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.messages.round import PartResult, RowComparison
 from atoll.wire.messages.statements import (
@@ -101,7 +102,7 @@ class RoundContext:
     admissible: Callable[[VerifiedReport, Seconds], str | None]  # (report, time of the body) → flaw
     trust: TrustTerms = TrustTerms()
     parts_most: int = PARTS_MAX  # most parts of an update in the rounds to come
-    recovery: bytes = b""  # public identity that signs operator orders
+    authority: Authority | None = None  # rule for operator orders; None: none holds
     demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
     apart: PartitionPolicy | None = None  # members without a quorum train on
     findings: WorkFindings = NO_FINDINGS  # about members' work, settled by the parent
@@ -326,7 +327,7 @@ def ground_after(
             statistic=settings.statistic, scored=bool(settings.scored_share), reputed=settings.reputed
         ),
         parts_most=parts,
-        recovery=settings.recovery,
+        authority=recent.authority,
         demanded=recent.ledgers.demanded(parent.round),
         findings=recent.ledgers.findings(parent.round),
     )

@@ -132,6 +132,7 @@ class ProposalBuilder:
             not self.assembling
             or body.members != parent.members
             or body.tickets != parent.tickets
+            or body.extensions != parent.extensions
             or amend_of(body) is not None
             or body.paused != parent.paused
             or body.tuned != parent.tuned

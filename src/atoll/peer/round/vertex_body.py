@@ -34,7 +34,7 @@ from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.contributions import parts_counted, result_in
 from atoll.policy.membership import VerifiedReport
-from atoll.policy.membership_change import next_members
+from atoll.policy.membership_change import NextMembership, next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
 from atoll.policy.timeouts import RoundTiming, next_window
@@ -281,10 +281,10 @@ class BodyInputs:
         return back[1].trained if back is not None else self.ground.parent.trained + bool(self.ground.owners)
 
     @cached_property
-    def membership(self) -> tuple[tuple[Member, ...], tuple[TicketUse, ...], InvitationRecord | UnsetType]:
-        """Members, ticket uses and invitations after the round, with the votes that members have earned."""
+    def membership(self) -> tuple[NextMembership, InvitationRecord | UnsetType]:
+        """Membership and invitations after the round, with the votes that members have earned."""
         ground, plan = self.ground, self.ground.plan
-        members, tickets = next_members(
+        after = next_members(
             ground.parent,
             self.commits,
             self.contributors,
@@ -298,9 +298,10 @@ class BodyInputs:
         )
         terms = ground.settings.vote_terms
         if terms is None:
-            return members, tickets, UNSET
-        voting, invited = next_votes(ground.parent, members, tickets, self.contributors, self.opened, terms)
-        return voting, tickets, invited
+            return after, UNSET
+        joined = after.members, after.tickets
+        voting, invited = next_votes(ground.parent, *joined, self.contributors, self.opened, terms)
+        return after._replace(members=voting), invited
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ def _credits(inputs: BodyInputs) -> tuple[Credit, ...] | UnsetType:
     if plan.drawn is None:
         return UNSET
     drawn, trusted = plan.drawn if ground.owners else (), plan.settings.quorum == "majority"
-    return next_credits(ground.parent, inputs.membership[0], drawn, inputs.contributors, trusted)
+    return next_credits(ground.parent, inputs.membership[0].members, drawn, inputs.contributors, trusted)
 
 
 def _scores(inputs: BodyInputs) -> tuple[int, ...] | UnsetType:
@@ -339,7 +340,7 @@ def _scores(inputs: BodyInputs) -> tuple[int, ...] | UnsetType:
         ground.plan,
         ground.owners,
         ground.trust.audited,
-        inputs.membership[0],
+        inputs.membership[0].members,
         inputs.results,
         inputs.commits,
         reports=inputs.opened,
@@ -362,15 +363,14 @@ def amend_among(
 
 
 def _forged(ground: RoundContext, notary: StatementSigner, signed: SignedStatement, report: VerifiedReport) -> bool:
-    """True for an operator order not signed by the recovery identity, unless it is the rollback that validators
-    demand.
-    """
+    """Whether an operator order is not by the run's authority, and not the rollback that validators demand."""
     statement = report.statement
     if not isinstance(statement, Word):
         return False
     if isinstance(statement, RollbackOrder) and not statement.signature:
         return statement != ground.demanded or signed.body != encode(statement)
-    return not word_holds(signed, statement, notary, ground.recovery)
+    authority, roster = ground.authority, ground.parent.members
+    return authority is None or not word_holds(signed, statement, notary, authority, roster)
 
 
 def _check_part(
@@ -530,13 +530,16 @@ def _tuned(inputs: BodyInputs) -> ChangedNumbers | UnsetType:
     return tuned_after(inputs.ground.settings, inputs.ground.parent, inputs.trained, inputs.kept)
 
 
+MISMATCHED_MEMBERS = "its membership does not follow from its reports"
 DERIVED = (
     BodyField("trained", lambda inputs: inputs.trained, "it miscounts the training rounds"),
     BodyField("paused", _paused, "whether the run is paused does not follow from its reports"),
     BodyField("tuned", _tuned, "the numbers of the run do not follow from its reports"),
-    BodyField("members", lambda inputs: inputs.membership[0], "its membership does not follow from its reports"),
-    BodyField("tickets", lambda inputs: inputs.membership[1], "its membership does not follow from its reports"),
-    BodyField("invited", lambda inputs: inputs.membership[2], "its invitations do not follow from its reports"),
+    *(
+        BodyField(name, lambda inputs, name=name: getattr(inputs.membership[0], name), MISMATCHED_MEMBERS)
+        for name in NextMembership._fields
+    ),
+    BodyField("invited", lambda inputs: inputs.membership[1], "its invitations do not follow from its reports"),
     BodyField("metrics", _metrics, "its metrics do not follow from its commitments"),
     BodyField("window_s", _window, "the window of the next round does not follow from the time it took"),
     BodyField("effort", _effort, "the work of the next round does not follow from its losses"),

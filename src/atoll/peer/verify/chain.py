@@ -28,7 +28,16 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.signer import SignatureVerifier
-from atoll.peer.governance.orders import Word, agrees, amend_of, goal_of, may_follow, pauses_in, tunes_in
+from atoll.peer.governance.orders import (
+    Word,
+    agrees,
+    amend_of,
+    authority_of,
+    goal_of,
+    may_follow,
+    pauses_in,
+    tunes_in,
+)
 from atoll.peer.governance.settings_change import numbers_in, plan_after, why_not
 from atoll.peer.round.context import ground_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
@@ -319,9 +328,9 @@ class _HistoryWalk:
     ) -> None:
         self.kept, self.audit, self.notary, self.ledgers, self.observers = kept, audit, notary, ledgers, observers
         self.plan: RoundPlan | None = None
-        self.history = VertexChain(genesis, notary, self._voters_of, audit.settings.recovery)
+        self.history = VertexChain(genesis, notary, self._voters_of, authority_of(audit.settings, notary.verifier))
         self.genesis = genesis, self.history.head_body
-        self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of)
+        self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of, self.history.authority)
         self.eras.start(self.history.head_id, self.history.head_body)
         self.ledgers.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True
@@ -425,6 +434,7 @@ class _HistoryWalk:
             history.rounds(),
             self._unfit,
             audited=bool(self.audit.settings.audited_share),
+            authority=history.authority,
         )
         ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -30,8 +30,9 @@ from atoll.protocol.history.era_signatures import (
     is_overdue,
     signature_flaw,
 )
+from atoll.wire.authority import Authority
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.vertex import VertexBody
+from atoll.wire.messages.vertex import Member, VertexBody
 
 
 class FoundEra(msgspec.Struct, frozen=True):
@@ -64,7 +65,9 @@ class EraWalk:
         settings: RunSettings,
         notary: StatementSigner,
         voters_of: Callable[[Digest, VertexBody], tuple[dict[PeerId, bytes], int]],
+        authority: Authority,
     ) -> None:
+        self.authority = authority
         self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
         self.eras: list[FoundEra] = []
         self.begin: EraStart | None = None  # None: unknown
@@ -93,7 +96,7 @@ class EraWalk:
         era = era_of(begin, body, named)
         flaws: list[str] = []
         needed = 0 if trusted else era.quorum
-        signed, word = self._signed(era, flaws) if needed else (0, False)
+        signed, word = self._signed(era, body.members, flaws) if needed else (0, False)
         needed = 0 if word else needed
         if body.epoch > begin.epoch and not trusted:
             since = self.eras[self.whole :]
@@ -106,7 +109,7 @@ class EraWalk:
         self.anchored = not needed or (self.anchored and found.sealed)
         return flaws
 
-    def _signed(self, era: Era, flaws: list[str]) -> tuple[int, bool]:
+    def _signed(self, era: Era, roster: Sequence[Member], flaws: list[str]) -> tuple[int, bool]:
         """Number of valid signers, and whether the recovery identity signed."""
         data = self.kept(era.round)
         held = decode_era(data) if data is not None else None
@@ -117,9 +120,11 @@ class EraWalk:
         if held.vertex != era.vertex:
             flaws.append("the signatures kept under its era are for another vertex")
             return 0, False
-        notary, recovery = self.notary, self.settings.recovery
+        notary, authority = self.notary, self.authority
         signatures = {s.peer: s for s in held.signatures}
-        wrong = {p: signature_flaw(s, era, notary.run, notary.verifier, recovery) for p, s in signatures.items()}
+        wrong = {
+            p: signature_flaw(s, era, notary.run, notary.verifier, authority, roster) for p, s in signatures.items()
+        }
         flaws += [flaw for flaw in wrong.values() if flaw is not None]
         good = {peer for peer, flaw in wrong.items() if flaw is None}
         return len(good - {RECOVERY}), RECOVERY in good

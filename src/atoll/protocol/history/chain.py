@@ -7,7 +7,7 @@ Driving contract: create it from genesis, `restore` the stored vertices in round
 
 Invariants:
 - A vertex is final by a commit certificate from a quorum of the committee that the head's membership implies.
-- Or by the signature of the recovery key, which begins a new epoch that stays visible.
+- Or by the signature of the run's authority, which begins a new epoch that stays visible.
 - At most WINDOW vertices are held in memory, beside genesis.
 Not responsible for: deciding vertices, judging their content.
 """
@@ -23,6 +23,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_FAR_S
 from atoll.crypto.digest import digest
+from atoll.wire.authority import Authority, FounderAuthority, SignedOrder
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.vertex import Member, Vertex, VertexBody
@@ -105,11 +106,12 @@ class VertexChain:
         genesis: Vertex,
         notary: StatementSigner,
         voters_of: Callable[[Digest, VertexBody], tuple[dict[PeerId, bytes], int]],
-        recovery: bytes = b"",
+        authority: Authority | None = None,
     ) -> None:
         body = decode_body(genesis.body)
         assert body.round == -1 and genesis_digest(genesis) == notary.run
-        self.notary, self.voters_of, self.recovery = notary, voters_of, recovery
+        self.notary, self.voters_of = notary, voters_of
+        self.authority = authority or FounderAuthority(b"", notary.verifier)
         self.genesis = genesis
         self.bodies: dict[int, VertexBody] = {-1: body}
         self.vertices: dict[int, Vertex] = {-1: genesis}
@@ -221,26 +223,28 @@ class VertexChain:
             raise PeerFault(who, f"certificate for round {body.round} that no quorum signed")
 
     def _check_recovery(self, parent: VertexBody, vertex: Vertex, body: VertexBody, who: PeerId) -> None:
-        """Check a new epoch: the same state and fewer members, signed by the recovery identity of genesis.
+        """Check a new epoch: the same state and fewer members, signed by the run's authority.
 
-        That identity may also replace its own vote key: if it is the only voter, no quorum could admit the new key.
+        A member with that authority may also replace its own vote key. No quorum could admit the new key of a lone
+        voter.
         """
         signed = recovery_bytes(self.notary.run, vertex.body)
-        stays = body.invited == parent.invited and (body.epoch, body.state, body.trained, body.tickets) == (
+        kept = (body.invited, body.extensions) == (parent.invited, parent.extensions)
+        stays = kept and (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,
         )
         silent = not (body.parts or body.commits or body.reports)  # no voter has judged such statements
         before = {m.peer: m for m in parent.members}
-        owner, keys = digest(self.recovery), {m.vote_key for m in parent.members}
+        owners, keys = {*map(digest, self.authority.identities)}, {m.vote_key for m in parent.members}
         for m in body.members:
             line = before.get(m.peer)
-            if line is not None and line.identity == owner and m.vote_key not in keys:
+            if line is not None and line.identity in owners and m.vote_key not in keys:
                 before[m.peer] = _replace_vote_key(m, line)
         only_fewer = [m.peer for m in body.members] == list(before) and all(
             _is_same_or_away(m, before[m.peer]) for m in body.members
         )
-        believed = self.recovery and self.notary.verifier.identity_holds(self.recovery, signed, vertex.recovery)
+        believed = self.authority.allows(SignedOrder("recover", signed, vertex.recovery), parent.members)
         if not (believed and stays and silent and only_fewer and any(m.votes for m in body.members)):
             raise PeerFault(
                 who, f"vertex for round {body.round} is signed by neither a quorum nor the recovery key"

@@ -29,8 +29,9 @@ from atoll.base.machine import Broadcast, Effect, Emit, Fact, Persist, RunTask, 
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner, SignatureVerifier
 from atoll.protocol.history.chain import VertexChain
+from atoll.wire.authority import Authority, SignedOrder
 from atoll.wire.messages.history import EraSignature, EraSignatures, EraSignaturesRequest
-from atoll.wire.messages.vertex import VertexBody
+from atoll.wire.messages.vertex import Member, VertexBody
 
 ERA_DOMAIN = b"atoll/era/1\0"
 ATTESTATION_DOMAIN = b"atoll/era/recovered/1\0"
@@ -39,6 +40,7 @@ ASK_AGAIN_S = 10.0  # seconds between requests for missing signatures; a late si
 ASKED_AT_ONCE = 8  # eras requested at once: responses have up to 170 kB, and peers drop requests beyond their limit
 UNHEARD_S = 2.0  # seconds after which a request counts as lost or unanswered
 OVERDUE_LEAST = 20  # rounds: the shortest rounds take no longer than a message with signatures
+DIGEST_SCHEME = "blake3-chain"  # BLAKE3 of the last body, which names its parent
 SEALED_HELD = 4  # newest sealed eras in memory, for late signatures and requests; all are on disk
 
 
@@ -119,15 +121,17 @@ def era_of(begin: EraStart, body: VertexBody, named: Digest) -> Era:
 
 
 def signature_flaw(
-    signature: EraSignature, era: Era, run: Digest, verifier: SignatureVerifier, recovery: bytes
+    signature: EraSignature,
+    era: Era,
+    run: Digest,
+    verifier: SignatureVerifier,
+    authority: Authority,
+    roster: Sequence[Member],
 ) -> str | None:
-    """Describe what is wrong with a signature under an era; None if it is valid.
-
-    `recovery`: recovery identity of genesis, empty if there is none.
-    """
+    """Describe what is wrong with a signature under an era; None if it is valid."""
     if signature.peer == RECOVERY:
         signed = attestation_bytes(run, era.round, era.vertex)
-        if recovery and verifier.identity_holds(recovery, signed, signature.signature):
+        if authority.allows(SignedOrder("attest", signed, signature.signature), roster):
             return None
         return f"the recovery identity did not sign the era ending with round {era.round}"
     pinned = era.signers.get(signature.peer)
@@ -156,6 +160,18 @@ def decode_era(data: bytes) -> Era | None:
         return None
 
 
+class ClosedEra(NamedTuple):
+    """An era that has ended, as a hook reads it."""
+
+    name: str
+    digest: Digest  # covers all bodies up to its end: vertices name their parents
+    scheme: str  # of the digest
+    era: Era
+
+
+EraHook = Callable[[ClosedEra], list[Effect]]
+
+
 class EraSealed(Fact, frozen=True, kw_only=True, tag="EraSealed"):
     """A quorum of identities, or the recovery identity ("" in `signed`), signed the era ending with this round."""
 
@@ -177,6 +193,7 @@ class EraChain:
 
     `vouch`: identity of the local peer; None: it only collects signatures.
     `rounds_after`: number of training rounds of the run after a given vertex; 0: no end.
+    `hooks`: called when an era ends, again by a restart if the era was not stored. The first hook signs.
     `demands`: whether a history from other peers is refused while an overdue era lacks its quorum.
     """
 
@@ -193,6 +210,7 @@ class EraChain:
         self.history, self.verifier, self.vouch = history, verifier, vouch
         self.era_rounds, self.rounds_after, self.demands = era_rounds, rounds_after, demands
         self.run, self.me = history.notary.run, history.notary.me
+        self.hooks: list[EraHook] = [self._sign_closed]
         self.begin = self._begin_at(-1)
         self.lacking: dict[int, Era] = {}  # eras without a quorum so far
         self.sealed: dict[int, Era] = {}  # newest sealed eras
@@ -220,14 +238,19 @@ class EraChain:
         return effects
 
     def grew(self, body: VertexBody, handed: bool = False) -> list[Effect]:
-        """Handle a new vertex. If an era ends with it, store the era, signed if the local peer is a signer."""
+        """Handle a new vertex. If an era ends with it, call the hooks."""
         begin = self.begin
         if not ends(begin, body, self.era_rounds, self.rounds_after(body)):
             return []
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
         effects = self._mark_covered() if body.epoch > begin.epoch else []
-        return effects + (self._sign(era) or self._store(era))
+        closed = ClosedEra(f"era/{era.round}", era.vertex, DIGEST_SCHEME, era)
+        return effects + [e for hook in self.hooks for e in hook(closed)]
+
+    def _sign_closed(self, closed: ClosedEra) -> list[Effect]:
+        """Store an ended era, signed if the local peer is a signer."""
+        return self._sign(closed.era) or self._store(closed.era)
 
     def _mark_covered(self) -> list[Effect]:
         """Mark all eras as covered: the recovery identity signed the new vertex."""
@@ -329,7 +352,7 @@ class EraChain:
             return self._check_other_past(sender, message, era)
         fresh = {s.peer: s for s in message.signatures if s.peer not in era.signed_by}
         for signature in fresh.values():
-            flaw = signature_flaw(signature, era, self.run, self.verifier, self.history.recovery)
+            flaw = self._flaw_of(signature, era)
             if flaw is not None:
                 raise PeerFault(sender, flaw)
         if not fresh:
@@ -338,12 +361,16 @@ class EraChain:
             sender, now, ASK_AGAIN_S, most=1
         )
 
+    def _flaw_of(self, signature: EraSignature, era: Era) -> str | None:
+        history = self.history
+        return signature_flaw(signature, era, self.run, self.verifier, history.authority, history.head_body.members)
+
     def _check_other_past(self, sender: PeerId, message: EraSignatures, era: Era) -> list[Effect]:
         """Handle signatures under another vertex than the local one, which may be part of an invented past."""
         if era.handed and not era.sealed:
-            other, recovery = replace(era, vertex=message.vertex), self.history.recovery
+            other = replace(era, vertex=message.vertex)
             signed = {s.peer: s for s in message.signatures}.values()
-            good = [s for s in signed if signature_flaw(s, other, self.run, self.verifier, recovery) is None]
+            good = [s for s in signed if self._flaw_of(s, other) is None]
             if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
                 return [Emit(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]

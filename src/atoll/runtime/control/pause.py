@@ -1,4 +1,4 @@
-"""Pause or resume a run on the owner's request: checks the right to do so and waits for the vertex.
+"""Pause or resume a run on the owner's request: sends the order and waits for the vertex.
 
 The reply reports whether a vertex holds the order yet. A pause never interrupts the round under way.
 """
@@ -21,13 +21,6 @@ if TYPE_CHECKING:  # the driver imports torch, and this file is read by light ve
 async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, Any]:
     """Send the order to the members and wait up to `wait_s` for the vertex that holds it. Raises RefusedError."""
     verb = "pause" if paused else "resume"
-    if not host.may_recover:
-        raise RefusedError(
-            "E-RUN-25",
-            f"only the run's recovery identity can {verb} it, and this peer is another one",
-            cause="genesis names the founder, unless the founder chose somebody else",
-            fix=f"atoll {verb} in the founder's folder; to rest alone: atoll stop",
-        )
     try:
         host.pause(paused)
     except ValueError as why:
@@ -42,11 +35,12 @@ async def pause_run(host: Driver, paused: bool, wait_s: Seconds) -> dict[str, An
 
 def pause_told(host: Driver) -> str | None:
     """Text with the member that paused the run, the round, and the command to resume; None if not paused."""
-    history, recovery = host.machine.history, digest(host.machine.settings.recovery)
+    history = host.machine.history
     if history is None or history.head_body.paused is UNSET:
         return None
     names = names_of((m.peer, m.name) for m in history.head_body.members)
-    who = next((names[m.peer] for m in history.head_body.members if m.identity == recovery), "a former member")
+    owners = {*map(digest, history.authority.identities)}
+    who = next((names[m.peer] for m in history.head_body.members if m.identity in owners), "a former member")
     where = "" if host.may_recover else " in the founder's folder"
     return (
         f"paused since round {history.head_body.paused} by {who}, the run's recovery identity: members stay, "

@@ -1,4 +1,4 @@
-"""Rollback of a run to an earlier state on the owner's request: checks right and state, waits for the vertex.
+"""Rollback of a run to an earlier state on the owner's request: checks the state and waits for the vertex.
 
 Invariants: an order is signed only if its state is on this disk, byte for byte, so that one peer can serve it.
 """
@@ -30,13 +30,6 @@ async def roll_back(host: TrainingPeer, round: int, wait_s: Seconds, without: Se
 
     Raises AtollError.
     """
-    if not host.may_recover:
-        raise RefusedError(
-            "E-CHK-10",
-            "only the run's recovery identity can roll it back, and this peer is another one",
-            cause="genesis names the founder, unless the founder chose somebody else",
-            fix=f"atoll checkpoint rollback {round} in the founder's folder",
-        )
     goal = await asyncio.to_thread(_goal, host.store, round)
     history = host.machine.history
     if goal is None or history is None or round > history.head:

@@ -155,13 +155,6 @@ def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbe
 
 async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -> dict[str, Any]:
     """Send the change to the members and wait up to `wait_s` for its vertex. Raises UsageError or RefusedError."""
-    if not host.may_recover:
-        raise RefusedError(
-            "E-RUN-25",
-            "only the run's recovery identity can change its numbers, and this peer is another one",
-            cause="genesis names the founder, unless the founder chose somebody else",
-            fix="atoll amend in the founder's folder",
-        )
     history, learning = host.machine.history, host.island.learning
     if history is None or learning is None:
         raise RefusedError("E-RUN-28", "this peer does not know the run yet", fix="atoll status")

@@ -35,7 +35,7 @@ PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
 DEAD_S = 60.0  # age from which a socket without a listener belongs to a killed peer
 
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+RequestHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
 
 
@@ -67,7 +67,7 @@ _REPLY = msgspec.json.Decoder(ControlReply)
 class ControlServer:
     """Control socket of one running peer. `handlers` maps each verb to its function."""
 
-    def __init__(self, folder: Path, handlers: dict[str, Handler]) -> None:
+    def __init__(self, folder: Path, handlers: dict[str, RequestHandler]) -> None:
         self.folder, self.handlers = folder, handlers
         self.path = door_path(folder)
         self._server: asyncio.Server | None = None

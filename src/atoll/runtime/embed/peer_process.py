@@ -28,7 +28,7 @@ from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import ValidationRule
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
-from atoll.runtime.control.handlers import handlers_of
+from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.messages import (
@@ -106,7 +106,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         over.set()
 
     host.on_unkept = end
-    server = ControlServer(Path(wish.request.folder), handlers_of(host, leave))
+    host.on_leave = leave
+    server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
     trainer.send(PeerNews(ticket, host.me, lacks))

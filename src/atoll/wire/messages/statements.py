@@ -15,6 +15,7 @@ import msgspec
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, one_line
 from atoll.base.limits import (
     ADMISSION_BYTES_MAX,
+    EXTENSIONS_BYTES_MAX,
     FACTOR_MOST,
     PEERS_MAX,
     SIGNATURE_BYTES_MAX,
@@ -214,6 +215,16 @@ class ViewTimeout(Statement, frozen=True, tag="Timeout"):
 # ---- reports that a vertex may carry -----------------------------------------------------------------------
 
 
+class Extension(NamedTuple):
+    """Named bytes that a member adds to its record. Peers that do not know the name keep them unread."""
+
+    name: str
+    data: Annotated[bytes, msgspec.Meta(max_length=EXTENSIONS_BYTES_MAX)]
+
+
+Extensions = tuple[Extension, ...]  # sorted by name; bounds: policy/extensions.py
+
+
 class JoinRequest(Statement, frozen=True, tag="Join"):
     """Request to join. The vertex that records it makes the signer an observer of the next rounds."""
 
@@ -226,6 +237,7 @@ class JoinRequest(Statement, frozen=True, tag="Join"):
     after: Digest  # newest vertex at the signer: a join expires after a few rounds
     admission: Annotated[bytes, msgspec.Meta(max_length=ADMISSION_BYTES_MAX)]
     """Ticket redemption; empty in an open run or for a returning member."""
+    extensions: Extensions | msgspec.UnsetType = msgspec.UNSET  # unset: a former member keeps those of its record
 
 
 class ReadyReport(Statement, frozen=True, tag="Ready"):

@@ -6,7 +6,7 @@ quorum that agreed on a body names the same vertex.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,6 +18,7 @@ from atoll.base.workload import WorkloadProgress
 from atoll.wire.messages.statements import (
     AgreedWeights,
     ChangedNumbers,
+    Extensions,
     Finite,
     QuorumCertificate,
     Role,
@@ -100,6 +101,13 @@ class InvitationRecord(msgspec.Struct, frozen=True, array_like=True):
     tickets: tuple[Root, ...]  # per line of `tickets`: root of a member that joins by it; 0: a new root
 
 
+class MemberExtensions(NamedTuple):
+    """Extensions of one member's record."""
+
+    peer: PeerId
+    extensions: Extensions
+
+
 class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of one round, recomputable from the commitments in the same body."""
 
@@ -136,6 +144,12 @@ class VertexBody(msgspec.Struct, frozen=True, tag="Body"):
     paused: int | UnsetType = UNSET  # pause: round of the vertex with the pause order; unset: the run trains
     invited: InvitationRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
     tuned: ChangedNumbers | UnsetType = UNSET  # numbers that members changed since genesis
+    extensions: tuple[MemberExtensions, ...] | UnsetType = UNSET  # of members that have some, in member order
+
+    @property
+    def extensions_by_peer(self) -> dict[PeerId, Extensions]:
+        """Extensions of the members that have some."""
+        return {} if self.extensions is UNSET else dict(self.extensions)
 
 
 class Vertex(msgspec.Struct, frozen=True, array_like=True):
