@@ -12,13 +12,10 @@ import re
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.features.forks.snowball import SAFE_SIZE, SnowParams
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
 from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
-
-SNOW = SnowParams()  # parameters of the original paper
 
 RECIPES = (
     *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
@@ -66,8 +63,8 @@ def _check_made(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
-            cause=f"the probability holds for {SAFE_SIZE:,} peers with k = {SNOW.k}, alpha = {SNOW.alpha} and "
-            f"beta = {SNOW.beta}, but a run begins with one peer; strangers could also check no certificate. In a "
+            cause="the probability holds for 2,000 peers with k = 10, alpha = 8 and beta = 150 (arXiv 1906.08936), "
+            "but a run begins with one peer; strangers could also check no certificate. In a "
             "run with two branches this poll reports the preferred one with any protocol",
             fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
