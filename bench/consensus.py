@@ -3,11 +3,9 @@
 Every pair of members has a one-way latency drawn once from 50 to 100 ms; nothing is lost, computing takes no time,
 bandwidth is not limited. Agreement and Raft decide on the same body of 4096 bytes: `agreement` (two phases) and
 `raft` (one phase, in its place) with real signatures (`vote`: Ed25519, or ML-DSA-65) and the `quorum` named.
-Snowball compares two digests that three quarters and one quarter of the members saw first (k = 10, alpha = 8,
-beta = 150), and needs more than ten members. `first_s` is when the first member knows the decision, `virtual_s`
-when the last one does, both since it was proposed; medians of several networks. `decisions_per_s` are those of
-one network, one after the other. `cpu_ms_per_decision` is what one member computes, the mean: every word signed,
-checked and encoded; not the links.
+`first_s` is when the first member knows the decision, `virtual_s` when the last one does, both since it was
+proposed; medians of several networks. `decisions_per_s` are those of one network, one after the other.
+`cpu_ms_per_decision` is what one member computes, the mean: every word signed, checked and encoded; not the links.
 
     python bench/consensus.py [--quick] [--json]
 """
@@ -26,10 +24,7 @@ from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Emit, Event, Fact, Message, Received, Send, SetTimer, TimerFired
-from atoll.crypto.digest import digest
 from atoll.crypto.signer import VoteKind
-from atoll.features.forks import snowball
-from atoll.features.forks.snowball import SnowballPoll
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.protocol.agreement import events
 from atoll.protocol.agreement.interface import open_door
@@ -41,8 +36,8 @@ from atoll.wire.envelope import StatementSigner
 LATENCY_S = (0.05, 0.1)
 BODY = bytes(range(256)) * 16
 RUN = Digest(bytes(32))
-MEMBERS, SNOW_MEMBERS = (4, 7, 16, 32, 100), (16, 32, 100, 1000)
-QUICK_MEMBERS, QUICK_SNOW_MEMBERS = (4, 16), (32,)
+MEMBERS = (4, 7, 16, 32, 100)
+QUICK_MEMBERS = (4, 16)
 NETWORKS, QUICK_NETWORKS = 5, 2
 
 
@@ -155,32 +150,12 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
     return Cost.of(network)
 
 
-def by_snow(members: int, seed: int) -> Cost:
-    """Until the last member has settled on its preference."""
-    names = [PeerId(f"p{i:04d}") for i in range(members)]
-    few = members < snowball.SNOW_PEERS_LEAST
-    machines = {p: SnowballPoll(p, names, "round 0", f"{seed}/{p}".encode(), preference_only=few) for p in names}
-
-    def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
-        return None if isinstance(fact, snowball.ChoiceSettled) else []
-
-    network = Network(names, random.Random(seed), lambda name, event, now: machines[name].handle(event, now), fact)
-    red, blue = digest(b"red"), digest(b"blue")
-    for index, name in enumerate(names):
-        for choice in (red, blue) if index % 4 else (blue, red):
-            network.carry_out(name, machines[name].offer(choice, 0.0))
-    network.until_all_know()
-    assert len({m.settled for m in machines.values()}) == 1
-    return Cost.of(network)
-
-
 ENGINES: dict[tuple[str, str, str], Callable[[int, int], Cost]] = {
     ("agreement", "ed25519", "two-thirds"): lambda n, seed: by_door(n, seed, "two-thirds", raft=False),
     ("agreement", "ml-dsa-65", "two-thirds"): lambda n, seed: by_door(n, seed, "two-thirds", False, "ml-dsa-65"),
     ("agreement", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=False),
     ("raft", "ed25519", "majority"): lambda n, seed: by_door(n, seed, "majority", raft=True),
     ("raft", "ml-dsa-65", "majority"): lambda n, seed: by_door(n, seed, "majority", True, "ml-dsa-65"),
-    ("snow", "", ""): by_snow,
 }
 
 
@@ -208,9 +183,7 @@ def row(engine: str, vote: str, rule: str, members: int, networks: int) -> dict[
 def main() -> None:
     asked = asking(__doc__, "fewer sizes and networks; seconds").parse_args()
     sizes, networks = (QUICK_MEMBERS, QUICK_NETWORKS) if asked.quick else (MEMBERS, NETWORKS)
-    wanted = [(kind, members, networks) for kind in list(ENGINES)[:-1] for members in sizes]
-    for members in QUICK_SNOW_MEMBERS if asked.quick else SNOW_MEMBERS:
-        wanted.append((("snow", "", ""), members, 1 if members >= 1000 else networks))
+    wanted = [(kind, members, networks) for kind in ENGINES for members in sizes]
     rows: list[dict[str, object]] = []
     for kind, members, repeats in wanted:
         rows.append(row(*kind, members, repeats))

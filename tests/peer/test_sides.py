@@ -121,7 +121,7 @@ def test_each_counts_once_and_only_if_it_was_asked():
         room.hear(who, PreferenceResponse(SLOT, number, theirs))
     room.hear(honest[0].to, PreferenceResponse(SLOT, number + 1, theirs))
     room.answer(honest, OURS)
-    found, of = room.sides.polls[ROUND].snow.found
+    found, of = room.sides.polls[ROUND].found
     assert (found[theirs], found[OURS], of) == (1, ASKED - 1, ASKED) and room.facts == []
 
 
@@ -132,7 +132,7 @@ def test_a_flood_of_questions_gets_one_answer_a_second_and_strangers_none():
         sent = [s for k in range(1000) for s in room.hear(who, PreferenceRequest(SLOT, k, digest(b"%d" % k)))]
         assert len(sent) == answers
     assert not room.hear(NAMES[2], PreferenceRequest("branch/6", 1, OURS))
-    assert len(room.sides.answered) == 2 and not room.sides.polls[ROUND].snow.heard
+    assert len(room.sides.answered) == 2 and not room.sides.polls[ROUND].answers
     room.now += 1.0
     assert room.hear(NAMES[1], PreferenceRequest(SLOT, 1, OURS))
 
@@ -147,13 +147,13 @@ def test_who_comes_within_reach_later_is_asked_too_and_only_once_for_that_reason
     assert room.facts[-1].ours and room.facts[-1].settled and room.facts[-1].asked == 4
     room.linked |= set(OTHERS)
     asked = room.beat()
-    assert len(asked) == ASKED and room.sides.polls[ROUND].snow.settled is None
+    assert len(asked) == ASKED and room.sides.polls[ROUND].is_settled is False
     room.answer(asked, theirs)
     assert not room.facts[-1].ours
     room.linked -= {NAMES[9]}
     room.beat()
     room.linked |= {NAMES[9]}
-    assert room.beat() == [] and room.sides.polls[ROUND].snow.preference == theirs
+    assert room.beat() == [] and room.sides.polls[ROUND].preference == theirs
 
 
 def test_too_few_are_not_asked():

@@ -13,8 +13,9 @@ from atoll.crypto.digest import digest
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs
 from atoll.peer.verify.interface import VerifierContext
-from atoll.verification.redundant_training.machine import RedundancyCheck
+from atoll.verification.redundant_training.machine import TwinComparison
 from atoll.verification.redundant_training.policy import RedundancyCase
+from atoll.verification.update_review import UpdateReview
 from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
@@ -33,14 +34,14 @@ class Referee:
         self.names = [PeerId(name) for pair in pairs for name in pair]
         commit = Commitment(1, 0, digest(b"row"), 1, 20, 80, 2.0, 0.1, 80)
         made = (
-            RedundancyCase(1, PeerId(a), PeerId(b), (commit, commit), (ME,), digest(a.encode())) for a, b in pairs
+            RedundancyCase(1, (PeerId(a), PeerId(b)), (commit, commit), (ME,), digest(a.encode())) for a, b in pairs
         )
         self.cases = {case.key: case for case in made}
         ledger = SimpleNamespace(cases=self.cases, settled=())
         recent = SimpleNamespace(ledgers=SimpleNamespace(get=lambda kind: ledger))
         self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, VertexBody](), ids={})
         pool: Any = SimpleNamespace(recent=lambda: recent)
-        self.room = RedundancyCheck(VerifierContext(ME, SETTINGS, self.history, pool))
+        self.room = UpdateReview(VerifierContext(ME, SETTINGS, self.history, pool), TwinComparison())
         self.held: tuple[Digest, ...] = ()
 
     def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:
@@ -72,11 +73,3 @@ def test_the_state_stays_on_disk_for_pairs_whose_turn_has_not_come():
         turn.done = True
     asked = referee.goes_on(away=("a", "b", "c", "d", "e", "f"))
     assert not asked and state_of(0) in referee.held
-
-
-def test_pairs_that_are_away_keep_no_referee_from_the_others():
-    pairs = ("a", "b"), ("c", "d"), ("e", "f")
-    referee = Referee(*pairs)
-    first = {peer for _ in range(3) for peer in referee.goes_on()}
-    (waiting,) = ({a, b} for a, b in pairs if a not in first)
-    assert len(first) == 4 and referee.goes_on(away=tuple(first)) == waiting

@@ -11,7 +11,8 @@ from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, moved
-from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of, scorers_drawn
+from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of
+from atoll.verification.review_ledger import judges_drawn
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commitment, LateShare, ScoreReport, SignedStatement
 from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
@@ -46,7 +47,7 @@ class Story:
         self.round += 1
 
     def words(self, of: int, *falls: tuple[int, ...]) -> list[SignedStatement]:
-        drawn = self.scores.cases[of, ADA].scorers
+        drawn = self.scores.cases[of, ADA].judges
         return [word(by, of, each) for by, each in zip(drawn, falls, strict=False)]
 
 
@@ -57,10 +58,10 @@ def word(by: PeerId, of: int, falls: tuple[int, ...]) -> SignedStatement:
 def test_scorers_are_drawn_among_the_others_so_many_that_liars_are_fewer_than_half():
     story = Story()
     story.goes_on()
-    scorers = story.scores.cases[0, ADA].scorers
+    scorers = story.scores.cases[0, ADA].judges
     assert len(set(scorers)) == 5 and ADA not in scorers
-    assert [scorers_drawn(n, "two-thirds") for n in (2, 4, 7, 10, 100)] == [3, 3, 5, 5, 5]
-    assert scorers_drawn(100, "majority") == 3
+    assert [judges_drawn(n, "two-thirds") for n in (2, 4, 7, 10, 100)] == [3, 3, 5, 5, 5]
+    assert judges_drawn(100, "majority") == 3
 
 
 def test_so_many_are_scored_as_the_run_says_but_none_with_late_work():
@@ -100,7 +101,7 @@ def test_nobody_waits_for_silent_scorers_for_ever_and_of_two_opinions_silence_bu
 def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
     story = Story()
     story.goes_on()
-    scorers = story.scores.cases[0, ADA].scorers
+    scorers = story.scores.cases[0, ADA].judges
     (other,) = set(PEERS) - set(scorers) - {ADA}
     story.goes_on(word(scorers[0], 0, TAUGHT), word(other, 0, HOLLOW))
     why = story.scores.problem

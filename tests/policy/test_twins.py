@@ -68,7 +68,7 @@ class Story:
         return min(self.twins.cases)
 
     def words(self, key: tuple[int, PeerId], *apart: tuple[int, int]) -> list[SignedStatement]:
-        referees = self.twins.cases[key].referees
+        referees = self.twins.cases[key].judges
         return [
             SignedStatement(by, encode(RedundancyReport(*key, each)), b"")
             for by, each in zip(referees, apart, strict=False)
@@ -89,7 +89,7 @@ def test_a_pair_is_a_guest_and_a_host_that_was_none_itself_and_both_have_reveale
     story = Story()
     while story.round < 30:
         story.goes_on()
-        of, opened = story.round - 2, {c.peers for c in story.twins.cases.values() if c.round == story.round - 2}
+        of, opened = story.round - 2, {c.authors for c in story.twins.cases.values() if c.round == story.round - 2}
         if of >= 1:
             drawn = story.drawn(of)
             assert opened == {(p, h) for p, h in drawn.items() if h is not None and drawn[h] is None}
@@ -99,7 +99,7 @@ def test_a_pair_is_a_guest_and_a_host_that_was_none_itself_and_both_have_reveale
     host = pairs[0][1]
     assert host is not None
     story.goes_on(silent=(host,))
-    assert all(host not in case.peers for case in story.twins.cases.values() if case.round == story.round - 2)
+    assert all(host not in case.authors for case in story.twins.cases.values() if case.round == story.round - 2)
 
 
 def test_the_same_row_of_both_needs_no_referees():
@@ -107,7 +107,7 @@ def test_the_same_row_of_both_needs_no_referees():
     alike = 0
     for _ in range(20):
         story.goes_on()
-        alike += sum(verdict.word == "alike" for verdict in story.twins.settled)
+        alike += sum(verdict.opinion == "alike" for verdict in story.twins.settled)
     assert alike > 5 and not story.twins.cases
 
 
@@ -126,7 +126,7 @@ def test_more_than_half_of_all_referees_decide_and_silence_of_others_helps_no_li
     story = Story()
     key = story.until_a_case()
     case = story.twins.cases[key]
-    assert len(case.referees) == 5 and not set(case.peers) & set(case.referees)
+    assert len(case.judges) == 5 and not set(case.authors) & set(case.judges)
     story.goes_on(*story.words(key, *words))
     for _ in range(SCORE_OPEN):
         if found := [v for v in story.twins.settled if (v.round, v.guest) == key and v.of]:
@@ -144,7 +144,7 @@ def test_whoever_proposes_the_vertex_that_reveals_a_pair_cannot_try_out_referees
         twins = RedundancyLedger(story.share, "two-thirds")
         ids = story.ids | {key[0] + 1: digest(b"another body %d" % other)}
         twins.follow(key[0] + 1, ids, story.bodies)
-        assert twins.cases[key].referees == story.twins.cases[key].referees
+        assert twins.cases[key].judges == story.twins.cases[key].judges
 
 
 def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
@@ -153,12 +153,10 @@ def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
     case = story.twins.cases[key]
     (mine,) = story.words(key, (NEAR, NEAR))
     story.goes_on(mine)
-    assert story.twins.problem(case.referees[0], RedundancyReport(*key, (FAR, FAR))) == "was said already"
+    assert story.twins.problem(case.judges[0], RedundancyReport(*key, (FAR, FAR))) == "was said already"
     assert "not by one who was drawn" in (story.twins.problem(case.guest, RedundancyReport(*key, (0, 0))) or "")
-    assert "distances that are none" in (
-        story.twins.problem(case.referees[1], RedundancyReport(*key, (-1, 0))) or ""
-    )
-    report = VerifiedReport(case.referees[1], RedundancyReport(*key, (0, 0)))
+    assert "distances that are none" in (story.twins.problem(case.judges[1], RedundancyReport(*key, (-1, 0))) or "")
+    report = VerifiedReport(case.judges[1], RedundancyReport(*key, (0, 0)))
     head = story.bodies[story.round - 1]
     assert admissible(report, head, RecentVertices({}, ledgers=LedgerSet([story.twins])), RUN, True, None) is None
     assert admissible(report, head, RecentVertices({}), RUN, True, None) is not None

@@ -52,7 +52,7 @@ def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: 
 
     def one_says(case, so) -> tuple[PeerId, ...]:
         columns = zip(*case.said.values(), strict=True) if case.said else ()
-        return tuple(peer for peer, of in zip(case.peers, columns, strict=False) if any(map(so, of)))
+        return tuple(peer for peer, of in zip(case.authors, columns, strict=False) if any(map(so, of)))
 
     with pytest.raises(InvariantBroken, match=r"(honest|slanderer) and was found"):
         test_two_referees_of_seven_who_find_everybody_far_off_move_no_record()

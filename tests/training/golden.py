@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import torch
+from advancing import advance
 
 from atoll.crypto.digest import digest
 from atoll.training.codec import CODECS, Codec, SharedKnowledge, codec_named
@@ -20,7 +21,7 @@ from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import AgreementNesterov, Nesterov, outer_step
 from atoll.training.recipe.reply_formats import ReplyFormat
-from atoll.training.recipe.state import SharedState, advance, moved_by, state_bytes, state_hash
+from atoll.training.recipe.state import SharedState, moved_by, state_bytes, state_hash
 from atoll.training.recipe.update import part_bounds
 
 N = 300_003  # two spans, and a last block that is not full

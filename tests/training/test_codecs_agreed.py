@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from advancing import advance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from atoll.training.recipe.outer import Nesterov
 from atoll.training.recipe.recipes import diloco
 from atoll.training.recipe.state import (
     SharedState,
-    advance,
     initial_state,
     state_bytes,
     state_from_bytes,

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from advancing import advance
 from torch.nn import functional
 
 from atoll.training.codec import codec_named
@@ -17,7 +18,7 @@ from atoll.training.models.llama import rotations, turned
 from atoll.training.recipe.inner import AdamW, fresh_inner, inner_step
 from atoll.training.recipe.methods import data_parallel
 from atoll.training.recipe.outer import Nesterov
-from atoll.training.recipe.state import advance, initial_state
+from atoll.training.recipe.state import initial_state
 
 SMALL = {
     "gpt:d=32,l=2,h=2,t=16": (16,),

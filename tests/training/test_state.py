@@ -1,6 +1,7 @@
 import pytest
 import safetensors.torch
 import torch
+from advancing import advance
 from torch import nn
 
 from atoll.base.errors import PeerFault
@@ -11,7 +12,6 @@ from atoll.training.models import build_model
 from atoll.training.recipe.outer import Nesterov, outer_step
 from atoll.training.recipe.state import (
     SharedState,
-    advance,
     export_model,
     initial_state,
     state_bytes,

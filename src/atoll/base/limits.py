@@ -68,7 +68,6 @@ EXTENSION_NAME_MAX = 32  # characters of an extension's name
 EXTENSIONS_BYTES_MAX = 512  # bytes of a member's extensions, names included: they stay in every vertex
 ADDRESS_BYTES_MAX = 256  # bytes of one multiaddr
 SEGMENT_STEPS = 10  # steps that an auditor replays: noise grows per step, 1e-7 of a gradient becomes 1e-4 after ten
-SNOW_PEERS_LEAST = 2000  # population in the published analyses of the Snowball poll's safety
 BRANCHES_MAX = (
     8  # branches of one run, stored by their first vertex; each is a manual recovery beside a live quorum
 )

@@ -47,123 +47,32 @@ class KeysExhausted(Exception):
     """The keys of a connection are used up, which is no peer's fault: close it and open another."""
 
 
-class SealingKey:
-    """Key of the sending end of one direction."""
-
-    def __init__(
-        self,
-        key: bytes,
-        aead: AeadCipher = AeadCipher.CHACHA20_POLY1305,
-        *,
-        rekey_bytes: int | None = None,
-        boxes_per_key: int = BOXES_PER_KEY,
-        first_nonce: int = 0,
-    ) -> None:
-        self._key = _DirectionKey(key, aead, rekey_bytes, boxes_per_key, first_nonce)
-
-    @property
-    def aead(self) -> AeadCipher:
-        return self._key.aead
-
-    def seal(self, plain: Buffer, header: bytes = b"") -> bytes:
-        """Return the box for `plain`, TAG_BYTES longer. `header` is authenticated but not part of the box."""
-        key, nonce = self._key, self._key.next_nonce()
-        box = key.cipher.encrypt(nonce, plain, header)
-        key.used(len(plain))
-        return box
-
-    def seal_into(self, plain: Buffer, out: Writable, header: bytes = b"") -> int:
-        """Write the box to `out`, exactly TAG_BYTES longer than `plain`, and return its size in bytes.
-
-        Both buffers may begin at the same address.
-        """
-        assert len(out) == len(plain) + TAG_BYTES
-        key, nonce = self._key, self._key.next_nonce()
-        box_bytes = key.cipher.encrypt_into(nonce, plain, header, out)
-        key.used(len(plain))
-        return box_bytes
-
-    def rekey(self) -> None:
-        self._key.rekey()
-
-
-class OpeningKey:
-    """Key of the receiving end of one direction. After one invalid box it opens no more boxes."""
-
-    def __init__(
-        self,
-        key: bytes,
-        aead: AeadCipher = AeadCipher.CHACHA20_POLY1305,
-        *,
-        rekey_bytes: int | None = None,
-        boxes_per_key: int = BOXES_PER_KEY,
-        first_nonce: int = 0,
-    ) -> None:
-        self._key = _DirectionKey(key, aead, rekey_bytes, boxes_per_key, first_nonce)
-        self._broken = False
-
-    @property
-    def aead(self) -> AeadCipher:
-        return self._key.aead
-
-    def open(self, box: Buffer, header: bytes = b"") -> bytes:
-        nonce = self._next_nonce(box)
-        try:
-            plain = self._key.cipher.decrypt(nonce, box, header)
-        except InvalidTag:
-            raise self._fault() from None
-        self._key.used(len(plain))
-        return plain
-
-    def open_into(self, box: Buffer, out: Writable, header: bytes = b"") -> int:
-        """Write the content to `out`, exactly TAG_BYTES shorter than `box`, and return its size in bytes.
-
-        Both buffers may begin at the same address. Raises PeerFault for an invalid box.
-        """
-        nonce = self._next_nonce(box)
-        assert len(out) == len(box) - TAG_BYTES
-        try:
-            plain_bytes = self._key.cipher.decrypt_into(nonce, box, header, out)
-        except InvalidTag:
-            out[:] = bytes(len(out))  # OpenSSL decrypts before it checks: `out` now holds forged bytes
-            raise self._fault() from None
-        self._key.used(plain_bytes)
-        return plain_bytes
-
-    def rekey(self) -> None:
-        self._key.rekey()
-
-    def _next_nonce(self, box: Buffer) -> bytes:
-        if self._broken or len(box) < TAG_BYTES:
-            raise self._fault()
-        return self._key.next_nonce()
-
-    def _fault(self) -> PeerFault:
-        self._broken = True
-        # without a peer: an attacker on the path can do this to an honest peer
-        return PeerFault("", "a box that this connection's key does not open")
-
-
 class _DirectionKey:
     """Key of one direction with its nonce counter, use limits and rekeying."""
 
     def __init__(
-        self, key: bytes, aead: AeadCipher, rekey_bytes: int | None, boxes_per_key: int, first_nonce: int
+        self,
+        key: bytes,
+        aead: AeadCipher = AeadCipher.CHACHA20_POLY1305,
+        *,
+        rekey_bytes: int | None = None,
+        boxes_per_key: int = BOXES_PER_KEY,
+        first_nonce: int = 0,
     ) -> None:
         assert len(key) == KEY_BYTES
         self.aead = aead
-        self.cipher, self._nonce_of = _cipher(key, aead), NONCES[aead].pack
+        self._cipher, self._nonce_of = _cipher(key, aead), NONCES[aead].pack
         self._rekey_bytes, self._boxes_per_key = rekey_bytes, boxes_per_key
         self._nonce, self._boxes, self._plain_bytes = first_nonce, 0, 0
 
-    def next_nonce(self) -> bytes:
+    def _next_nonce(self) -> bytes:
         """Return an unused nonce. It counts as used even if the caller fails."""
         if self._boxes >= self._boxes_per_key or self._nonce >= NONCE_END:
             raise KeysExhausted(f"after {self._nonce} boxes this connection's key is used up: reconnect")
         nonce, self._nonce, self._boxes = self._nonce, self._nonce + 1, self._boxes + 1
         return self._nonce_of(nonce)
 
-    def used(self, plain_bytes: int) -> None:
+    def _count(self, plain_bytes: int) -> None:
         if self._rekey_bytes is None:
             return  # libp2p's Noise never changes keys: such a connection ends after BOXES_PER_KEY
         self._plain_bytes += plain_bytes
@@ -172,9 +81,71 @@ class _DirectionKey:
 
     def rekey(self) -> None:
         """Noise REKEY: the next key is zeros encrypted under the last nonce. The counter continues."""
-        box = self.cipher.encrypt(self._nonce_of(NONCE_END), bytes(KEY_BYTES), b"")
-        self.cipher = _cipher(box[:KEY_BYTES], self.aead)
+        box = self._cipher.encrypt(self._nonce_of(NONCE_END), bytes(KEY_BYTES), b"")
+        self._cipher = _cipher(box[:KEY_BYTES], self.aead)
         self._boxes, self._plain_bytes = 0, 0
+
+
+class SealingKey(_DirectionKey):
+    """Key of the sending end of one direction."""
+
+    def seal(self, plain: Buffer, header: bytes = b"") -> bytes:
+        """Return the box for `plain`, TAG_BYTES longer. `header` is authenticated but not part of the box."""
+        nonce = self._next_nonce()
+        box = self._cipher.encrypt(nonce, plain, header)
+        self._count(len(plain))
+        return box
+
+    def seal_into(self, plain: Buffer, out: Writable, header: bytes = b"") -> int:
+        """Write the box to `out`, exactly TAG_BYTES longer than `plain`, and return its size in bytes.
+
+        Both buffers may begin at the same address.
+        """
+        assert len(out) == len(plain) + TAG_BYTES
+        nonce = self._next_nonce()
+        box_bytes = self._cipher.encrypt_into(nonce, plain, header, out)
+        self._count(len(plain))
+        return box_bytes
+
+
+class OpeningKey(_DirectionKey):
+    """Key of the receiving end of one direction. After one invalid box it opens no more boxes."""
+
+    _is_broken = False
+
+    def open(self, box: Buffer, header: bytes = b"") -> bytes:
+        nonce = self._nonce_for(box)
+        try:
+            plain = self._cipher.decrypt(nonce, box, header)
+        except InvalidTag:
+            raise self._fault() from None
+        self._count(len(plain))
+        return plain
+
+    def open_into(self, box: Buffer, out: Writable, header: bytes = b"") -> int:
+        """Write the content to `out`, exactly TAG_BYTES shorter than `box`, and return its size in bytes.
+
+        Both buffers may begin at the same address. Raises PeerFault for an invalid box.
+        """
+        nonce = self._nonce_for(box)
+        assert len(out) == len(box) - TAG_BYTES
+        try:
+            plain_bytes = self._cipher.decrypt_into(nonce, box, header, out)
+        except InvalidTag:
+            out[:] = bytes(len(out))  # OpenSSL decrypts before it checks: `out` now holds forged bytes
+            raise self._fault() from None
+        self._count(plain_bytes)
+        return plain_bytes
+
+    def _nonce_for(self, box: Buffer) -> bytes:
+        if self._is_broken or len(box) < TAG_BYTES:
+            raise self._fault()
+        return self._next_nonce()
+
+    def _fault(self) -> PeerFault:
+        self._is_broken = True
+        # without a peer: an attacker on the path can do this to an honest peer
+        return PeerFault("", "a box that this connection's key does not open")
 
 
 def _cipher(key: bytes, aead: AeadCipher) -> AESGCM | ChaCha20Poly1305:

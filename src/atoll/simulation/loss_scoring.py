@@ -25,7 +25,7 @@ from atoll.crypto.digest import merkle_root
 from atoll.peer.tasks import ExhibitBuilt, ScoreResult, ScoreUpdate, ShowUpdate
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
 from atoll.simulation.worker import VALIDATION_STEPS, VirtualWorker, WorkerKnobs
-from atoll.verification.loss_scoring.machine import LossScoring
+from atoll.verification.update_review import UpdateReview
 from atoll.wire.messages.audits import ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse
 
@@ -36,8 +36,10 @@ HONEST_ERRORS = 5  # own samples gain up to this many standard errors more, and 
 
 def squat(villain: ByzantineMember, send: Send) -> list[Effect]:
     match send.message:
-        case ExhibitResponse(update=True) as told if scoring := villain.peer.inspectors.find(LossScoring):
-            seen = [turn.blob for turn in scoring.turns.values() if turn.blob is not None]
+        case ExhibitResponse(update=True) as told if scoring := villain.peer.inspectors.find(UpdateReview):
+            seen = [
+                row.blob for turn in scoring.turns.values() for row in turn.rows.values() if row.blob is not None
+            ]
             return [replace(send, message=replace(told, blob=seen[-1] if seen else None))]
         case ManifestResponse() | ChunkResponse():
             return []

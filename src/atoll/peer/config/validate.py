@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import PEERS_MAX, SNOW_PEERS_LEAST
+from atoll.base.limits import PEERS_MAX
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
 from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text, value_of
 from atoll.policy.compatibility import conflicts_among
@@ -62,9 +62,9 @@ def _check_made(config: RunConfig) -> None:
         raise UsageError(
             "E-CFG-11",
             'consensus.protocol = "snow" decides no round: a preference is final with a probability only',
-            cause=f"the probability holds for {SNOW_PEERS_LEAST:,} peers and more, but a run begins with one; "
-            "strangers could also check no certificate. In a run with two branches this poll reports the "
-            "preferred one with any protocol",
+            cause="the probability holds for 2,000 peers with k = 10, alpha = 8 and beta = 150 (arXiv 1906.08936), "
+            "but a run begins with one peer; strangers could also check no certificate. In a "
+            "run with two branches this poll reports the preferred one with any protocol",
             fix='leave it at "bft", or write "raft" where run.trust = "private"',
         )
     if protocol not in ("bft", "raft"):

@@ -325,8 +325,8 @@ KINDS: dict[str, Twist] = {
 }
 
 
-def villain(kind: str | Twist) -> Callable[..., Peer]:
-    """Maker of villains of this kind, for a swarm."""
+def disguised(wrap: Callable[[Peer], object]) -> Callable[..., Peer]:
+    """Maker of peers for a swarm: `wrap(honest peer)` takes the place of the peer."""
 
     def make(
         run: Digest,
@@ -336,10 +336,13 @@ def villain(kind: str | Twist) -> Callable[..., Peer]:
         genesis: Vertex | None,
         bootstrap: tuple[PeerId, ...],
     ) -> Peer:
-        twist = KINDS[kind] if isinstance(kind, str) else kind
-        made = ByzantineMember(
-            Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES), twist
-        )
-        return cast(Peer, made)  # it takes the place of a peer
+        peer = Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES)
+        return cast(Peer, wrap(peer))
 
     return make
+
+
+def villain(kind: str | Twist) -> Callable[..., Peer]:
+    """Maker of villains of this kind, for a swarm."""
+    twist = KINDS[kind] if isinstance(kind, str) else kind
+    return disguised(lambda peer: ByzantineMember(peer, twist))

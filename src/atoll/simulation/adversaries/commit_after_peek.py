@@ -10,29 +10,23 @@ made of others' rows, and no vertex may ever contain one (`never_counted`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import cast
 
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Fact, Lane, Payload, Received, Send
-from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest, merkle_path, merkle_root
-from atoll.crypto.signer import Signer
 from atoll.peer.events import RoundClosed
-from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.round.commit_reveal import passing
 from atoll.peer.round.machine import RoundMachine
-from atoll.simulation.adversaries.byzantine import ByzantineMember
+from atoll.simulation.adversaries.byzantine import ByzantineMember, disguised
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.signatures import WorldKeys
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import CommitAnnouncement, PartResult, ProposalMessage, RowContribution, RowResponse
 from atoll.wire.messages.statements import Accusation, SignedStatement
-from atoll.wire.messages.vertex import Vertex
 
 
 class PeekingMember(ByzantineMember):
@@ -109,23 +103,7 @@ def peek(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 def peeker(passes: bool = False) -> Callable[..., Peer]:
     """Maker of a peeker, for a swarm; `passes`: a turncoat."""
-
-    def make(
-        run: Digest,
-        signer: Signer,
-        keys: WorldKeys,
-        wish: DesiredRole,
-        genesis: Vertex | None,
-        bootstrap: tuple[PeerId, ...],
-    ) -> Peer:
-        return cast(
-            Peer,
-            PeekingMember(
-                Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=CAPABILITIES), passes
-            ),
-        )
-
-    return make
+    return disguised(lambda peer: PeekingMember(peer, passes))
 
 
 PEEKERS = {"peeker": peeker(), "turncoat": peeker(passes=True)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import cast, get_args
+from typing import get_args
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import (
@@ -29,13 +29,9 @@ from atoll.base.machine import (
     TimerFired,
     tag_of,
 )
-from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest
-from atoll.crypto.signer import Signer
-from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
-from atoll.simulation.adversaries.byzantine import MISCHIEF_S
-from atoll.simulation.signatures import WorldKeys
+from atoll.simulation.adversaries.byzantine import MISCHIEF_S, disguised
 from atoll.wire.messages.audits import ExhibitRequest
 from atoll.wire.messages.history import (
     ChunkRequest,
@@ -115,18 +111,4 @@ class Stranger:
 
 def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[..., Peer]:
     """Maker of a stranger, for a swarm."""
-
-    def make(
-        run: Digest,
-        signer: Signer,
-        keys: WorldKeys,
-        wish: DesiredRole,
-        genesis: Vertex | None,
-        bootstrap: tuple[PeerId, ...],
-    ) -> Peer:
-        return cast(
-            Peer,
-            Stranger(Peer(run, signer, keys.verifier, wish, None, (), capabilities=CAPABILITIES), members, blobs),
-        )
-
-    return make
+    return disguised(lambda peer: Stranger(peer, members, blobs))

@@ -19,8 +19,7 @@ def liars(stage: ScenarioContext) -> None:
     peeker counts.
     """
     stage.quorum = "two-thirds"
-    tolerated = (stage.peers - 1) // 3
-    places = stage.draw.sample(range(stage.peers), tolerated)
+    tolerated, places = stage.tolerated, stage.draw_places()
     kinds = stage.draw.sample(sorted(MAKERS), tolerated) if tolerated <= len(MAKERS) else sorted(MAKERS)
     play_liars(stage, {place: kinds[k % len(kinds)] for k, place in enumerate(places)})
 

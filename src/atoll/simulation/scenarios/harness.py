@@ -12,10 +12,11 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -25,8 +26,10 @@ from atoll.peer.events import AttemptFailed
 from atoll.peer.settings import RunSettings, TopologyName, features_of
 from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import RoundPlan, RoundSettings
+from atoll.simulation.adversaries.byzantine import Twist, villain
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSwarm, WorldKeys
+from atoll.simulation.network import NetworkKnobs
+from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSwarm, WorldKeys, peer_name
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
 
@@ -36,6 +39,18 @@ WINDOW_MIN_S = 1.5  # as in `atoll up`
 COLLECTIONS = 20_000, 10, 10
 DIRECT = "butterfly", "star"  # topologies that send every row to its owner as its author wrote it
 HEALED_ATTEMPTS = 4  # after healing, all peers must be at the head again within the time of this many attempts
+
+ROUND_S = 120.0  # virtual time per round beside villains
+LOSSY = NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01)
+
+
+class FactReports(Protocol):
+    """Facts of one run, as far as a scenario judges them."""
+
+    def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None: ...
+
+
+R = TypeVar("R", bound=FactReports)
 
 
 class ScenarioFailed(AssertionError):
@@ -155,6 +170,40 @@ class ScenarioContext:
             return "its members may lie, and members that relay rows are not checked"
         features = features_of(settings)
         return problem_with("a quorum of updates", features) if "a quorum of updates" in features else ""
+
+    @property
+    def tolerated(self) -> int:
+        """Most members that may lie."""
+        return (self.peers - 1) // 3
+
+    def draw_places(self) -> list[int]:
+        return self.draw.sample(range(self.peers), self.tolerated)
+
+    def draw_villains(self, kinds: Sequence[str]) -> dict[int, str]:
+        """Place → kind of as many villains as may lie."""
+        drawn = [self.draw.choice(kinds) for _ in range(self.tolerated)]
+        return dict(zip(self.draw_places(), drawn, strict=True))
+
+    def play_beside(
+        self,
+        kinds: Mapping[int, str],
+        twist_of: Callable[[str], Twist],
+        islands: Callable[[dict[PeerId, str]], IslandMaker],
+        run: RunSettings,
+        reports: Callable[[ScenarioContext], R],
+        network: NetworkKnobs | None = None,
+    ) -> R:
+        """Play all rounds beside villains (place → kind), and return the reports that watched."""
+        for kind in kinds.values():
+            self.fault(kind)
+        villains = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
+        behind = islands({peer_name(place): kind for place, kind in kinds.items()})
+        knobs = SwarmKnobs(self.peers, run=run, network=network or NetworkKnobs())
+        self.gather(knobs, villains, island=behind)
+        told = reports(self)
+        self.world.watchers.append(told.watch)
+        self.until_round(self.rounds - 1, ROUND_S * self.rounds)
+        return told
 
     def paced(self) -> RoundSettings:
         """Round settings with time limits that follow the pace."""

@@ -8,16 +8,13 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import UpdateScored
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, scores_of, tier_of
-from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import LYING, SHIRKING, SQUATTER, islands
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import SHIRKERS, as_it_is
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 
-ROUND_S = 120.0  # virtual time per round beside villains
 CLAIMS_END = 10  # rounds after which own reports no longer raise a member (policy/reputation.CLAIMED_UNTAUGHT)
 SHARE = 0.25  # share of scored updates: four times as many of those on probation, that is all
 
@@ -27,9 +24,7 @@ def scores(stage: ScenarioContext) -> None:
 
     Members with useful updates leave probation.
     """
-    tolerated = (stage.peers - 1) // 3
-    kinds = [stage.draw.choice((*SHIRKING, *LYING)) for _ in range(tolerated)]
-    play_scores(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), kinds, strict=True)))
+    play_scores(stage, stage.draw_villains((*SHIRKING, *LYING)))
 
 
 class ScoringReports:
@@ -55,18 +50,11 @@ def play_scores(
     stage: ScenarioContext, kinds: dict[int, str], network: NetworkKnobs | None = None
 ) -> ScoringReports:
     stage.quorum = "two-thirds"
-    for kind in kinds.values():
-        stage.fault(kind)
     run = stage.settings(reputation=True, score_rate=SHARE)
-    twists = {place: villain((SHIRKERS | SQUATTER).get(kind, as_it_is)) for place, kind in kinds.items()}
-    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
-    knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
-    swarm = stage.gather(knobs, villains=twists, island=behind)
-    names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
-    told = ScoringReports(stage)
-    stage.world.watchers.append(told.watch)
-    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
-    machine = swarm.honest[0].machine
+    twist_of = lambda kind: (SHIRKERS | SQUATTER).get(kind, as_it_is)  # noqa: E731
+    told = stage.play_beside(kinds, twist_of, islands, run, ScoringReports, network)
+    names = {stage.swarm.keys.name(place): kind for place, kind in kinds.items()}
+    machine = stage.swarm.honest[0].machine
     assert machine is not None and machine.history is not None
     _judge(scores_of(machine.history.head_body), names, told)
     return told

@@ -12,14 +12,13 @@ from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.adversaries.lying_owners import CROOKS, second_promise
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.harness import LOSSY, ROUND_S, ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs
 from atoll.simulation.worker import whole_of
 from atoll.simulation.world import VirtualComputer, VirtualWorld
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerResult
 
-ROUND_S = 120.0  # virtual time per round beside villains
 CAUGHT_WITHIN = 3  # rounds until the signed lie has consequences
 NOTICED_WITHIN = 4  # rounds for silence and left-out rows: two to see them twice, one to report, one to agree
 PROVEN = ("miscounter", "forger", "two_tongued", "two_promises")
@@ -28,20 +27,17 @@ PROVEN = ("miscounter", "forger", "two_tongued", "two_promises")
 def owners(stage: ScenarioContext) -> None:
     """As many liars as the run withstands, of drawn kinds: each is soon out, and no honest member is."""
     kinds = sorted(set(CROOKS) - {"framer"})
-    tolerated = (stage.peers - 1) // 3
-    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
-    play_crooks(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+    play_crooks(stage, stage.draw_villains(kinds))
 
 
 def framers(stage: ScenarioContext) -> None:
     """The liars answer rightly and accuse all others of lying: no honest member leaves."""
-    tolerated = (stage.peers - 1) // 3
-    play_crooks(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "framer"))
+    play_crooks(stage, dict.fromkeys(stage.draw_places(), "framer"))
 
 
 def watched(stage: ScenarioContext, **settings: Any) -> None:
     """No liars, but messages are lost and links are slow: no accusation, no complaint with effect."""
-    play_crooks(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01), **settings)
+    play_crooks(stage, {}, LOSSY, **settings)
 
 
 def play_crooks(

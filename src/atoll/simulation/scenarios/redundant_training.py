@@ -8,16 +8,13 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import TwinsFound, TwinsJudged
 from atoll.policy.reputation import scores_of
-from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.redundant_training import CHEATING, FORGER, HIDING, LYING, islands
 from atoll.simulation.replay_audits import SHIRKERS, as_it_is
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 
-ROUND_S = 120.0  # virtual time per round beside villains
 SHARE = 0.5  # share of updates that are replayed: the scenario is short
 
 
@@ -25,11 +22,9 @@ def twins(stage: ScenarioContext) -> None:
     """As many villains as may lie, each of a drawn kind: members that do not learn from their samples are found, no
     honest one is.
     """
-    tolerated = (stage.peers - 1) // 3
-    kinds = [stage.draw.choice((*CHEATING, *HIDING, *LYING)) for _ in range(tolerated)]
-    places = stage.draw.sample(range(stage.peers), tolerated)
-    told = play_twins(stage, dict(zip(places, kinds, strict=True)))
-    for place, kind in zip(places, kinds, strict=True):
+    kinds = stage.draw_villains((*CHEATING, *HIDING, *LYING))
+    told = play_twins(stage, kinds)
+    for place, kind in kinds.items():
         if kind in CHEATING and not told.words[stage.swarm.keys.name(place)]["strayed"]:
             raise InvariantBroken(f"the {kind} {stage.swarm.keys.name(place)} was never found")
 
@@ -64,18 +59,11 @@ def play_twins(
     stage: ScenarioContext, kinds: dict[int, str], network: NetworkKnobs | None = None, share: float = SHARE
 ) -> RedundancyReports:
     stage.quorum = "two-thirds"
-    for kind in kinds.values():
-        stage.fault(kind)
     run = stage.settings(reputation=True, twin_rate=share)
-    twists = {place: villain((SHIRKERS | FORGER).get(kind, as_it_is)) for place, kind in kinds.items()}
-    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
-    knobs = SwarmKnobs(stage.peers, run=run, network=network or NetworkKnobs())
-    swarm = stage.gather(knobs, villains=twists, island=behind)
-    names = {swarm.keys.name(place): kind for place, kind in kinds.items()}
-    told = RedundancyReports(stage)
-    stage.world.watchers.append(told.watch)
-    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
-    machine = swarm.honest[0].machine
+    twist_of = lambda kind: (SHIRKERS | FORGER).get(kind, as_it_is)  # noqa: E731
+    told = stage.play_beside(kinds, twist_of, islands, run, RedundancyReports, network)
+    names = {stage.swarm.keys.name(place): kind for place, kind in kinds.items()}
+    machine = stage.swarm.honest[0].machine
     assert machine is not None and machine.history is not None
     told.worth = scores_of(machine.history.head_body)
     for peer, words in told.words.items():

@@ -16,11 +16,10 @@ from atoll.simulation.adversaries.proposer_grinding import keeper
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import LIARS, SHIRKERS, TRAINERS, as_it_is, islands
-from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.harness import LOSSY, ROUND_S, ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
 
-ROUND_S = 120.0  # virtual time per round beside villains
 KEPT_RATE = 0.2  # audit rate where liars try to escape audits
 LATE_SHARE = 20  # at most one audit of this many waits for lost messages
 OPEN_ROUNDS = 3  # newest rounds with audits that may be in progress
@@ -29,15 +28,12 @@ OPEN_ROUNDS = 3  # newest rounds with audits that may be in progress
 def audits(stage: ScenarioContext) -> None:
     """As many villains as the run withstands, of drawn kinds: those that did not train are out, no others."""
     kinds = sorted((*TRAINERS, *SHIRKERS))
-    tolerated = (stage.peers - 1) // 3
-    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
-    play_audits(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+    play_audits(stage, stage.draw_villains(kinds))
 
 
 def accusers(stage: ScenarioContext) -> None:
     """The villains find every trainer guilty: no member leaves."""
-    tolerated = (stage.peers - 1) // 3
-    play_audits(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
+    play_audits(stage, dict.fromkeys(stage.draw_places(), "accuser"))
 
 
 def keepers(stage: ScenarioContext) -> None:
@@ -47,7 +43,7 @@ def keepers(stage: ScenarioContext) -> None:
     proposers.
     """
     stage.quorum = "two-thirds"
-    places = stage.draw.sample(range(stage.peers), (stage.peers - 1) // 3)
+    places = stage.draw_places()
     friends = frozenset(peer_name(place) for place in places)
     chairs = ProposerStats(stage, friends)
     knobs = SwarmKnobs(stage.peers, run=replace(stage.settings(), audit_rate=KEPT_RATE))
@@ -95,7 +91,7 @@ class ProposerStats:
 
 def audited(stage: ScenarioContext) -> None:
     """No cheats, but messages are lost and links are slow: nearly all is accepted, and nothing is refuted."""
-    told = play_audits(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    told = play_audits(stage, {}, LOSSY)
     late = len(told.late) + told.findings["withheld"]  # a lost chunk is requested again after five seconds
     if not set(told.findings) <= {"accepted", "withheld"} or late * LATE_SHARE > len(told.drawn):
         raise InvariantBroken(f"honest trainers were found {dict(told.findings)}, audits open: {sorted(told.late)}")
@@ -139,15 +135,9 @@ def play_audits(
 ) -> AuditReports:
     stage.quorum = "two-thirds"
     settings = replace(stage.settings(), audit_rate=share)
-    for kind in kinds.values():
-        stage.fault(kind)
-    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
-    twists = {place: villain(SHIRKERS.get(kind, as_it_is)) for place, kind in kinds.items()}
-    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
-    swarm = stage.gather(knobs, villains=twists, island=behind)
-    told = AuditReports(stage)
-    stage.world.watchers.append(told.watch)
-    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    twist_of = lambda kind: SHIRKERS.get(kind, as_it_is)  # noqa: E731
+    told = stage.play_beside(kinds, twist_of, islands, settings, AuditReports, network)
+    swarm = stage.swarm
     for place, kind in kinds.items():
         name = swarm.keys.name(place)
         if kind not in LIARS:

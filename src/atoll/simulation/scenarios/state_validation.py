@@ -12,12 +12,11 @@ from atoll.peer.events import AutoRolledBack, StateJudged
 from atoll.policy.capability_terms import ValidationRule
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.harness import ROUND_S, ScenarioContext
 from atoll.simulation.swarm import IslandMaker, SwarmKnobs, peer_name
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 
-ROUND_S = 120.0  # virtual time per round
 CALM_ROUNDS = 10  # rounds at the end, by which all damage is found and left
 NEAR = 0.2  # share of the way to learn
 
@@ -37,9 +36,8 @@ LIES: dict[str, Callable[[float], float] | None] = {  # reported loss of a villa
 
 def validated(stage: ScenarioContext) -> None:
     """As many villains as the run withstands poison a mean now and then, and lie about the outcome."""
-    tolerated = (stage.peers - 1) // 3
     lie, poison = stage.draw.choice(sorted(LIES)), stage.draw.choice(["scaling", "huge", "sign flip"])
-    places = stage.draw.sample(range(stage.peers), tolerated)
+    places = stage.draw_places()
     first = stage.draw.randint(0, 6)
     bouts = {r for at in (first, first + 16) for r in range(at, at + stage.draw.randint(1, 3))}
     rounds = {r for r in bouts if r < stage.rounds - CALM_ROUNDS}
@@ -50,9 +48,7 @@ def validated(stage: ScenarioContext) -> None:
 
 def wolves(stage: ScenarioContext) -> None:
     """No poison; the villains find every state as bad as can be. The run never goes back."""
-    tolerated = (stage.peers - 1) // 3
-    places = stage.draw.sample(range(stage.peers), tolerated)
-    played = play_validated(stage, places, stage.draw.choice(["wolf", "flatterer"]), "", ())
+    played = play_validated(stage, stage.draw_places(), stage.draw.choice(["wolf", "flatterer"]), "", ())
     if played.returns:
         raise InvariantBroken(f"liars sent an honest run back: {played.returns}")
 

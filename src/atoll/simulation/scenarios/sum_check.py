@@ -16,17 +16,16 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import MemberAccused, OpeningVerdict, RoundClosed
 from atoll.policy.capability_terms import SumCheckTerms
-from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
+from atoll.simulation.adversaries.byzantine import ByzantineMember
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.harness import LOSSY, ScenarioContext
 from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, LyingOwnerWorker, islands, twist_of
-from atoll.simulation.swarm import SwarmKnobs, peer_name
+from atoll.simulation.swarm import peer_name
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import OwnerComplaint, OwnerResult
 
-ROUND_S = 120.0  # virtual time per round beside villains
 SHARE = 0.1  # share of opened blocks: parts are small
 PROVEN_WITHIN = 6  # rounds after its first lie: shown, reported, shown to others, reported by enough
 TOGETHER_WITHIN = 8  # the same, and two for the reports about co-signers
@@ -37,28 +36,24 @@ def openings(stage: ScenarioContext) -> None:
     """As many lying owners as the run withstands, of drawn kinds: each is out, and no honest member is."""
     # finding that kind takes luck: its odds are in specs/openings.md
     kinds = sorted({*PROVEN, *UNSHOWN} - {"one_block"})
-    tolerated = (stage.peers - 1) // 3
-    drawn = [stage.draw.choice(kinds) for _ in range(tolerated)]
-    play_openings(stage, dict(zip(stage.draw.sample(range(stage.peers), tolerated), drawn, strict=True)))
+    play_openings(stage, stage.draw_villains(kinds))
 
 
 def slanderers(stage: ScenarioContext) -> None:
     """The villains find every owner guilty: no member leaves."""
-    tolerated = (stage.peers - 1) // 3
-    play_openings(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accuser"))
+    play_openings(stage, dict.fromkeys(stage.draw_places(), "accuser"))
 
 
 def opened(stage: ScenarioContext) -> None:
     """No liars, but messages are lost and links are slow: nothing is refuted, and no member leaves."""
-    told = play_openings(stage, {}, NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    told = play_openings(stage, {}, LOSSY)
     if told.findings.keys() - {"withheld", "accepted"}:
         raise InvariantBroken(f"honest owners were found {dict(told.findings)}")
 
 
 def accomplices(stage: ScenarioContext) -> None:
     """As many as the run withstands lie wherever they own a part by themselves, with equal lies."""
-    tolerated = (stage.peers - 1) // 3
-    play_together(stage, dict.fromkeys(stage.draw.sample(range(stage.peers), tolerated), "accomplice"))
+    play_together(stage, dict.fromkeys(stage.draw_places(), "accomplice"))
 
 
 class OpeningReports:
@@ -101,15 +96,8 @@ def play_openings(
     stage.quorum = "two-thirds"
     terms = SumCheckTerms(share, CUT.leaf_bytes)
     settings = replace(stage.settings(), tolerance=0.33, openings=terms, statistic=statistic)
-    for kind in kinds.values():
-        stage.fault(kind)
-    knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
-    twists = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
-    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
-    swarm = stage.gather(knobs, villains=twists, island=behind)
-    told = OpeningReports(stage)
-    stage.world.watchers.append(told.watch)
-    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    told = stage.play_beside(kinds, twist_of, islands, settings, OpeningReports, network)
+    swarm = stage.swarm
     for place, kind in kinds.items():
         name = swarm.keys.name(place)
         within = PROVEN_WITHIN if kind in PROVEN else UNSHOWN_WITHIN
@@ -181,14 +169,8 @@ def play_together(stage: ScenarioContext, kinds: dict[int, str], captured: float
         openings=SumCheckTerms(SHARE, CUT.leaf_bytes),
         captured=captured or UNSET,
     )
-    for kind in kinds.values():
-        stage.fault(kind)
-    twists = {place: villain(twist_of(kind)) for place, kind in kinds.items()}
-    behind = islands({peer_name(place): kind for place, kind in kinds.items()})
-    stage.gather(SwarmKnobs(stage.peers, run=settings), villains=twists, island=behind)
-    together = ColludingOwners(stage, kinds)
-    stage.world.watchers.append(together.watch)
-    stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
+    reports = lambda stage: ColludingOwners(stage, kinds)  # noqa: E731
+    together = stage.play_beside(kinds, twist_of, islands, settings, reports)
     told = together.told
     if harmed := sorted(told.left.keys() - together.names):
         raise InvariantBroken(f"honest {harmed} lost their place")

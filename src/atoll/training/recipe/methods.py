@@ -49,6 +49,13 @@ class CommonOptions(TypedDict, total=False):
     seed: int
 
 
+class DilocoOptions(CommonOptions, total=False):
+    """Options of recipes that are DiLoCo with other numbers."""
+
+    rounds: int
+    lr: float
+
+
 EXACT = UpdateCoding("fp32", "fp32", beta=0.0)  # lossless, so there is nothing to remember
 
 
@@ -94,25 +101,13 @@ def pipelined(
 def local_sgd(
     model: str = "gpt-tiny",
     *,
-    rounds: int = 30,
     inner_steps: int = 50,
-    lr: float = 4e-3,
     up: str = "fp32",
     down: str = "fp32",
-    **setting: Unpack[CommonOptions],
+    **setting: Unpack[DilocoOptions],
 ) -> Recipe:
     """Local SGD (1805.09767) with AdamW inside: parameters are averaged, no outer momentum."""
-    return diloco(
-        model,
-        rounds=rounds,
-        inner_steps=inner_steps,
-        lr=lr,
-        outer_lr=1.0,
-        outer_momentum=0.0,
-        up=up,
-        down=down,
-        **setting,
-    )
+    return diloco(model, inner_steps=inner_steps, outer_momentum=0.0, up=up, down=down, **setting)
 
 
 def fedavg(
@@ -139,51 +134,19 @@ def fedavg(
     )
 
 
-def opendiloco(
-    model: str = "gpt-tiny",
-    *,
-    rounds: int = 30,
-    inner_steps: int = 500,
-    lr: float = 4e-3,
-    **setting: Unpack[CommonOptions],
-) -> Recipe:
+def opendiloco(model: str = "gpt-tiny", *, inner_steps: int = 500, **setting: Unpack[DilocoOptions]) -> Recipe:
     """OpenDiLoCo (2407.07852, section 3): DiLoCo with fp16 pseudo-gradients, H = 500, outer (0.7, 0.9)."""
-    return diloco(
-        model,
-        rounds=rounds,
-        inner_steps=inner_steps,
-        lr=lr,
-        outer_lr=0.7,
-        outer_momentum=0.9,
-        up="fp16",
-        down="fp16",
-        **setting,
-    )
+    outer = {"outer_lr": 0.7, "outer_momentum": 0.9}
+    return diloco(model, inner_steps=inner_steps, **outer, up="fp16", down="fp16", **setting)
 
 
-def intellect1(
-    model: str = "gpt-tiny",
-    *,
-    rounds: int = 30,
-    inner_steps: int = 100,
-    lr: float = 4e-3,
-    **setting: Unpack[CommonOptions],
-) -> Recipe:
+def intellect1(model: str = "gpt-tiny", *, inner_steps: int = 100, **setting: Unpack[DilocoOptions]) -> Recipe:
     """INTELLECT-1 (2412.01152): DiLoCo with int8 pseudo-gradients both ways, H = 100, outer (0.7, 0.9).
 
     Error feedback keeps the rounding error of int8, at no extra traffic.
     """
-    return diloco(
-        model,
-        rounds=rounds,
-        inner_steps=inner_steps,
-        lr=lr,
-        outer_lr=0.7,
-        outer_momentum=0.9,
-        up="int8",
-        down="int8",
-        **setting,
-    )
+    outer = {"outer_lr": 0.7, "outer_momentum": 0.9}
+    return diloco(model, inner_steps=inner_steps, **outer, **setting)
 
 
 def muloco(

@@ -57,31 +57,6 @@ def initial_state(model: nn.Module, layout: ModelLayout | None = None) -> Shared
     return SharedState(anchor_F, torch.zeros(layout.parameters, dtype=torch.float32), counters_K)
 
 
-def advance(
-    state: SharedState,
-    parts: Sequence[Buffer | None],
-    bounds: Sequence[tuple[int, int]],
-    codec: Codec,
-    outer: SHARED,
-    *,
-    steps: int,
-    samples: int,
-    tokens: int,
-    counters: Sequence[Sequence[int]] = (),
-    turn: tuple[int, int] | None = None,
-) -> SharedState:
-    """The state after a round with encoded means as results: `moved_by` the decoded results.
-
-    `parts` are the owners' results in the order of `bounds`; None is a part without a result: its combined update
-    is zero. `bounds` count from the beginning of `turn`. PeerFault if a result does not decode.
-    """
-    lo, hi = turn or (0, len(state.anchor_F))
-    combined_N = decode_parts(parts, bounds, [codec] * len(bounds), hi - lo)
-    return moved_by(
-        combined_N, state, outer, steps=steps, samples=samples, tokens=tokens, counters=counters, turn=turn
-    )
-
-
 def moved_by(
     combined_N: Tensor,
     state: SharedState,

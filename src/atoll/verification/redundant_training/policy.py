@@ -21,18 +21,15 @@ Not responsible for: cases that twins cannot detect (specs/twins.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from atoll.base.draw import draw_below, shuffled
+from atoll.base.draw import draw_below
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
-from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
-from atoll.policy.ledger import Ledger
-from atoll.policy.plan import QuorumRule
-from atoll.policy.reputation import WorkFindings, audit_factor, by_tier, scores_of
+from atoll.policy.reputation import WorkFindings, audit_factor, scores_of
 from atoll.verification.case import CHANCES
-from atoll.verification.loss_scoring.policy import scorers_drawn
+from atoll.verification.review_ledger import ReviewCase, ReviewLedger, judges_of
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw
 from atoll.wire.messages.vertex import VertexBody
@@ -42,8 +39,6 @@ MILLION = 1_000_000
 TOLERANCE = MILLION // 10
 APART_MOST = 1000 * MILLION  # distance of an update that was not shown; a shown one is nearer, however far it is
 
-Key = tuple[int, PeerId]  # round and guest
-Apart = tuple[int, int]  # millionths: of the guest's update, of the host's
 Opinion = Literal["alike", "strayed", "hidden", "unclear"]  # unclear: half of the referees or more sent no report
 
 
@@ -66,15 +61,6 @@ def host_of(guest: PeerId, secret: bytes, head: Digest, body: VertexBody, share:
     return lots[draw_below(drawn, "host", len(lots))] if lots else None
 
 
-def referees_of(
-    guest: PeerId, host: PeerId, drawn: Digest, body: VertexBody, rule: QuorumRule
-) -> tuple[PeerId, ...]:
-    """Referees of these twins as of the vertex of their round; members on probation come last."""
-    settled = [m.peer for m in body.members if m.votes and m.standing == "member" and m.peer not in (guest, host)]
-    voters = sum(m.votes for m in body.members)
-    return tuple(by_tier(shuffled(drawn, "referees", settled), scores_of(body))[: scorers_drawn(voters, rule)])
-
-
 def seals_in(body: VertexBody) -> dict[PeerId, Digest]:
     """Digests that bind each counted member for the round after this one."""
     return {p: commit.draws.sealed for p, commit in _commits(body).items() if commit.draws is not None}
@@ -94,30 +80,19 @@ def _commits(body: VertexBody) -> dict[PeerId, Commitment]:
     return {peer: commit for peer, commit in said if isinstance(commit, Commitment)}
 
 
-@dataclass
-class RedundancyCase:
-    """Two different updates of one round that should come from the same samples."""
+class RedundancyCase(ReviewCase):
+    """Two different updates of one round, of guest and host, that should come from the same samples.
 
-    round: int
-    guest: PeerId
-    host: PeerId
-    commits: tuple[Commitment, Commitment]  # of the guest, of the host
-    referees: tuple[PeerId, ...]
-    drawn: Digest  # draws the referees; made of both secrets
-    said: dict[PeerId, Apart] = field(default_factory=dict[PeerId, Apart])
+    Both secrets draw the referees. A report holds the distance of each update, in millionths.
+    """
 
     @property
-    def key(self) -> Key:
-        return self.round, self.guest
+    def guest(self) -> PeerId:
+        return self.authors[0]
 
     @property
-    def peers(self) -> tuple[PeerId, PeerId]:
-        return self.guest, self.host
-
-    @property
-    def priority(self) -> int:
-        """Equal at all referees: if there are more cases than they can judge, they judge the same ones."""
-        return draw_below(self.drawn, "first", CHANCES)
+    def host(self) -> PeerId:
+        return self.authors[1]
 
     @property
     def strayed(self) -> tuple[PeerId, ...]:
@@ -133,12 +108,8 @@ class RedundancyCase:
     def _of_whom_most_say(self, so: Callable[[int], bool]) -> tuple[PeerId, ...]:
         words = zip(*self.said.values(), strict=True) if self.said else ()
         return tuple(
-            peer for peer, of in zip(self.peers, words, strict=False) if 2 * sum(map(so, of)) > len(self.referees)
+            peer for peer, of in zip(self.authors, words, strict=False) if 2 * sum(map(so, of)) > len(self.judges)
         )
-
-    def over(self, head: int) -> bool:
-        """True if the vertex of this round ends the wait for reports."""
-        return len(self.said) == len(self.referees) or head - self.round >= SCORE_OPEN
 
 
 @dataclass(frozen=True)
@@ -154,62 +125,36 @@ class RedundancyVerdict:
     hid: tuple[PeerId, ...]
 
     @property
-    def word(self) -> Opinion:
+    def opinion(self) -> Opinion:
         if self.strayed or self.hid:
             return "strayed" if self.strayed else "hidden"
         return "alike" if 2 * self.referees > self.of or not self.of else "unclear"
 
 
-class RedundancyLedger(Ledger[RedundancyReport]):
-    """The twins of recent rounds; drops cases that are over."""
+class RedundancyLedger(ReviewLedger[RedundancyReport, RedundancyCase]):
+    """The twins of recent rounds."""
 
     report, duty = RedundancyReport, "compare twins"
+    what, unit = "twins that are being compared", "distances"
+    # secrets that the next commitments reveal; None: not known here
+    owed: Mapping[PeerId, Digest] | None = None
 
-    def __init__(self, share: float, rule: QuorumRule) -> None:
-        self.share = share
-        self.rule: QuorumRule = rule
-        self.cases: dict[Key, RedundancyCase] = {}
-        # verdicts at the head; the next vertex adds them to records
-        self.settled: tuple[RedundancyVerdict, ...] = ()
-        # secrets that the next commitments reveal; None: not known here
-        self.owed: Mapping[PeerId, Digest] | None = None
-        self.head = -2
-        self.lost = -2  # newest round without a vertex here; reports on draws up to it are accepted unchecked
+    def numbers_in(self, report: RedundancyReport) -> tuple[int, int]:
+        return report.apart
 
-    def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        """Apply all available vertices up to the head."""
-        if not self.share or head <= self.head:
-            return
-        for round in range(max(self.head + 1, head - 2 * SCORE_OPEN), head + 1):
-            # reports in a vertex were judged by the ledger of the vertex before
-            self.head, self.settled = round - 1, ()
-            if round in bodies:
-                self._hear(bodies[round])
-            self.head = round
-            whole = round in bodies and round - 1 in bodies and self.lost < round - 1
-            self.owed = owed_by(bodies[round], bodies[round - 1]) if whole else None
-            if round in bodies:
-                self._settle()
-                self._reveal(round, ids, bodies)
+    def are_valid(self, numbers: tuple[int, ...]) -> bool:
+        return all(0 <= apart <= APART_MOST for apart in numbers)
 
-    def _hear(self, body: VertexBody) -> None:
-        for signed in body.reports:
-            said = statement_in(signed)
-            if (
-                isinstance(said, RedundancyReport)
-                and said.round > self.lost
-                and self.problem(signed.signer, said) is None
-            ):
-                self.cases[said.round, said.peer].said.setdefault(signed.signer, said.apart)
-
-    def _settle(self) -> None:
-        over = [case for case in self.cases.values() if case.over(self.head)]
-        for case in over:
-            del self.cases[case.key]
-        self.settled = tuple(
-            RedundancyVerdict(case.round, *case.peers, len(case.said), len(case.referees), case.strayed, case.hid)
-            for case in over
+    def verdict(self, case: RedundancyCase) -> RedundancyVerdict:
+        return RedundancyVerdict(
+            case.round, *case.authors, len(case.said), len(case.judges), case.strayed, case.hid
         )
+
+    def open_cases(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
+        whole = round in bodies and round - 1 in bodies and self.lost < round - 1
+        self.owed = owed_by(bodies[round], bodies[round - 1]) if whole else None
+        if round in bodies:
+            self._reveal(round, ids, bodies)
 
     def _reveal(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         """Open the twins of the round before, from the secrets in this vertex.
@@ -233,22 +178,9 @@ class RedundancyLedger(Ledger[RedundancyReport]):
                 self.settled += (RedundancyVerdict(before.round, guest, host, 0, 0, (), ()),)
                 continue
             drawn = digest(b"atoll/twins/referees/1\0" + secrets[guest] + secrets[host])
-            if referees := referees_of(guest, host, drawn, before, self.rule):
-                case = RedundancyCase(before.round, guest, host, (mine, its), referees, drawn)
+            if referees := judges_of((guest, host), drawn, "referees", before, self.rule):
+                case = RedundancyCase(before.round, (guest, host), (mine, its), referees, drawn)
                 self.cases[case.key] = case
-
-    def problem(self, by: PeerId, report: RedundancyReport) -> str | None:
-        """None if this report may stand in the next vertex."""
-        if self.head - SCORE_OPEN <= report.round <= self.lost:
-            return None
-        case = self.cases.get((report.round, report.peer))
-        if case is None:
-            return "is of no twins that are being compared"
-        if by not in case.referees:
-            return "is not by one who was drawn"
-        if by in case.said:
-            return "was said already"
-        return None if all(0 <= apart <= APART_MOST for apart in report.apart) else "holds distances that are none"
 
     def findings(self, head: int) -> WorkFindings:
         settled = self.settled if head == self.head else ()
@@ -260,12 +192,9 @@ class RedundancyLedger(Ledger[RedundancyReport]):
     def sample_draw(self, head: Digest, body: VertexBody) -> RedundancyDraw:
         return RedundancyDraw(self.share, head, body, self.owed if body.round == self.head else None)
 
-    def settled_outcomes(self) -> list[str]:
-        return [case.word for case in self.settled]
-
     def lose(self, round: int) -> None:
-        """The vertex of this round is lost, with its draws and reports."""
-        self.lost, self.cases, self.settled, self.owed = round, {}, (), None
+        super().lose(round)
+        self.owed = None
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from atoll.verification.replay_audit.replay import (
     ReplayReplica,
     TrainerSnapshot,
     TrainingAssignment,
-    at_once,
     fresh_private,
     name_of,
     name_of_x,
     segments,
     why_no_state,
+    without_pauses,
 )
 from atoll.verification.replay_audit.state_chain import ChainClaim, chain_head, memory_name
 from atoll.verification.replay_audit.tolerance import (
@@ -73,26 +73,6 @@ class EndStateNeeded(msgspec.Struct, frozen=True, tag="EndWanted"):
 Verdict = ReplayAccepted | ReplayMismatch | ChainMismatch | ReplayImpossible | EndStateNeeded
 
 
-def judge_segment(
-    assignment: TrainingAssignment,
-    claim: ChainClaim,
-    links: Sequence[ChainLink],
-    segment: int,
-    begin: TrainerSnapshot,
-    end: TrainerSnapshot | None,
-    replica: ReplayReplica,
-    *,
-    here: TrainingProfile | None = None,
-    tolerance: float | None = None,
-) -> Verdict:
-    """Replay the steps of one segment. `assignment` is the auditor's own; the rest is the trainer's.
-
-    `end` may be left out at first: equal bits need none. Changes the replica's state.
-    """
-    work = judging(assignment, claim, links, segment, begin, end, replica, here=here, tolerance=tolerance)
-    return at_once(work)
-
-
 def judging(
     assignment: TrainingAssignment,
     claim: ChainClaim,
@@ -105,7 +85,10 @@ def judging(
     here: TrainingProfile | None = None,
     tolerance: float | None = None,
 ) -> Generator[None, None, Verdict]:
-    """`judge_segment` that pauses after every step."""
+    """Replay the steps of one segment. `assignment` is the auditor's own; the rest is the trainer's.
+
+    `end` may be left out at first: equal bits need none. Changes the replica's state. Pauses after every step.
+    """
     here = here or profile_here()
     asked = assignment.recipe.computing or PLAIN
     if asked == PLAIN and (why := why_unreplayable(claim.profile)):
@@ -132,6 +115,9 @@ def judging(
         return ReplayMismatch(float("inf"), 0.0, "bits") if bits else EndStateNeeded()
     what, distance = furthest(begin, replayed, end)
     return ReplayAccepted(distance, bound) if distance <= bound else ReplayMismatch(distance, bound, what)
+
+
+judge_segment = without_pauses(judging)
 
 
 def _why_wrong(

@@ -10,9 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import torch
@@ -32,7 +32,7 @@ from atoll.training.recipe.recipes import Recipe
 
 FORMAT = "atoll/audit/live/1"
 
-T = TypeVar("T")
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 class TrainingAssignment(msgspec.Struct, frozen=True):
@@ -138,6 +138,11 @@ def at_once(work: Generator[None, None, T]) -> T:
             next(work)
         except StopIteration as done:
             return done.value
+
+
+def without_pauses(work: Callable[P, Generator[None, None, T]]) -> Callable[P, T]:
+    """The function that does all of this work at once."""
+    return lambda *args, **options: at_once(work(*args, **options))
 
 
 def why_no_state(live: TrainerSnapshot, layout: ModelLayout) -> str:
