@@ -42,7 +42,7 @@ class WarmPeer:
         self.stderr = None if our_err is None else os.fdopen(our_err)
         given = [_Given(end) for end in (their_in, their_out, their_err)]
         try:
-            self._process = _forked(_live, list(words), given, _trainers())
+            self._process = _forked(_live, list(words), given, trainer_program())
         finally:
             for end in given:
                 os.close(end.number)
@@ -76,13 +76,13 @@ def _forked(target: Callable[..., None], *given: object, daemon: bool = False) -
 
 
 @cache
-def _trainers() -> str:
-    """The address where trainers are forked, as long as this process lives."""
+def trainer_program() -> tuple[str, ...]:
+    """Arguments of Python in the place of `client.PROGRAM`: trainers are forked, as long as this process lives."""
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address := mkdtemp(prefix="trainers-", dir=os.environ["XDG_RUNTIME_DIR"]) + "/door")
         door.listen()
         _forked(_fork_trainers, _Given(door.fileno()), daemon=True)
-    return address
+    return "-IS", str(Path(__file__).with_name("warm_trainer.py")), "atoll.runtime.trainer", address
 
 
 class _Given:
@@ -99,12 +99,12 @@ def _arrived(sent) -> _Given:
     return _Given(sent.detach())
 
 
-def _live(words: list[str], given: list[_Given], trainers: str) -> None:
+def _live(words: list[str], given: list[_Given], program: tuple[str, ...]) -> None:
     from atoll.__main__ import main
     from atoll.runtime.trainer import client
 
     _begins([end.number for end in given], "atoll", *words)
-    client.PROGRAM = ("-IS", str(Path(__file__).with_name("warm_trainer.py")), client.__package__, trainers)
+    client.PROGRAM = program
     main()
 
 
