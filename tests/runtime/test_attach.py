@@ -193,12 +193,12 @@ def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: P
     assert "[100, 64]" in str(refused.value)
 
 
-def test_a_loop_that_diverges_is_told_and_its_peer_hears_no_ctrl_c_and_runs_no_file_that_lies_here(
+def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A nan in one gradient ends the loop with the round, not a run of nans; Ctrl-C leaves its peer alone.
 
-    A file of the name of a standard module lies in the working directory.
+    The peer runs no file of the working directory, where one has the name of a standard module.
     """
     ran = tmp_path / "ran"
     (tmp_path / "fractions.py").write_text(f"open({str(ran)!r}, 'a').write('fractions')\n")
