@@ -82,14 +82,17 @@ def test_class_names_say_what_the_class_is():
     assert sum(len(parts) == 2 and parts[1] in WEAK_WORDS for parts in words) <= WEAK * len(words)
 
 
-def prose() -> Iterator[tuple[str, str]]:
+@cache
+def prose() -> list[tuple[str, str]]:
+    found = list[tuple[str, str]]()
     for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, ast.get_docstring(node) or ""
+                found.append((path, ast.get_docstring(node) or ""))
         for token in tokenize.generate_tokens(io.StringIO((SOURCES / path).read_text()).readline):
             if token.type == tokenize.COMMENT:
-                yield path, token.string
+                found.append((path, token.string))
+    return found
 
 
 @pytest.mark.parametrize("pattern", BANNED)

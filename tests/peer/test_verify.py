@@ -150,7 +150,7 @@ def test_what_peers_agreed_on_is_intact_whatever_the_settings_of_the_run(knobs: 
     assert any("p0004" in c.joined for c in audit.members) and any("2" in c.left for c in audit.members)
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_flipped_bit_is_found_in_the_round_where_it_is(data: st.DataObject):
     """In body, certificate, signature or frame; nothing else is blamed but perhaps its child."""

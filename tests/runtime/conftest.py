@@ -1,11 +1,11 @@
-"""Lets the tests here import `islands` and `members`: pytest's importlib mode leaves sys.path alone."""
+"""Lets the tests here import `islands`, and `warm` of the commands' tests: importlib mode leaves sys.path alone."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "cli")]
 
 
 @pytest.fixture
@@ -24,3 +24,11 @@ def peers_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PeerChannel, "start", start_in_thread)
     monkeypatch.setattr("atoll.runtime.bootstrap.prepare", lambda folder: folder.mkdir(parents=True, exist_ok=True))
+
+
+@pytest.fixture
+def forked_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers are forked from an interpreter that has imported torch; their pipes and their ends are as ever."""
+    from warm import trainer_program
+
+    monkeypatch.setattr("atoll.runtime.trainer.client.PROGRAM", trainer_program())

@@ -49,7 +49,7 @@ def story(tell: Callable[[TrainerClient], Coroutine[None, None, None]], on_beat=
     asyncio.run(told())
 
 
-def test_a_trainer_does_what_it_is_asked(spec):
+def test_a_trainer_does_what_it_is_asked(spec, forked_trainers):
     """Train, look, rewind and train again: the same steps from the same state give the same bits."""
 
     async def tell(trainer: TrainerClient) -> None:
@@ -93,7 +93,9 @@ def test_a_trainer_runs_no_file_of_the_working_directory(spec, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("inner", [AdamW(), Muon(), SGD()], ids=["adamw", "muon", "sgd"])
-def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(spec: TrainerSpec, inner: Inner):
+def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(
+    spec: TrainerSpec, inner: Inner, forked_trainers
+):
     """Ten steps of one worker in this process, the same bits; hidden matrices are Muon's in both."""
     recipe = msgspec.structs.replace(
         diloco(spec.model), inner=inner, batch=spec.batch, seq_len=spec.seq_len, seed=spec.seed
@@ -113,7 +115,7 @@ def test_a_trainer_takes_the_steps_of_an_experiment_with_every_inner_optimizer(s
     story(tell)
 
 
-def test_a_round_ends_by_steps_or_by_time_whichever_comes_first(spec):
+def test_a_round_ends_by_steps_or_by_time_whichever_comes_first(spec, forked_trainers):
     """A deadline that has passed leaves no time for a step; a later one, on however busy a computer, for some."""
 
     async def tell(trainer: TrainerClient) -> None:
@@ -129,7 +131,7 @@ def test_a_round_ends_by_steps_or_by_time_whichever_comes_first(spec):
     story(tell)
 
 
-def test_a_cancel_ends_training_at_the_next_step_and_only_that_training(spec):
+def test_a_cancel_ends_training_at_the_next_step_and_only_that_training(spec, forked_trainers):
     """Cancelled at its first heartbeat; the job after it runs to its end, as does one whose waiter left."""
     trainer_of: list[TrainerClient] = []
 
@@ -151,7 +153,7 @@ def test_a_cancel_ends_training_at_the_next_step_and_only_that_training(spec):
     story(tell, on_beat=lambda beat: [trainer.cancel() for trainer in trainer_of])
 
 
-def test_divergence_is_said_at_once_and_can_be_recovered_from(spec):
+def test_divergence_is_said_at_once_and_can_be_recovered_from(spec, forked_trainers):
     """Parameters of NaN: a typed failure from a living process, which trains on when x is written anew."""
 
     async def tell(trainer: TrainerClient) -> None:
@@ -207,7 +209,7 @@ def test_a_trainer_that_makes_no_progress_is_ended(spec):
     story(tell, on_beat=freeze)
 
 
-def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spec):
+def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spec, forked_trainers):
     before = set(psutil.Process().children())  # other tests' warm interpreter
 
     async def tell(trainer: TrainerClient) -> None:
@@ -220,7 +222,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spe
     story(tell)
 
 
-def test_a_batch_that_no_memory_holds_is_named_as_such(spec):
+def test_a_batch_that_no_memory_holds_is_named_as_such(spec, forked_trainers):
     """Eight terabytes of sample numbers: the allocator says no, the process lives."""
 
     async def tell(trainer: TrainerClient) -> None:

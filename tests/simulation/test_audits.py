@@ -167,13 +167,13 @@ def test_who_shows_nothing_loses_its_place_and_is_never_expelled(kind: str):
 @pytest.mark.parametrize("kind", sorted(set(SHIRKERS) - set(LIARS)))
 def test_false_auditors_harm_nobody_and_others_take_their_turn(kind: str):
     """Two of seven accuse every member, or never say a word: honest trainers are accepted by the next in order."""
-    told, standing = played({2: kind, 5: kind}, peers=7, rounds=24)
+    told, standing = played({2: kind, 5: kind}, peers=7, rounds=14)
     assert set(standing.values()) == {"member"}
     assert told.findings["accepted"] > told.findings["mismatch"]
 
 
 def test_a_cheat_beside_a_false_auditor_is_found_all_the_same():
-    _, standing = played({1: "cheat", 4: "accuser"}, peers=7, rounds=24)
+    _, standing = played({1: "cheat", 4: "accuser"}, peers=7, rounds=14)
     assert standing["p0001"] == "expelled" and sum(s == "expelled" for s in standing.values()) == 1
 
 

@@ -31,7 +31,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "peers", "far"), [*((kind, 7, far) for kind in KINDS for far in (2, 4)), ("private", 12, 4)]
+    ("kind", "peers", "far"),
+    [
+        *((kind, 7, 2) for kind in KINDS),
+        *(pytest.param(kind, 7, 4, marks=pytest.mark.long) for kind in KINDS),
+        ("private", 12, 4),
+    ],
 )
 def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, peers: int, far: int):
     """All of their updates count, in all parts, and rounds are about as long as before.

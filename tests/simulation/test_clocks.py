@@ -32,7 +32,7 @@ def trains_on(swarm: VirtualSwarm, within_s: float) -> bool:
     """All members come at least ten rounds farther than the farthest one now."""
     machines = [node.machine for node in swarm.honest]
     first = max(m.history.head for m in machines if m.history is not None)
-    swarm.world.run(swarm.world.now + within_s)
+    swarm.world.run(swarm.world.now + within_s, stop=lambda: min(swarm.heads()) > first + 10)
     return min(swarm.heads()) > first + 10
 
 

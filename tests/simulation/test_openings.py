@@ -67,7 +67,7 @@ def test_who_shows_nothing_that_it_committed_to_loses_its_place_and_is_never_exp
 
 @pytest.mark.parametrize("statistic", ["trimmed_mean", "robust"])
 def test_sorted_and_weighed_answers_are_opened_too(statistic: str):
-    told = played({2: "all_blocks", 5: "forger"}, peers=7, rounds=8, statistic=statistic)
+    told = played({2: "all_blocks", 5: "forger"}, peers=7, rounds=6, statistic=statistic)
     assert {told.left[peer_name(place)][1] for place in (2, 5)} == {"expelled"}
     assert not played({}, peers=7, rounds=4, statistic=statistic).said
 
@@ -80,7 +80,7 @@ def test_false_checkers_harm_nobody_and_hide_nobody():
 
 
 def test_nobody_is_accused_where_messages_are_lost_and_links_are_slow():
-    told = played({}, peers=5, rounds=30, network=NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
+    told = played({}, peers=5, rounds=12, network=NetworkKnobs(0.01, 0.3, jitter_s=0.05, loss_rate=0.01))
     assert not told.left and not told.findings.keys() - {"withheld", "accepted"}
 
 

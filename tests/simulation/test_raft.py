@@ -95,13 +95,13 @@ def test_its_history_is_believed_offline_like_any_other():
     assert audit.intact and audit.head >= 7 and audit.settings.by_raft
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_a_small_swarm_that_agrees_by_raft_weathers_everything(seed: int):
     report = run_scenario("churn", seed, peers=6, rounds=10, protocol="raft")
     assert report.rounds >= 10 and report.members >= 6 and report.quorum == "majority"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_a_blackout_in_the_middle_of_a_vote_loses_no_round_of_a_leader_either(seed: int):
     assert run_scenario("blackout", seed, rounds=8, protocol="raft").rounds >= 8
 

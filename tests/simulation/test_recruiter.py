@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.simulation.scenarios import run_scenario
+import pytest
+
+from atoll.simulation.scenarios import recruiter, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.recruiter import play_recruiter
 
@@ -12,7 +14,8 @@ def test_one_invited_member_never_has_more_votes_than_agreement_withstands():
     assert run_scenario("recruiter", 1).measured["votes_of_one"] <= 2
 
 
-def test_without_the_rule_the_same_story_ends_with_most_votes_in_one_hand():
+def test_without_the_rule_the_same_story_ends_with_most_votes_in_one_hand(monkeypatch: pytest.MonkeyPatch):
     """What the rule is for: nothing else in a run bounds how many names one invited person votes by."""
-    votes = play_recruiter(ScenarioContext("recruiter", 1, 4, 12, "two-thirds"), 0, 0)
+    monkeypatch.setattr(recruiter, "TURNS", 0)
+    votes = play_recruiter(ScenarioContext("recruiter", 1, 4, 4, "two-thirds"), 0, 0)
     assert votes.of_one == 13

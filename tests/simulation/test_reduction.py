@@ -98,7 +98,9 @@ def test_what_is_played_takes_the_time_that_was_predicted(name: str):
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 12))]
+)
 def test_deaths_cost_their_detection_and_nobody_who_lives(name: str, seed: int):
     """A fifth of 20 die while rows and answers fly and all notice a second later: one result, no deadline."""
     outcome = played(name, 20, seed, ALL_AT_ONCE)
@@ -117,7 +119,7 @@ def test_who_notices_a_death_first_is_not_forgotten_by_who_notices_later(name: s
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 6))])
 def test_nobody_is_counted_twice_whoever_notices_first(name: str, seed: int):
     """Deaths are noticed by one after the other, so some climb past a peer that others still wait for."""
     outcome = played(name, 20, seed, ONE_AFTER_ANOTHER)

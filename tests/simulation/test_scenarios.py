@@ -36,13 +36,13 @@ def test_a_story_with_one_trouble_at_most_goes_well(name: str):
             assert report.complete_share == 1.0 and report.attempts_failed == 0
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5, 6, 10, 15, 24, 25, 30])
+@seeds(1, 3, 5, long=(6, 10, 15, 24, 25, 30))
 def test_a_blackout_in_the_middle_of_a_vote_loses_no_round(seed: int):
     """All five stop within milliseconds of their votes. Once, a certified body's parts died with their memory."""
     assert run_scenario("blackout", seed).rounds >= 20
 
 
-@seeds(4, 7, 8, long=(3, 9, 10, 11))
+@seeds(4, long=(3, 7, 8, 9, 10, 11))
 def test_a_small_swarm_weathers_everything(seed: int):
     """Six founders: seed 4 once made an honest voter contradict itself after a restart."""
     report = run_scenario("churn", seed, peers=6, rounds=15)
@@ -50,7 +50,7 @@ def test_a_small_swarm_weathers_everything(seed: int):
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree", "hierarchical", "star"])
-@seeds(1, 2, long=(3, 4))
+@seeds(1, long=(2, 3, 4))
 def test_a_small_swarm_weathers_everything_by_any_topology(topology: str, seed: int):
     """Members die, sleep and are cut off at any place of it; then one is frozen."""
     assert run_scenario("churn", seed, peers=5, rounds=3, topology=topology).members >= 5
@@ -73,14 +73,14 @@ def test_clocks_that_run_apart_weather_everything():
     assert run_scenario("clocks", 3, peers=4, rounds=5).members >= 4
 
 
-@seeds(1, 2, long=(3, 4))
+@seeds(1, long=(2, 3, 4))
 def test_rounds_that_overlap_training_weather_everything(seed: int):
     """The same troubles; a trainer has most of the next round's steps when it is asked for them."""
     report = run_scenario("overlap", seed, peers=6, rounds=15)
     assert report.rounds >= 15 and report.members >= 6
 
 
-@pytest.mark.parametrize("seed", [2, 4])
+@seeds(2, long=(4,))
 def test_a_run_that_is_paused_again_and_again_weathers_everything(seed: int):
     """No paused round trains; who was down or cut off meanwhile hears both words, and all go on."""
     report = run_scenario("pauses", seed, peers=6, rounds=15)
@@ -109,14 +109,14 @@ def test_a_run_whose_numbers_change_all_the_time_weathers_everything(protocol: s
     assert report.rounds >= 12 and report.members >= 6 and report.measured["amended"] > 3
 
 
-@seeds(2, 4, long=(1, 3))
+@seeds(2, long=(1, 3, 4))
 def test_a_run_that_is_sent_back_all_the_time_weathers_everything(seed: int):
     """Orders with states here, elsewhere or gone; peers that were down or cut off end where the others are."""
     report = run_scenario("rollback", seed, peers=6, rounds=20)
     assert report.rounds >= 20 and report.members >= 6 and report.faults["rollback"] > 3
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@seeds(4, long=(1, 2))
 def test_what_a_minority_did_alone_is_counted_once(seed: int):
     """Cut off for a minute or two, some one way only, one killed meanwhile: the steps come back, all agree."""
     report = run_scenario("apart", seed)
@@ -141,6 +141,7 @@ def test_while_trainers_go_on_an_exchange_costs_no_time():
     assert rounds[0] < 33 and rounds[16] > 48, rounds
 
 
+@pytest.mark.long
 def test_a_certificate_of_a_later_view_is_no_fault():
     """Ten founders, seed 124: an honest voter was blamed for knowing more than the view it left."""
     assert run_scenario("churn", 124, peers=10, rounds=15).rounds >= 15
@@ -157,7 +158,7 @@ def test_one_comes_late_to_a_long_run():
     assert run_scenario("late_joiner", 2).members == 5
 
 
-@seeds(3, 8, long=(1, 4, 6, 11))
+@seeds(3, long=(1, 4, 6, 8, 11))
 def test_liars_harm_nobody_honest(seed: int):
     """Two of seven lie, each in its own way: no honest peer is blamed, diverges, or loses its vote."""
     assert run_scenario("liars", seed, rounds=6).rounds >= 6
@@ -170,8 +171,7 @@ def test_nobody_is_moved_by_old_words():
 
 def test_the_same_stories_with_real_keys():
     """Ed25519 sessions certified by ML-DSA identities behind the door that the virtual keys use."""
-    for seed in (1, 2):
-        assert run_scenario("real_keys", seed).rounds >= 12
+    assert run_scenario("real_keys", 1).rounds >= 12
 
 
 def test_two_processes_with_different_hash_seeds_live_the_same_history():

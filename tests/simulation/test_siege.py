@@ -20,7 +20,7 @@ from atoll.simulation.scenarios.mixed_byzantine import MOUTHS, SiegeBudget, play
 from atoll.training.exchange import statistic
 
 
-@pytest.mark.parametrize("seed", [4, 9])
+@pytest.mark.parametrize("seed", [4, pytest.param(9, marks=pytest.mark.long)])
 def test_under_siege_nobody_honest_is_harmed_and_poison_moves_no_part_beyond_its_bound(seed: int):
     """Thirteen peers, three villains of drawn kinds: rounds go on, answers stay among the honest rows."""
     report = run_scenario("siege", seed, peers=13, rounds=2)

@@ -12,7 +12,7 @@ from atoll.simulation.scenarios.slow_links import slow
 from atoll.wire.messages.statements import OwnerComplaint
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_twenty_rounds_with_slow_members_and_not_one_accusation(seed: int):
     """Two of seven at half the speed and a tenth of the bandwidth; a fifth of all updates is audited."""
     report = run_scenario("slow", seed)

@@ -129,7 +129,7 @@ def test_an_update_that_nobody_was_told_of_is_none():
     assert [adopted[round].counted for round in sorted(in_vain)] == [None] * len(in_vain)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_swarm_that_goes_on_without_the_slow_weathers_everything(seed: int):
     assert run_scenario("straggler_churn", seed, peers=6, rounds=8).rounds >= 8
 

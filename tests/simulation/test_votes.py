@@ -28,7 +28,7 @@ ROUND = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds", vot
 QUANTUM = RunSettings(open_to_all=True, era_rounds=4, round=ROUND)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_swarm_goes_through_weather_with_signatures_that_long(seed: int):
     assert run_scenario("post_quantum", seed, rounds=8).rounds >= 8
 

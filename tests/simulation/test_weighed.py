@@ -192,7 +192,7 @@ def closed_without(stage: Stage, phase: Callable[[Fact], bool]) -> RoundClosed:
     return first
 
 
-@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5))])
 @pytest.mark.parametrize("quorum", ["majority", "two-thirds"])
 @pytest.mark.parametrize("phase", [SHARE, WEIGHED, ANSWERED], ids=["before it compares", "weighed", "answered"])
 def test_an_owner_may_die_at_any_moment_and_no_part_is_lost(phase, quorum: str, seed: int):
@@ -234,7 +234,7 @@ def test_with_too_few_rows_nothing_moves_and_it_says_so():
     assert stage.island.distance(first.body.state) == 1.0
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_lost_messages_cost_time_and_nobodys_weight(seed: int):
     """One message in twelve is lost: rows and comparisons are asked for again."""
     stage = Stage("robust", "huge", seed=seed, loss_rate=0.08).run(4)
@@ -248,7 +248,7 @@ def test_lost_messages_cost_time_and_nobodys_weight(seed: int):
     "seed",
     [
         1,
-        2,
+        pytest.param(2, marks=pytest.mark.long),
         pytest.param(3, marks=pytest.mark.long),
         pytest.param(4, marks=pytest.mark.long),
         pytest.param(6, marks=pytest.mark.long),

@@ -6,6 +6,7 @@ do the work: once, and only for the codecs that have some.
 
 import json
 import sys
+from functools import cache
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from atoll.training.recipe.update import part_bounds
 N = 300_003  # two spans, and a last block that is not full
 
 
+@cache
 def numbers(seed: int, n: int = N) -> torch.Tensor:
     """Heavy-tailed values around 1e-3, no two alike."""
     bits = mixed(np.arange(n, dtype=np.uint64) + np.uint64(seed * 10**9))
