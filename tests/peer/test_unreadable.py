@@ -15,6 +15,7 @@ from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.peer.events import MemberAccused, ProtocolFault
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeRow, RowJudged
+from atoll.policy.ledger import LedgerSet
 from atoll.policy.plan import RoundSettings
 from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -22,7 +23,6 @@ from atoll.verification.malformed_updates import machine
 from atoll.verification.malformed_updates.machine import TOLD_MAX, MalformedUpdates
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
 from atoll.verification.offline import VerdictHistory
-from atoll.verification.replay_audit.policy import AuditLedger
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.statements import Accusation, Commitment, SignedStatement
@@ -177,7 +177,7 @@ def test_a_reader_of_the_history_adds_words_about_several_rounds_up_as_members_d
         for words in vertices:
             out = words is vertices[-1]
             body = replace(before, round=before.round + 1, reports=words, members=gone if out else head.members)
-            verdicts.follow(body, before, stand.history, AuditLedger(0.0, "two-thirds"), stand.peer.settings)
+            verdicts.follow(body, before, stand.history, LedgerSet(), stand.peer.settings)
             before = body
         return [(doubt.outcome, len(doubt.counted)) for doubt in verdicts.doubts.values()]
 

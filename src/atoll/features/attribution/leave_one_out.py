@@ -26,11 +26,8 @@ from atoll.peer.governance.settings_change import plan_after
 from atoll.peer.peer import Peer
 from atoll.peer.round.candidate import opened, step_of
 from atoll.peer.round.context import RoundContext, ground_after
-from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import LeaveOneOut, LeaveOneOutResult, PartRows
-from atoll.policy.membership import RecentVertices
 from atoll.protocol.allreduce.buffers import weights_in
-from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.statements import OwnerResult
 from atoll.wire.messages.vertex import VertexBody
 
@@ -95,8 +92,11 @@ class LeaveOneOutTask:
         return PartRows(rows, weights_in(weighing, answer.contributors))
 
 
-def question(settings: RunSettings, history: VertexChain, recent: RecentVertices, round: int) -> LeaveOneOutTask:
-    """Raises ValueError with the reason if there is no question."""
+def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
+    """The leave-one-out task for a round, which its rows are needed for. ValueError if it cannot be replayed."""
+    if peer.is_lost:
+        raise ValueError("this peer does not know the run yet")
+    settings, history = peer.settings, peer.known.history
     body, parent = history.bodies.get(round), history.bodies.get(round - 1)
     head = history.ids.get(round - 1)
     if body is None or parent is None or head is None:
@@ -107,18 +107,10 @@ def question(settings: RunSettings, history: VertexChain, recent: RecentVertices
     if not any(body.parts):
         raise ValueError("no update was counted in that round")
     plan = plan_after(settings, head, parent)
-    ground = ground_after(settings, plan, parent, recent, history.notary.run)
+    ground = ground_after(settings, plan, parent, peer.known.pool.recent(), history.notary.run)
     answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
     weights = {peer: commit.weight for peer, commit in commits_in(body).items()}
     return LeaveOneOutTask(ground, body, answers, weights)
-
-
-def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
-    """The leave-one-out task for a round, which its rows are needed for."""
-    if peer.is_lost:
-        raise ValueError("this peer does not know the run yet")
-    known = peer.known
-    return question(peer.settings, known.history, known.pool.recent(), round)
 
 
 def gather_rows(peer: Peer, round: int) -> list[Effect]:
