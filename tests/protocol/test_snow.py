@@ -26,7 +26,7 @@ from atoll.features.forks import snowball
 from atoll.features.forks.snowball import ChoiceHeard, ChoiceSettled, ChoiceUnsettled, SnowballPoll, SnowParams
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
-GAMES = int(os.environ.get("ATOLL_STORIES", "100"))
+GAMES = int(os.environ.get("ATOLL_STORIES", "40"))
 RED, BLUE, GREEN = digest(b"red"), digest(b"blue"), digest(b"green")
 PAPER = SnowParams(k=10, alpha=8, beta=150)
 SHORT = SnowParams(k=8, alpha=6, beta=12)
