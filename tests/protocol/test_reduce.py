@@ -48,6 +48,7 @@ from atoll.wire.messages.statements import Commitment, OwnerResult
 from atoll.wire.opening import rows_of
 
 RUN = Digest(bytes(32))
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20))]
 A_MOMENT_S = 10.0  # shorter than any window of a plan without a clock
 ANSWER_UNTIL = (6.0, 12.0, 18.0, 18.0, 18.0, 18.0)  # as in plans: owners behind the third share its end
 
@@ -655,7 +656,7 @@ def test_a_restarted_owner_never_answers_a_second_time():
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_survivors_of_any_death_count_all_living_members_without_any_deadline(topology: str, seed: int):
     """Up to a third die at random moments: every part has a result at once, or no owner is left."""
     draw = random.Random(seed)
@@ -681,7 +682,7 @@ def test_survivors_of_any_death_count_all_living_members_without_any_deadline(to
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_member_that_was_deaf_for_a_while_keeps_no_peer_waiting(topology: str, seed: int):
     """Computers freeze at random moments, and no message is lost.
 

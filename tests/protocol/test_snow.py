@@ -25,7 +25,7 @@ from atoll.features.forks.poll import IN_A_ROW, UNSETTLED_AFTER, SnowballPoll
 from atoll.peer.events import BranchPreferred
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
-GAMES = int(os.environ.get("ATOLL_STORIES", "100"))
+GAMES = int(os.environ.get("ATOLL_STORIES", "40"))
 RED, BLUE, GREEN = digest(b"red"), digest(b"blue"), digest(b"green")
 SLOT = "branch/1"
 

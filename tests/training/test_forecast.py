@@ -23,7 +23,7 @@ def test_every_recipe_sends_what_was_forecast(name):
     regional = isinstance(recipe.outer, RegionalNesterov)
     if regional:
         recipe = replace(recipe, outer=replace(recipe.outer, every=4))
-    steps = max(1, min(3, recipe.schedule.inner_steps))
+    steps = max(1, min(4, recipe.schedule.inner_steps))
     overlap = min(1, recipe.schedule.overlap)
     schedule = replace(recipe.schedule, inner_steps=steps, rounds=MOMENTS, overlap=overlap, closing="")
     done = tried(replace(recipe, schedule=schedule), peers=4)
