@@ -12,7 +12,10 @@ from atoll.cli.main import app
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "atoll"
 PAGES = ["README.md", "SECURITY.md", "ARCHITECTURE.md", "GLOSSARY.md", "bench/RESULTS.md"]
-PAGES += [str(page.relative_to(ROOT)) for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("specs/*.md")])]
+PAGES += [
+    str(page.relative_to(ROOT))
+    for page in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/reference/*.md"), *ROOT.glob("specs/*.md")])
+]
 ROOMS = {file.parent.name for file in SOURCES.glob("*/__init__.py")}
 FOLDERS = ROOMS | {"src", "tests", "specs", "docs", "bench", "examples"}
 

@@ -51,6 +51,7 @@ CARRIED = (
     "LearningKnown",
     "MembershipChanged",
 )  # repeated in a new file, since later lines need them
+EVENTS_VERSION = 1  # version of the fields of facts: docs/reference/events.md
 TURNED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
 CURVE_MAX = 4096  # losses kept for a screen; the file has all
@@ -108,6 +109,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
                 "inner_steps": settings.round.inner_steps,
                 "quorum": settings.round.quorum,
                 "protocol": "raft" if settings.by_raft else "bft",
+                "schema": EVENTS_VERSION,
             }
         case _:
             pass
@@ -475,7 +477,7 @@ class EventLog:
         whole, self._file = self._file, self._opened()
         whole.close()
         self._size_bytes, self._torn = 0, False
-        for entry in ({"fact": TURNED}, *self._carried.values()):
+        for entry in ({"fact": TURNED, "schema": EVENTS_VERSION}, *self._carried.values()):
             self._append(entry)
 
     def _opened(self) -> BinaryIO:
