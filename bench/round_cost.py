@@ -29,7 +29,7 @@ from atoll.peer.config.sections import KeepSection
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, RestoreState, TrainRound
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
-from atoll.runtime.storage import state_cache
+from atoll.runtime.storage import blob_retention
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.training_spec import built_in, decode_learning, found
 from atoll.runtime.worker.training_worker import TrainingWorker
@@ -83,7 +83,7 @@ async def play(island: TrainingWorker, clock: Clock, state: Digest, members: int
 def measure(model: str, members: int, rounds: int) -> dict[str, dict[str, float]]:
     recipe = overlapping(diloco(model, rounds=99, inner_steps=32, batch=4, seq_len=64), 8, None)
     native.load()  # compiling is no round's business
-    state_cache.STATES_KEPT_S = (
+    blob_retention.STATES_KEPT_S = (
         0.0  # rounds follow each other at once here: as if each took as long as states are kept
     )
 

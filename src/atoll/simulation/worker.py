@@ -289,7 +289,7 @@ class VirtualWorker:
         return ExhibitBuilt(self._put(self.chain.exhibit(work.round)))
 
     def _judge_replay(self, work: JudgeReplay) -> JudgmentResult:
-        self.states.size_bytes(work.before)
+        self.states.size_bytes(work.before)  # raises MissingStateError
         return judged(work, self.blobs[work.blob])
 
     def _keep_rows(self, work: KeepRows) -> tuple[Digest, ...]:

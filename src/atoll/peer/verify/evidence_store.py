@@ -5,7 +5,7 @@ needs the state that the round began with, which is kept beside it. Both are blo
 
 Invariants:
 - At most EXHIBITS_KEPT exhibits, newest first, also after a restart.
-Not responsible for: judging; the room on disk (`runtime/storage/state_cache.py`).
+Not responsible for: judging; the room on disk (`runtime/storage/blob_retention.py`).
 """
 
 from __future__ import annotations
