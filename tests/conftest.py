@@ -1,7 +1,8 @@
 """What every test process begins with."""
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -28,3 +29,17 @@ def doors_of_their_own() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Modules and tests live to the end: collections that looked at them again took up to a fifth of the time."""
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that a scenario fails reports the smallest schedule of faults that fails like it."""
+    report = yield
+    harness = sys.modules.get("atoll.simulation.scenarios.harness")
+    why = call.excinfo.value if call.excinfo is not None else None
+    if harness is not None and isinstance(why, harness.ScenarioFailed) and not report.skipped:
+        from atoll.simulation.failure_minimizer import FailureMinimizer
+        from atoll.simulation.scenarios import SCENARIOS
+
+        report.sections.append(("smallest schedule", FailureMinimizer(why, SCENARIOS).minimize()))
+    return report

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 
+from atoll.cli.main import main
 from atoll.simulation.network import NetworkKnobs
-from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, main, run_scenario
+from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
 from atoll.simulation.scenarios.churn import FaultInjector
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.simulation.worker import WorkerKnobs
@@ -182,7 +183,8 @@ def test_two_processes_with_different_hash_seeds_live_the_same_history():
             [
                 sys.executable,
                 "-m",
-                "atoll.simulation",
+                "atoll",
+                "simulate",
                 "churn",
                 "--seed",
                 "7",
@@ -212,8 +214,11 @@ def test_a_failing_run_ends_with_the_line_that_replays_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(SCENARIOS["calm"], "tell", breaks)
     with pytest.raises(ScenarioFailed, match="RuntimeError: the virtual sky fell"):
         run_scenario("calm", 8171)
-    assert main(["calm", "--seed", "8171"]) == 5
-    assert "atoll simulate calm --seed 8171 --peers 8 --rounds 20" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "calm", "--seed", "8171"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 5 and "it fails without any fault" in told
+    assert "atoll simulate calm --seed 8171 --peers 8 --rounds 20" in told.splitlines()[-1]
     monkeypatch.setattr(SCENARIOS["apart"], "tell", breaks)
     with pytest.raises(ScenarioFailed, match="--peers 7 --quorum"):  # it has no rounds to ask for
         run_scenario("apart", 8171)

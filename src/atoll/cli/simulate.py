@@ -58,10 +58,17 @@ def simulate(
         int | None,
         Parameter(validator=SOME, help="Worlds that --swarm plays at a time, a core each. Default: one."),
     ] = None,
+    faults: Annotated[
+        str | None,
+        Parameter(
+            help="Play only these faults, as a failing run names them, separated by commas; `none` for none."
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Play a scenario with virtual peers. A failure ends with the one line that replays it."""
+    """Play a scenario with virtual peers. A failure ends with few faults that cause it, and how to replay it."""
     from atoll.simulation import scenarios
+    from atoll.simulation.fault_schedule import FaultSchedule
     from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
@@ -87,16 +94,17 @@ def simulate(
         say_json(list(SCENARIOS)) if json else say(cleandoc(scenarios.__doc__ or ""))
         return
     play = partial(run_scenario, peers=peers, rounds=rounds, quorum=quorum, protocol=protocol, topology=topology)
-    failures: list[str] = []
+    only = None if faults is None else frozenset(faults.split(","))
+    failures: list[ScenarioFailed] = []
     small: dict[str, str] = {}
     for story, number in product(SCENARIOS if name == "all" else [name], range(seed, seed + seeds)):
         try:
-            report = play(story, number)
+            report = play(story, number, faults=FaultSchedule(only))
         except ScenarioUnsupported as why:
             if name != "all":
                 raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None
         except ScenarioFailed as failure:
-            failures.append(str(failure))
+            failures.append(failure)
             small |= _small(story, SCENARIOS[story], peers, rounds)
         else:
             say_json(report) if json else say(report.line)
@@ -118,11 +126,11 @@ def _swarm(night: Iterator[ScenarioReport | ScenarioFailed], command: str, seed:
     """Print each world as it ends, then the number of worlds and the failures."""
     from atoll.simulation.scenarios import ScenarioFailed
 
-    worlds, failures = 0, list[str]()
+    worlds, failures = 0, list[ScenarioFailed]()
     for told in night:
         worlds += 1
         if isinstance(told, ScenarioFailed):
-            failures.append(str(told))
+            failures.append(told)
             print(told, file=sys.stderr, flush=True)
         elif json:
             say_json(told)
@@ -133,9 +141,13 @@ def _swarm(night: Iterator[ScenarioReport | ScenarioFailed], command: str, seed:
     _end(failures)
 
 
-def _end(failures: list[str], small: str = "") -> None:
+def _end(failures: list[ScenarioFailed], small: str = "") -> None:
+    """End with the first failure, with as few faults as still cause it."""
     if failures:
-        *told, replay = failures[0].strip().splitlines()
+        from atoll.simulation.failure_minimizer import FailureMinimizer
+        from atoll.simulation.scenarios import SCENARIOS
+
+        *told, replay = FailureMinimizer(failures[0], SCENARIOS).minimize().strip().splitlines()
         raise RunFailedError(
             "E-SIM-01",
             "\n".join(told) or "a scenario failed",

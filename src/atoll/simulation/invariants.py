@@ -1,6 +1,6 @@
 """Invariants of every simulated run, checked on the facts that peers emit. They never steer.
 
-- No two vertices are agreed for one round, and all peers close a round with the same one.
+- Vertices, membership and counted rows are those of the reference model (`reference_model.py`).
 - A peer that closes a round holds exactly the state that its vertex names.
 - Every contribution is counted exactly once in a part, or its peer is reported missing.
 - Without faults every member is counted in every training round.
@@ -38,6 +38,8 @@ from atoll.peer.events import (
 from atoll.protocol.agreement.events import Equivocation
 from atoll.protocol.allreduce.events import PartAnswered, RowUndecodable
 from atoll.protocol.history.chain import WINDOW
+from atoll.simulation.reference_model import ModelDiffers, ReferenceModel
+from atoll.simulation.worker import counts_in
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Accusation, Commitment
@@ -54,8 +56,7 @@ class InvariantBroken(AssertionError):
 class InvariantCheckers:
     villains: frozenset[PeerId] = frozenset()
     faultless: bool = False
-    vertices: dict[int, Digest] = field(default_factory=dict)
-    closed: dict[PeerId, int] = field(default_factory=dict)  # peer → last round that it closed
+    model: ReferenceModel = field(default_factory=ReferenceModel)
     closings: int = 0
     full: int = 0  # closings of training rounds that counted every voter
     training: int = 0
@@ -74,7 +75,7 @@ class InvariantCheckers:
             case RoundClosed():
                 self._closed(node, fact)
             case CaughtUp(round=round):
-                self.closed[node.name] = max(round, self.closed.get(node.name, -1))
+                self.model.catch_up(node.name, round)
             case PartAnswered():
                 self._answered(node, fact)
             case Equivocation(peer=peer) if peer not in self.villains:
@@ -100,18 +101,20 @@ class InvariantCheckers:
 
     def _closed(self, node: VirtualComputer, fact: RoundClosed) -> None:
         round, name = fact.body.round, node.name
-        if round not in self.vertices:
+        if round not in self.model.heights:
             self._count_late(fact.body)
-        first = self.vertices.setdefault(round, fact.id)
-        if first != fact.id:
-            self._broken(f"two vertices agreed for round {round}: {first.hex()[:8]} and {fact.id.hex()[:8]}")
+        assert node.machine is not None and node.machine.history is not None
+        try:
+            self.model.close(name, fact.id, node.machine.history.bodies, round)
+        except ModelDiffers as why:
+            self._broken(str(why))
         if node.island.head != fact.body.state:
             self._broken(f"{name} closed round {round} with a state that is not the agreed one")
-        if round <= self.closed.get(name, -1):
-            self._broken(f"{name} closed round {round} after round {self.closed[name]}")
         if node.island.miscounted:
             self._broken(node.island.miscounted[0])
-        self.closed[name] = round
+        counts = counts_in(node.island.blobs[fact.body.state])
+        if counts is not None and counts != (expected := self.model.counts(fact.id)):
+            self._broken(f"the state of round {round} counts {counts}, expected {expected}")
         self.closings += 1
         self.attempts.setdefault(round, fact.body.attempt)
         if fact.body.parts:

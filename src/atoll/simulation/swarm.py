@@ -19,6 +19,7 @@ from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.history.chain import genesis_digest
+from atoll.simulation.fault_schedule import FaultSchedule
 from atoll.simulation.invariants import InvariantCheckers
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.signatures import VirtualKeys, WorldKeys, peer_name
@@ -78,11 +79,12 @@ class VirtualSwarm:
         villains: Mapping[int, PeerMaker] | None = None,
         keys: WorldKeys | None = None,
         island: IslandMaker = VirtualWorker,
+        faults: FaultSchedule | None = None,
     ) -> None:
         self.knobs, self.island = knobs or SwarmKnobs(), island
         self.keys = keys or VirtualKeys(self.knobs.run.round.signing.kind)
         self.makers = villains or {}
-        self.world = VirtualWorld(seed, self.knobs.network)
+        self.world = VirtualWorld(seed, self.knobs.network, faults)
         self.checkers = InvariantCheckers(frozenset(self.keys.name(i) for i in self.makers))
         self.world.watchers.append(self.checkers.watch)
         self.draw = random.Random(f"swarm/{seed}")
@@ -97,6 +99,8 @@ class VirtualSwarm:
     def join(self, index: int, via: PeerId, ticket: Ticket | None = None, role: str = "trainer") -> PeerId:
         """Add a stranger that knows one address: it links, downloads, observes, and becomes a member by vertex."""
         name = self.keys.name(index)
+        if not self.world.faults.admits("join", self.world.now, name):
+            return name
         node = self._place(index, None, (via,), ticket.redeem(name) if ticket else b"", role)
         node.contacts.add(via)
         self.world.at(self.world.now + 0.01, lambda: self.world.dial(name, via))
@@ -105,7 +109,9 @@ class VirtualSwarm:
     def lose_disk(self, index: int, via: PeerId) -> None:
         """Replace a dead computer by one that knows its identity and one address, and begins a new session."""
         name = self.keys.name(index)
-        self.world.crash(name)
+        if not self.world.faults.admits("lose_disk", self.world.now, name):
+            return
+        self.world.kill(name)
         self.sessions[index] += 1
         node = self.world.nodes[name]
         node.island = self._island(name)

@@ -48,6 +48,7 @@ from atoll.base.machine import (
 from atoll.peer.operator_commands import farewell
 from atoll.peer.peer import Peer
 from atoll.peer.tasks import HandOver, TrainRound
+from atoll.simulation.fault_schedule import FaultSchedule
 from atoll.simulation.network import NetworkKnobs, QueuedMessage, VirtualNetwork
 from atoll.simulation.worker import VirtualWorker
 from atoll.wire.codec import encode
@@ -93,8 +94,8 @@ class VirtualComputer:
 
 
 class VirtualWorld:
-    def __init__(self, seed: int, knobs: NetworkKnobs | None = None) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, knobs: NetworkKnobs | None = None, faults: FaultSchedule | None = None) -> None:
+        self.seed, self.faults = seed, faults or FaultSchedule()
         self.draw = random.Random(f"world/{seed}")
         self.network = VirtualNetwork(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
         self.contacts: ContactsPolicy = contact_all
@@ -132,6 +133,10 @@ class VirtualWorld:
 
     def crash(self, name: PeerId) -> None:
         """Kill the process: unsynced writes are lost, its sockets are reset, redials are refused."""
+        if self.nodes[name].machine is not None and self.faults.admits("crash", self.now, name):
+            self.kill(name)
+
+    def kill(self, name: PeerId) -> None:
         node = self.nodes[name]
         if node.machine is None:
             return
@@ -145,24 +150,29 @@ class VirtualWorld:
     def leave(self, name: PeerId, why: str = "enough for today") -> None:
         """Leave in good order: the process ends once its last messages are out."""
         node = self.nodes[name]
-        if node.machine is None or node.asleep:
+        if node.machine is None or node.asleep or not self.faults.admits("leave", self.now, name):
             return
         if isinstance(node.machine, Peer):  # a villain ends without a leave report
             self.carry_out(node, farewell(node.machine, why, node.clock.local(self.now)))
         life = node.life
-        self.at(max(self.now, node.disk_free) + 0.05, lambda: self.crash(name) if node.life == life else None)
+        self.at(max(self.now, node.disk_free) + 0.05, lambda: self.kill(name) if node.life == life else None)
 
     def doom(self, name: PeerId, keeps: int) -> None:
         """Kill it around its `keeps`-th durable write from now: the moment at which a loss would hurt most."""
-        self.nodes[name].dies_after = keeps
+        if self.faults.admits("doom", self.now, name):
+            self.nodes[name].dies_after = keeps
 
     def cut(self, a: PeerId, b: PeerId) -> None:
         """Cut the link between two peers; their connection breaks a little later."""
+        if not self.faults.admits("cut", self.now, a, b):
+            return
         self.network.split({a}, {b})
         self.at(self.now + BROKEN_S, lambda: self._break_link(a, b))
 
     def split(self, side: set[PeerId], both_ways: bool = True) -> None:
         """Block messages from `side` to all others; connections across the cut break a little later."""
+        if not self.faults.admits("split", self.now, *side):
+            return
         others = set(self.nodes) - side
         self.network.split(side, others, both_ways)
         for a in sorted(side):
@@ -172,7 +182,7 @@ class VirtualWorld:
     def sleep(self, name: PeerId) -> None:
         """Suspend the process: nothing is handled until `wake`, and no peer is informed."""
         node = self.nodes[name]
-        if node.machine is not None and not node.asleep:
+        if node.machine is not None and not node.asleep and self.faults.admits("sleep", self.now, name):
             node.asleep = True
 
     def wake(self, name: PeerId) -> None:
@@ -211,7 +221,11 @@ class VirtualWorld:
     def _handle(self, node: VirtualComputer, event: Event) -> None:
         assert node.machine is not None
         self.events += 1
+        if self.faults.events_max is not None and self.events > self.faults.events_max:
+            raise RuntimeError(f"more than {self.faults.events_max} events")
         self._digest.update(f"{self.now:.9f}/{node.name}/{_label(event)}".encode())
+        if self.faults.trace is not None:
+            self.faults.trace.append(f"{self.now:.3f} s  {node.name}  {_label(event)}")
         self.carry_out(node, node.machine.handle(event, node.clock.local(self.now)))
 
     def carry_out(self, node: VirtualComputer, effects: list[Effect]) -> None:
@@ -343,7 +357,7 @@ class VirtualWorld:
             node.dies_after -= 1
             if node.dies_after <= 0:
                 moment = self.now + self.draw.uniform(0, 2) * node.fsync_s
-                self.at(moment, lambda: self.crash(node.name) if node.life == life else None)
+                self.at(moment, lambda: self.kill(node.name) if node.life == life else None)
 
     def _weight(self, message: Message) -> int:
         if self._weighed is None or self._weighed[0] is not message:

@@ -56,18 +56,13 @@
     branches     two branches of a run meet, a fifth lie about their preference; no peer changes sides
     post_quantum  churn with sessions that sign with ML-DSA-65 as well
 
-A failing run ends with one line that replays it.
+A failing run ends with one line that replays it, with as few faults as still make it fail.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-
-import msgspec
-
-from atoll.peer.round.topology_choice import TOPOLOGIES
 from atoll.peer.settings import TopologyName
+from atoll.simulation.fault_schedule import FaultSchedule
 from atoll.simulation.scenarios.all_owners_lost import orphans
 from atoll.simulation.scenarios.archive import pieces
 from atoll.simulation.scenarios.basic import blackout, broken_links, calm, frozen, growth, late_joiner
@@ -124,7 +119,6 @@ __all__ = [
     "ScenarioFailed",
     "ScenarioReport",
     "ScenarioUnsupported",
-    "main",
     "run_scenario",
 ]
 
@@ -196,6 +190,8 @@ def run_scenario(
     quorum: str = "",
     protocol: str = "bft",
     topology: TopologyName | None = None,
+    *,
+    faults: FaultSchedule | None = None,
 ) -> ScenarioReport:
     """Play one scenario. Raises ScenarioFailed, with the line that replays it last, if an invariant breaks.
 
@@ -203,36 +199,4 @@ def run_scenario(
     """
     scenario = SCENARIOS[name]
     size, length = peers or scenario.peers, rounds or scenario.rounds
-    return play(name, scenario, seed, size, length, quorum, protocol=protocol, topology=topology)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`atoll simulate NAME [--seed N] [--seeds COUNT] [--quorum RULE] [--protocol raft] …`."""
-    parser = argparse.ArgumentParser(prog="atoll simulate", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("name", choices=[*SCENARIOS, "all"])
-    parser.add_argument("--seed", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to play, one after the other")
-    parser.add_argument("--peers", type=int, default=None)
-    parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--quorum", choices=["majority", "two-thirds"], default="")
-    parser.add_argument("--protocol", choices=["bft", "raft"], default="bft", help="by which members agree")
-    parser.add_argument("--topology", choices=TOPOLOGIES, default=None, help="by which rows are reduced")
-    parser.add_argument("--json", action="store_true", help="one object per run instead of a line for people")
-    options = parser.parse_args(argv)
-    names = list(SCENARIOS) if options.name == "all" else [options.name]
-    failures = 0
-    for name in names:
-        for seed in range(options.seed, options.seed + options.seeds):
-            try:
-                by = options.protocol, options.topology
-                report = run_scenario(name, seed, options.peers, options.rounds, options.quorum, *by)
-            except ScenarioUnsupported as why:
-                if options.name != "all":
-                    parser.error(str(why))
-                continue
-            except ScenarioFailed as failure:
-                failures += 1
-                print(failure, file=sys.stderr, flush=True)
-                continue
-            print(msgspec.json.encode(report).decode() if options.json else report.line, flush=True)
-    return 5 if failures else 0
+    return play(name, scenario, seed, size, length, quorum, protocol=protocol, topology=topology, faults=faults)

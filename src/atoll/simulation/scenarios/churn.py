@@ -419,6 +419,8 @@ class FaultInjector:
         round = self.draw.randint(max(-1, history.head - BACK_MAX), history.head)
         if round not in history.bodies:
             return  # it joined later, or lost its disk
+        if not self.world.faults.admits("rollback", self.world.now, via.me):
+            return
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         goal = goal_of(history.bodies[round], history.ids[round])
         with suppress(ValueError):  # it is not a member (yet)
@@ -434,6 +436,8 @@ class FaultInjector:
         numbers = RunNumbers(inner_steps=self.draw.randint(5, 30))
         if self.draw.random() < 0.5:
             numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
+        if not self.world.faults.admits("amend", self.world.now, via.me):
+            return
         node, sign = self.world.nodes[via.me], self.swarm.keys.vouch(self.swarm.founders[0]).sign
         with suppress(ValueError):  # it is not a member (yet)
             self.numbers.append(with_waiting(via, numbers))
@@ -446,7 +450,8 @@ class FaultInjector:
         known = [(peer, peer.history.head_body) for peer in up if peer.history]
         if known:
             via, head = self.draw.choice(known)
-            self._say_pause(via, head.paused is UNSET)
+            if self.world.faults.admits("pause", self.world.now, via.me):
+                self._say_pause(via, head.paused is UNSET)
 
     def goes_on(self) -> bool:
         """True if no peer regards the run as paused."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import resource
 import sys
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -27,6 +28,7 @@ from atoll.peer.settings import RunSettings, TopologyName, features_of
 from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.simulation.adversaries.byzantine import Twist, villain
+from atoll.simulation.fault_schedule import FaultSchedule
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSwarm, WorldKeys, peer_name
@@ -54,7 +56,16 @@ R = TypeVar("R", bound=FactReports)
 
 
 class ScenarioFailed(AssertionError):
-    """Failure of a scenario; the last line of its message replays it."""
+    """Failure of a scenario; the last line of its message replays it.
+
+    `kind`: the message without names and numbers. `call`: arguments of `play`. `faults`: those that happened, with
+    their world times. `events`: handled until then.
+    """
+
+    kind: str
+    call: dict[str, Any]
+    faults: dict[str, Seconds]
+    events: int
 
 
 class ScenarioUnsupported(ValueError):
@@ -117,7 +128,9 @@ class ScenarioContext:
         quorum: str,
         protocol: str = "bft",
         topology: TopologyName | None = None,
+        schedule: FaultSchedule | None = None,
     ) -> None:
+        self.schedule = schedule
         self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
         self.protocol, self.topology = protocol, topology
         trusted = protocol == "raft" or topology is not None  # most topologies require trusted members
@@ -137,7 +150,7 @@ class ScenarioContext:
         island: IslandMaker = VirtualWorker,
     ) -> VirtualSwarm:
         self.swarm = VirtualSwarm(
-            self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys, island
+            self.seed, knobs or SwarmKnobs(self.peers, run=self.settings()), villains, keys, island, self.schedule
         )
         self.world = self.swarm.world
         self.world.watchers.append(self._watch)
@@ -318,6 +331,11 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+def _kind_of(failure: str) -> str:
+    """The message without lists, names and numbers."""
+    return re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", re.split(r"[;\[{(]", failure)[0])
+
+
 def play(
     name: str,
     scenario: Scenario,
@@ -328,8 +346,11 @@ def play(
     *,
     protocol: str = "bft",
     topology: TopologyName | None = None,
+    faults: FaultSchedule | None = None,
 ) -> ScenarioReport:
-    stage = ScenarioContext(name, seed, peers, rounds, quorum, protocol, topology)
+    """Play a scenario, with all of its faults or those that `faults` selects; `faults` then names them."""
+    faults = faults or FaultSchedule()
+    stage = ScenarioContext(name, seed, peers, rounds, quorum, protocol, topology, faults)
     wall, cpu = time.perf_counter(), time.process_time()
     try:
         with _seldom_collected():
@@ -343,8 +364,17 @@ def play(
         replay += f" --quorum {stage.quorum}"
         replay += f" --protocol {protocol}" if protocol != "bft" else ""
         replay += f" --topology {topology}" if topology is not None else ""
+        replay += f" --faults {','.join(faults.happened) or 'none'}" if faults.only is not None else ""
         at = f"at {stage.world.now:.1f} s, " if hasattr(stage, "world") else ""  # before the swarm was gathered
-        raise ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}") from why
+        failed = ScenarioFailed(f"{kind}{why}\n  {at}replay: {replay}")
+        failed.kind, failed.faults = (
+            _kind_of(f"{kind}{why}"),
+            faults.happened,
+        )
+        failed.call = {"name": name, "seed": seed, "peers": peers, "rounds": rounds, "quorum": quorum}
+        failed.call |= {"protocol": protocol, "topology": topology}
+        failed.events = stage.world.events if hasattr(stage, "world") else 0
+        raise failed from why
     checkers, world = stage.swarm.checkers, stage.world
     newest = stage.newest
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
