@@ -114,7 +114,7 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
     trained: dict[int, int] = {}
     closed: dict[int, float] = {}  # round -> when the last member was done with it
     for fact in facts:
-        if fact["fact"] == "Reduced":
+        if fact["fact"] == "PartsReduced":
             reduced.setdefault((fact["by"], fact["round"]), fact["at"])  # of its first attempt
         elif fact["fact"] == "RoundClosed":
             closed[fact["round"]] = max(fact["at"], closed.get(fact["round"], 0.0))

@@ -44,8 +44,9 @@ from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import VertexBody
 
 BLAME = (
-    "Accused", "BadSource", "BranchSeen", "Contradicted", "Equivocation", "Fault", "Garbage", "Lied", "OtherRows",
-    "OtherSize", "Refused", "Unread",
+    "MemberAccused", "BadSource", "BranchSeen", "OwnerContradicted", "Equivocation", "ProtocolFault",
+    "RowUndecodable", "OwnerLied", "CommitmentsDiffer",
+    "OtherSize", "JoinRejected", "MalformedRow",
 )  # fmt: skip
 LONG_S = 90.0  # a life from which growth can be told
 WARM_S = 40.0  # from its beginning, until everything is loaded
@@ -160,7 +161,14 @@ def judge_blame(result: Judged, ids: Mapping[int, str], recorded: Mapping[Path, 
                 whom = names.get(e.get("peer") or e.get("owner") or e.get("by", ""), "?")
                 rest = {k: v for k, v in e.items() if k not in ("at", "fact", "phase", "trace", "statement")}
                 result.wrong.append(f"{folder.name}: {e['fact']} of {whom}: {rest}"[:400])
-            elif e["fact"] in ("Disagreed", "Lapsed", "AttemptFailed", "Passed", "FetchBegan", "StateMissing"):
+            elif e["fact"] in (
+                "ProposalRejected",
+                "OwnerFault",
+                "AttemptFailed",
+                "RoundSkipped",
+                "FetchBegan",
+                "StateMissing",
+            ):
                 why = str(e.get("why", ""))
                 notes[f"{e['fact']}: {why.split(':')[0][:90]}" if why else e["fact"]] += 1
             elif e["fact"] == "MembershipChanged":

@@ -91,7 +91,7 @@ def together(network: str, settings: list[str], rounds: int, warm_up: int) -> di
         cpu_s: dict[int, list[tuple[float, float]]] = {}
         seen = 0
         while min(map(len, ended.values())) < warm_up + rounds + 1:
-            fact = swarm.wait(lambda f: f["fact"] in ("TrainEnded", "Exit", "Passed"), seen, PATIENCE_S)
+            fact = swarm.wait(lambda f: f["fact"] in ("TrainEnded", "Exit", "RoundSkipped"), seen, PATIENCE_S)
             seen = swarm.facts.index(fact) + 1
             if fact["fact"] == "Exit":
                 raise RuntimeError(f"peer {fact['by']} ended")

@@ -65,7 +65,7 @@ def test_founding_joining_asking_inviting_leaving_and_coming_back(tmp_path: Path
         ada.trained_with(2)
 
         again.process.send_signal(signal.SIGKILL)
-        paused = ada.until_fact("Suspected", why="refused")["paused"]
+        paused = ada.until_fact("PeerSuspected", why="refused")["paused"]
         assert paused == answer_of("status", "--dir", a)["paused"]
         assert paused.startswith("paused: 1 of 2 voters are here, 2 are needed; it goes on when bob came back")
         assert atoll("recover", "--dir", a).returncode == 4  # a program must say --yes

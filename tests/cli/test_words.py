@@ -351,7 +351,7 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
         progress.members.append({"peer": peer, "name": name, "standing": "member"})
     told = {"fact": "MembershipChanged", "joined": [m["peer"] for m in progress.members], "left": []}
     shell.entry(told, progress)
-    shell.entry({"fact": "Refused", "by": "bobby456", "what": "\x1b[2J\nround 9"}, progress)
+    shell.entry({"fact": "JoinRejected", "by": "bobby456", "what": "\x1b[2J\nround 9"}, progress)
     first, second = capsys.readouterr().out.splitlines()
     assert "+ vm (alice123) joined  + vm (bobby456) joined" in first and "+ nameless joined" in first
     assert "[/b] [2J round 9" in first and "\x1b" not in first + second
@@ -363,7 +363,7 @@ def test_who_is_expelled_is_not_just_gone_and_where_to_read_why_is_said():
         progress.members.append({"peer": name * 4, "name": name, "standing": standing})
     line = line_of({"fact": "MembershipChanged", "joined": [], "left": ["bob" * 4, "eve" * 4]}, progress)
     assert line == "- bob is gone  ! eve is expelled; why: atoll verify --verdicts"
-    unread = {"fact": "Unread", "peer": "eve" * 4, "of": 3, "why": "a value is not finite"}
+    unread = {"fact": "MalformedRow", "peer": "eve" * 4, "of": 3, "why": "a value is not finite"}
     assert line_of(unread, progress) == "! the update of eve cannot be read: a value is not finite"
 
 
@@ -392,7 +392,7 @@ def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
 
 def test_who_ends_as_we_do_is_no_trouble():
     """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
-    progress, silent = RunStatus(), {"fact": "Suspected", "peer": "bob" * 4, "why": "refused"}
+    progress, silent = RunStatus(), {"fact": "PeerSuspected", "peer": "bob" * 4, "why": "refused"}
     assert "does not respond" in line_of(silent, progress)
     progress.see({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
     assert line_of(silent, progress) == ""

@@ -55,7 +55,7 @@ def problems(rows: dict[int, bytes], trusted: Digest | None = None) -> list[tupl
 def placing() -> list[int]:
     """Rounds with holders' reports in their vertex."""
     bodies = {r: decode_body(decode_vertex(v).body) for r, v in history()[2].items()}
-    return [r for r, body in bodies.items() if any(b"Placed" in s.body for s in body.reports)]
+    return [r for r, body in bodies.items() if any(b"PiecesStored" in s.body for s in body.reports)]
 
 
 def test_a_history_with_pieces_is_intact():

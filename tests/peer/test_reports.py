@@ -120,7 +120,7 @@ def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
     crowd = [replace(body.members[0], peer=PeerId(f"m{k}")) for k in range(REPORTS_PER_VERTEX_MAX)]
     history.bodies[history.head] = replace(body, members=(*body.members, *crowd))
     for member in crowd:
-        stand.pool.pool["Rests", member.peer, ""] = stand.sign(SkipRound(ahead), member.peer)
+        stand.pool.pool["SkipRound", member.peer, ""] = stand.sign(SkipRound(ahead), member.peer)
     assert not stand.adds(SkipRound(ahead), HONEST)
     assert stand.join("newcomer") and stand.adds(LeaveReport(0, "bye"), HONEST)
     assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
@@ -227,7 +227,7 @@ def test_who_was_silent_for_a_moment_and_gives_nothing_keeps_its_vote():
     world.at(1.0, lambda: world.sleep(name))
     world.at(9.0, lambda: world.wake(name))
     world.run(9.0)
-    assert len(world.nodes[ME].machine.pool.of_kind("Suspect")) == 4
+    assert len(world.nodes[ME].machine.pool.of_kind("SuspicionReport")) == 4
     world.run(60.0, stop=lambda: min(swarm.heads()) >= 0)
     body = world.nodes[ME].machine.history.head_body
     assert body.round == 0 and name not in named_in(body.parts)

@@ -235,7 +235,7 @@ def test_who_is_back_before_its_farewell_was_carried_keeps_its_place():
     world.leave(hasty)
     world.run(world.now + 0.2)
     others = [world.nodes[name].machine for name in swarm.founders if name != hasty]
-    assert all(peer.pool.said_by(hasty, "Leave") and peer.history.head == began for peer in others)
+    assert all(peer.pool.said_by(hasty, "LeaveReport") and peer.history.head == began for peer in others)
     world.start(hasty)
     world.run(1e3, stop=lambda: min(swarm.heads()) >= began + 4)
     bodies = others[0].history.bodies
@@ -252,11 +252,11 @@ def test_who_is_leaving_says_so_again_to_whom_it_links():
     world.carry_out(node, farewell(node.machine, "enough", node.clock.local(world.now)))
     words = node.machine.handle(LinkUp(other), node.clock.local(world.now))
     said = [e.message.statement for e in words if isinstance(e, Send) and isinstance(e.message, MemberReport)]
-    assert said == node.machine.pool.said_by(goes, "Leave") != []
+    assert said == node.machine.pool.said_by(goes, "LeaveReport") != []
     peer = world.nodes[other].machine
     world.run(world.now + 0.2)
-    assert peer.pool.said_by(goes, "Leave") == said
+    assert peer.pool.said_by(goes, "LeaveReport") == said
     peer.handle(LinkUp(goes), world.nodes[other].clock.local(world.now))
-    assert not peer.pool.said_by(goes, "Leave")
+    assert not peer.pool.said_by(goes, "LeaveReport")
     peer.handle(Received(goes, MemberReport(said[0])), world.nodes[other].clock.local(world.now))
-    assert peer.pool.said_by(goes, "Leave") == said
+    assert peer.pool.said_by(goes, "LeaveReport") == said

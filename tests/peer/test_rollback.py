@@ -282,7 +282,7 @@ def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytes
     assert len(pool.chosen()) < 100 and pool.chosen()[0] == signed
     for k, round in enumerate((5, 3, 4)):  # of many words, the two that go farthest back
         other = notary.sign(replace(amend, round=round))
-        pool.pool["Amend", BOB, str(k)] = other
+        pool.pool["RollbackOrder", BOB, str(k)] = other
     assert [found.round for _, found in amends_in(pool.chosen())] == [2, 3]
 
 

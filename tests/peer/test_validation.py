@@ -109,7 +109,7 @@ def test_what_a_validator_saw_is_said_again_until_a_vertex_holds_it():
     swarm = swarm_of(3, bad=(), quorum="majority")
     reach(swarm, 0)
     carl = swarm.world.nodes[CARL].machine
-    said = lambda: carl.pool.said_by(CARL, "Validated")  # noqa: E731  # asked twice
+    said = lambda: carl.pool.said_by(CARL, "ValidationReport")  # noqa: E731  # asked twice
     swarm.world.run(swarm.world.now + 300, stop=lambda: bool(said()))
     (word,) = said()
     effects = carl.handle(TimerFired("beat"), swarm.world.now + 4.0)

@@ -56,7 +56,7 @@ class Story:
     def goes_on(self, *reports: SignedStatement) -> ValidatedState | None:
         """One vertex more, with these reports; the candidate that it is, if it is one."""
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in self.peers)
-        back = [r for r in reports if b"Amend" in r.body]
+        back = [r for r in reports if b"RollbackOrder" in r.body]
         parts = (None,) if self.round >= 0 else ()
         state = digest(b"gone back") if back else state_of(self.round)
         numbers = RoundMetrics(1.0, 1, 1)

@@ -139,7 +139,7 @@ def test_a_paused_run_says_who_is_missed_and_what_helps():
     assert told is not None and "and 31 others sign with new keys" in told
     assert plain({"paused": told}) == {"paused": told} and told.endswith("atoll recover in the founder's folder")
     progress = RunStatus()
-    progress.see({"fact": "Suspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
+    progress.see({"fact": "PeerSuspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
     assert progress.trouble == "paused: 1 of 2"
-    progress.see({"fact": "Returned", "peer": "bob"})
+    progress.see({"fact": "PeerReturned", "peer": "bob"})
     assert not progress.trouble

@@ -183,12 +183,12 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             )
             waits = progress.waits() if entry["left"] else None  # a newcomer has no vote yet
             return f"{told}\n! {waits}" if waits else told
-        case "Suspected" if progress.over:
+        case "PeerSuspected" if progress.over:
             return ""  # they leave as this peer does
-        case "Suspected":
+        case "PeerSuspected":
             what = entry.get("paused", "the others go on")
             return f"! {name(entry['peer'])} does not respond ({entry['why']}); {what}"
-        case "Returned":
+        case "PeerReturned":
             return f"{name(entry['peer'])} responds again"
         case "AttemptFailed" if progress.phase == "paused" and "paused" not in entry:
             return ""  # there was nothing to agree on
@@ -198,7 +198,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "WorkRefused":
             told = f"! this computer cannot do its part of the round: {entry['why']}"
             return f"{told}; free memory or disk, or fix the cause: the peer tries again"
-        case "Passed":
+        case "RoundSkipped":
             return f"! this peer has no part in this round: {entry['why']}"
         case "ScoreMissed":
             return (
@@ -208,11 +208,11 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"! twins of round {entry['of']} are not compared here: {entry['why']}"
         case "FetchBegan":
             return f"downloading the agreed model ({entry['why']})"
-        case "Refused":
+        case "JoinRejected":
             return f"! {name(entry['by'])} reports: {one_line(entry['what'])}"
-        case "Fault":
+        case "ProtocolFault":
             return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
-        case "Unread":
+        case "MalformedRow":
             return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
         case "RunOver":
             return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"

@@ -39,7 +39,7 @@ class MembershipChanged(Fact, frozen=True, kw_only=True, tag="MembershipChanged"
     members: tuple[Member, ...]
 
 
-class JoinRejected(Fact, frozen=True, kw_only=True, tag="Refused"):
+class JoinRejected(Fact, frozen=True, kw_only=True, tag="JoinRejected"):
     """A member refused the local join request, or this peer cannot take part itself."""
 
     phase = "join"
@@ -75,7 +75,7 @@ class TrainEnded(Fact, frozen=True, kw_only=True, tag="TrainEnded"):
     step_s: Seconds
 
 
-class RoundSkipped(Fact, frozen=True, kw_only=True, tag="Passed"):
+class RoundSkipped(Fact, frozen=True, kw_only=True, tag="RoundSkipped"):
     """The local peer contributes nothing to this round, for this reason."""
 
     phase = "train"
@@ -104,7 +104,7 @@ class AttemptFailed(Fact, frozen=True, kw_only=True, tag="AttemptFailed"):
     attempt: int
 
 
-class ProposalRejected(Fact, frozen=True, kw_only=True, tag="Disagreed"):
+class ProposalRejected(Fact, frozen=True, kw_only=True, tag="ProposalRejected"):
     """The local peer rejected a proposal and did not vote for it."""
 
     phase = "agree"
@@ -112,7 +112,7 @@ class ProposalRejected(Fact, frozen=True, kw_only=True, tag="Disagreed"):
     why: str
 
 
-class IncompatibleCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
+class IncompatibleCall(Fact, frozen=True, kw_only=True, tag="IncompatibleCall"):
     """This peer's update has another length than the local one, or other options: they cannot be averaged."""
 
     phase = "commit"
@@ -123,7 +123,7 @@ class IncompatibleCall(Fact, frozen=True, kw_only=True, tag="OtherCall"):
     my_asked: str
 
 
-class ProtocolFault(Fact, frozen=True, kw_only=True, tag="Fault"):
+class ProtocolFault(Fact, frozen=True, kw_only=True, tag="ProtocolFault"):
     """A peer broke the protocol; its message was dropped."""
 
     phase = "trust"
@@ -131,7 +131,7 @@ class ProtocolFault(Fact, frozen=True, kw_only=True, tag="Fault"):
     what: str
 
 
-class MemberAccused(Fact, frozen=True, kw_only=True, tag="Accused"):
+class MemberAccused(Fact, frozen=True, kw_only=True, tag="MemberAccused"):
     """Evidence against this peer for the members: a proven lie, or one failure too many."""
 
     phase = "trust"
@@ -139,7 +139,7 @@ class MemberAccused(Fact, frozen=True, kw_only=True, tag="Accused"):
     statement: Accusation | OwnerComplaint
 
 
-class MalformedRow(Fact, frozen=True, kw_only=True, tag="Unread"):
+class MalformedRow(Fact, frozen=True, kw_only=True, tag="MalformedRow"):
     """This peer committed to a row of that round that did not decode here."""
 
     phase = "trust"
@@ -148,7 +148,7 @@ class MalformedRow(Fact, frozen=True, kw_only=True, tag="Unread"):
     why: str
 
 
-class OwnerFault(Fact, frozen=True, kw_only=True, tag="Lapsed"):
+class OwnerFault(Fact, frozen=True, kw_only=True, tag="OwnerFault"):
     """This owner failed the round as observed here, which proves nothing."""
 
     phase = "trust"
@@ -178,7 +178,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
     exhibit: Digest | None = None  # judged blob
 
 
-class AuditVerdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
+class AuditVerdict(Fact, frozen=True, kw_only=True, tag="AuditVerdict"):
     """A vertex holds an auditor's finding."""
 
     phase = "audit"
@@ -188,7 +188,7 @@ class AuditVerdict(Fact, frozen=True, kw_only=True, tag="Verdict"):
     finding: Finding
 
 
-class StateEvaluated(Fact, frozen=True, kw_only=True, tag="Looked"):
+class StateEvaluated(Fact, frozen=True, kw_only=True, tag="StateEvaluated"):
     """The local peer was drawn to evaluate the state of this round and reports these losses."""
 
     phase = "validate"
@@ -209,7 +209,7 @@ class StateJudged(Fact, frozen=True, kw_only=True, tag="StateJudged"):
     accuracy: tuple[int, ...] | None = None  # millionths of all predictions; None: too few validators counted them
 
 
-class AutoRolledBack(Fact, frozen=True, kw_only=True, tag="WentBack"):
+class AutoRolledBack(Fact, frozen=True, kw_only=True, tag="AutoRolledBack"):
     """Validators found the state bad, and this round's vertex rolled it back."""
 
     phase = "validate"
@@ -318,7 +318,7 @@ class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
     why: str
 
 
-class StateUnavailable(Fact, frozen=True, kw_only=True, tag="StateLacked"):
+class StateUnavailable(Fact, frozen=True, kw_only=True, tag="StateUnavailable"):
     """A body rolls back to an earlier state that is not stored here: no vote for it until it is."""
 
     phase = "agree"

@@ -296,7 +296,7 @@ class DemoRun:
             return ""
         name = child.progress.name_of
         match entry["fact"]:
-            case "Suspected":
+            case "PeerSuspected":
                 return f"! {name(entry['peer'])} does not answer; the others go on without it"
             case "MembershipChanged" if entry["left"]:
                 return f"the members agreed that {', '.join(name(p) for p in entry['left'])} is gone"

@@ -287,13 +287,13 @@ class RunStatus:
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "TrainEnded":
                 self.phase, self.step, self.passed = "committing", entry["steps"], ""
-            case "Passed":
+            case "RoundSkipped":
                 self.passed = entry["why"]
             case "TrainedApart":
                 self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
             case "ShareBegan":
                 self.phase = "sharing"
-            case "Reduced":
+            case "PartsReduced":
                 self.phase = "agreeing"
             case "MembershipChanged":
                 self.members = entry["members"]
@@ -301,7 +301,7 @@ class RunStatus:
                 self._round_closed(entry)
             case "AuditDrawn":
                 self.audits_drawn += 1
-            case "Verdict":
+            case "AuditVerdict":
                 self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
             case "UpdateScored":
                 self.opinions[entry["opinion"]] = self.opinions.get(entry["opinion"], 0) + 1
@@ -310,7 +310,7 @@ class RunStatus:
             case "StateJudged":
                 known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
-            case "WentBack":
+            case "AutoRolledBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
             case "HistoryLacks":
@@ -326,7 +326,7 @@ class RunStatus:
                 ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
-            case "AttemptFailed" | "Suspected" if entry.get("paused"):
+            case "AttemptFailed" | "PeerSuspected" if entry.get("paused"):
                 self.trouble = entry["paused"]
             case "WorkRefused":
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
@@ -345,11 +345,11 @@ class RunStatus:
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
-            case "Returned" if self.trouble.startswith("paused"):
+            case "PeerReturned" if self.trouble.startswith("paused"):
                 self.trouble = ""
             case "EraSealed" if "signatures of those who began" in self.trouble:
                 self.trouble = ""
-            case "Refused":
+            case "JoinRejected":
                 self.trouble = f"{entry['code']} {entry['what']}"
             case _:
                 pass

@@ -255,9 +255,9 @@ class _EndWatcher:
                 if not self.unreachable:
                     self.shell.notice(f"cannot reach {entry['address']} yet: {entry['why']}")
                 self.unreachable = entry["why"]
-            case "Refused":
+            case "JoinRejected":
                 self._refused(entry)
-            case "Passed" if self.host.island.tended.hopeless:
+            case "RoundSkipped" if self.host.island.tended.hopeless:
                 self.leave(
                     "its trainer failed",
                     RunFailedError(

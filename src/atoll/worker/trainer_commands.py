@@ -46,14 +46,14 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     computing: ComputeOptions = PLAIN  # of gradients
 
 
-class BeginValidation(msgspec.Struct, frozen=True, tag="Validate"):
+class BeginValidation(msgspec.Struct, frozen=True, tag="BeginValidation"):
     """Measure held-out losses of the parameters behind x in the mailbox, in a second model: first batch."""
 
     samples: int  # of each set
     canary: str = ""  # path of a blob with a second set of data; empty: none
 
 
-class BeginScoring(msgspec.Struct, frozen=True, tag="LookAlong"):
+class BeginScoring(msgspec.Struct, frozen=True, tag="BeginScoring"):
     """Measure losses on drawn samples of the training data: first those that one peer took, then others."""
 
     drawn: Digest
@@ -64,7 +64,7 @@ class BeginScoring(msgspec.Struct, frozen=True, tag="LookAlong"):
     dealt: int  # position before which all samples are dealt out
 
 
-class BeginReplay(msgspec.Struct, frozen=True, tag="StepAgain"):
+class BeginReplay(msgspec.Struct, frozen=True, tag="BeginReplay"):
     """Replay the steps of another peer's round in a second model, from the parameters behind x in the mailbox.
 
     The first step is taken at once. After the last one the mailbox holds the update.
@@ -80,11 +80,11 @@ class BeginReplay(msgspec.Struct, frozen=True, tag="StepAgain"):
     horizon: ScheduleHorizon | None = None
 
 
-class NextBatch(msgspec.Struct, frozen=True, tag="LookOn"):
+class NextBatch(msgspec.Struct, frozen=True, tag="NextBatch"):
     """The next batch of a measurement, or the next step of a replay."""
 
 
-class LossesMeasured(msgspec.Struct, frozen=True, tag="Looked"):
+class LossesMeasured(msgspec.Struct, frozen=True, tag="LossesMeasured"):
     """One batch is done. The last one brings losses in nats: a mean per set of data, or one per sample."""
 
     done: bool

@@ -36,7 +36,7 @@ REQUESTS_MIN = 4  # least chunk requests under way per piece; together the piece
 PACED_CHUNKS = 2  # chunks per tick, of all pieces together: 8 MiB/s
 
 
-class PiecesGathered(Fact, frozen=True, kw_only=True, tag="Gathered"):
+class PiecesGathered(Fact, frozen=True, kw_only=True, tag="PiecesGathered"):
     """Enough pieces to make `goal` are on this disk."""
 
     phase = "transfer"

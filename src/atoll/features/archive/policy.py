@@ -170,7 +170,7 @@ class PlacementLedger(Ledger[PiecesStored]):
 
     def _take_in(self, coded: ErasureParams, vertex: Digest, body: VertexBody) -> None:
         for signed in body.reports:
-            if b"Placed" not in signed.body:  # its tag; most reports are not opened
+            if b"PiecesStored" not in signed.body:  # its tag; most reports are not opened
                 continue
             word = statement_in(signed)
             if isinstance(word, PiecesStored):

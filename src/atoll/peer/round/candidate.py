@@ -16,7 +16,7 @@ from atoll.wire.messages.statements import Commitment, OwnerResult, RollbackOrde
 from atoll.wire.messages.vertex import VertexBody
 
 
-class StateStep(Statement, frozen=True, tag="Step"):
+class StateStep(Statement, frozen=True, tag="StateStep"):
     """One transition of the shared state: combined parts, and the counters of the members that count."""
 
     parts: tuple[Digest | None, ...]

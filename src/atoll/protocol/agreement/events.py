@@ -11,7 +11,7 @@ from atoll.wire.evidence import Evidence
 from atoll.wire.messages.statements import QuorumCertificate
 
 
-class ProposalReceived(Fact, frozen=True, kw_only=True, tag="Judge"):
+class ProposalReceived(Fact, frozen=True, kw_only=True, tag="ProposalReceived"):
     """A proposal that awaits judgment. If its content is right, the round calls `approve(digest)`."""
 
     phase = "agree"
@@ -20,14 +20,14 @@ class ProposalReceived(Fact, frozen=True, kw_only=True, tag="Judge"):
     body: bytes
 
 
-class MayPropose(Fact, frozen=True, kw_only=True, tag="Free"):
+class MayPropose(Fact, frozen=True, kw_only=True, tag="MayPropose"):
     """The local peer is the proposer of this view and may propose any body."""
 
     phase = "agree"
     view: int
 
 
-class BodyMissing(Fact, frozen=True, kw_only=True, tag="Lacking"):
+class BodyMissing(Fact, frozen=True, kw_only=True, tag="BodyMissing"):
     """A certificate or ballot names a body that is neither here nor under way.
 
     The round fetches the body and calls `learn_body`.
@@ -38,7 +38,7 @@ class BodyMissing(Fact, frozen=True, kw_only=True, tag="Lacking"):
     digest: Digest
 
 
-class BodyPrepared(Fact, frozen=True, kw_only=True, tag="Prepared"):
+class BodyPrepared(Fact, frozen=True, kw_only=True, tag="BodyPrepared"):
     """A quorum of prepare votes names this body."""
 
     phase = "agree"
@@ -46,7 +46,7 @@ class BodyPrepared(Fact, frozen=True, kw_only=True, tag="Prepared"):
     digest: Digest
 
 
-class BodyDecided(Fact, frozen=True, kw_only=True, tag="Decided"):
+class BodyDecided(Fact, frozen=True, kw_only=True, tag="BodyDecided"):
     """The final body. `body` is None if the certificate arrived before the bytes.
 
     The driver acts on it as on a Send: after the preceding `Persist` effects are durable.

@@ -46,7 +46,7 @@ FORMS_MAX = 1024  # results with remembered digests: of all owners and juries of
 ROW_REQUESTS_MAX = 6  # for one row, to one holder after the other; then its result stays unproven
 
 
-class PartDisputed(Fact, frozen=True, kw_only=True, tag="Doubted"):
+class PartDisputed(Fact, frozen=True, kw_only=True, tag="PartDisputed"):
     """The owners of this part do not agree in time: the local peer recomputes it."""
 
     phase = "share"
@@ -54,7 +54,7 @@ class PartDisputed(Fact, frozen=True, kw_only=True, tag="Doubted"):
     answers: int  # different results
 
 
-class OwnerLied(Fact, frozen=True, kw_only=True, tag="Lied"):
+class OwnerLied(Fact, frozen=True, kw_only=True, tag="OwnerLied"):
     """This owner signed a result that its contributors' rows do not make."""
 
     phase = "trust"
@@ -63,7 +63,7 @@ class OwnerLied(Fact, frozen=True, kw_only=True, tag="Lied"):
     statement: SignedStatement
 
 
-class OwnerContradicted(Fact, frozen=True, kw_only=True, tag="Contradicted"):
+class OwnerContradicted(Fact, frozen=True, kw_only=True, tag="OwnerContradicted"):
     """This owner signed two different results for one slot."""
 
     phase = "trust"
@@ -73,7 +73,7 @@ class OwnerContradicted(Fact, frozen=True, kw_only=True, tag="Contradicted"):
     second: SignedStatement
 
 
-class CommitmentsDiffer(Fact, frozen=True, kw_only=True, tag="OtherRows"):
+class CommitmentsDiffer(Fact, frozen=True, kw_only=True, tag="CommitmentsDiffer"):
     """This owner has other commitments of these contributors than the local peer, which should send it its own."""
 
     phase = "share"

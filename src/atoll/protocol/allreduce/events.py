@@ -27,14 +27,14 @@ class PartMissing(Fact, frozen=True, kw_only=True, tag="PartMissing"):
     part: int
 
 
-class PartsReduced(Fact, frozen=True, kw_only=True, tag="Reduced"):
+class PartsReduced(Fact, frozen=True, kw_only=True, tag="PartsReduced"):
     """Every part has a result or is missing."""
 
     phase = "share"
     attempt: int
 
 
-class RowUndecodable(Fact, frozen=True, kw_only=True, tag="Garbage"):
+class RowUndecodable(Fact, frozen=True, kw_only=True, tag="RowUndecodable"):
     """This author's committed bytes do not decode, so its row does not count."""
 
     phase = "share"
@@ -42,7 +42,7 @@ class RowUndecodable(Fact, frozen=True, kw_only=True, tag="Garbage"):
     part: int
 
 
-class OwnerFailed(Fact, frozen=True, kw_only=True, tag="NoAnswer"):
+class OwnerFailed(Fact, frozen=True, kw_only=True, tag="OwnerFailed"):
     """The local peer owns this part and cannot combine it; without another owner it has no result."""
 
     phase = "share"

@@ -37,7 +37,7 @@ WATCHED = 4  # peers watched by each peer above that size: load per peer stays c
 SAMPLES = 8  # clock exchanges stored per peer; the one with the smallest round trip counts
 
 
-class PeerSuspected(Fact, frozen=True, kw_only=True, tag="Suspected"):
+class PeerSuspected(Fact, frozen=True, kw_only=True, tag="PeerSuspected"):
     """A peer is gone: silent for too long, or its redial was refused."""
 
     phase = "membership"
@@ -45,7 +45,7 @@ class PeerSuspected(Fact, frozen=True, kw_only=True, tag="Suspected"):
     why: Literal["silent", "refused"]
 
 
-class PeerReturned(Fact, frozen=True, kw_only=True, tag="Returned"):
+class PeerReturned(Fact, frozen=True, kw_only=True, tag="PeerReturned"):
     """A peer that was gone sends messages again."""
 
     phase = "membership"

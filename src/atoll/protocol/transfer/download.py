@@ -77,7 +77,7 @@ SERVED_AT_ONCE = 64  # chunk reads in progress for other peers; excess requests 
 SERVED_TO_ONE = WINDOW_MAX  # reads for one peer: a flooding peer leaves half of all reads to the others
 
 
-class BlobFetched(Fact, frozen=True, kw_only=True, tag="Fetched"):
+class BlobFetched(Fact, frozen=True, kw_only=True, tag="BlobFetched"):
     """The blob is complete and durable. Each of `sources` sent at least one chunk."""
 
     phase = "transfer"

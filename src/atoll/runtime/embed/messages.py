@@ -47,7 +47,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     effort: WorkloadPolicy | None = None  # adaptive length of its rounds; None: fixed length
 
 
-class AttachLoop(msgspec.Struct, frozen=True, tag="Attach"):
+class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
     """First message of the user's process: its request and its model."""
 
     request: RunRequest
@@ -57,7 +57,7 @@ class AttachLoop(msgspec.Struct, frozen=True, tag="Attach"):
     validates: bool = False  # the loop can measure a held-out loss
 
 
-class PeerNews(msgspec.Struct, frozen=True, tag="Told"):
+class PeerNews(msgspec.Struct, frozen=True, tag="PeerNews"):
     """Identity of the peer and ticket of its run."""
 
     ticket: str
@@ -65,14 +65,14 @@ class PeerNews(msgspec.Struct, frozen=True, tag="Told"):
     lacks: tuple[str, ...] = ()  # protections of the chosen trust that a newly founded run lacks, for people
 
 
-class RoundsBegin(msgspec.Struct, frozen=True, tag="Begins"):
+class RoundsBegin(msgspec.Struct, frozen=True, tag="RoundsBegin"):
     """The first job comes next. The recipe may need gradients or moments of the loop's optimizer."""
 
     recipe: Recipe
     validated: bool = False  # members of this run evaluate its agreed model
 
 
-class LoopRoundClosed(msgspec.Struct, frozen=True, tag="Closed"):
+class LoopRoundClosed(msgspec.Struct, frozen=True, tag="LoopRoundClosed"):
     """A round was agreed."""
 
     round: int
@@ -82,13 +82,13 @@ class LoopRoundClosed(msgspec.Struct, frozen=True, tag="Closed"):
     loss: float
 
 
-class LoopRunOver(msgspec.Struct, frozen=True, tag="Over"):
+class LoopRunOver(msgspec.Struct, frozen=True, tag="LoopRunOver"):
     """The run has had its rounds; x holds the agreed model."""
 
     rounds: int
 
 
-class PeerError(msgspec.Struct, frozen=True, tag="Trouble"):
+class PeerError(msgspec.Struct, frozen=True, tag="PeerError"):
     """Fields of the AtollError that ends this peer."""
 
     code: str
@@ -97,14 +97,14 @@ class PeerError(msgspec.Struct, frozen=True, tag="Trouble"):
     fix: str
 
 
-class DeclineRounds(msgspec.Struct, frozen=True, tag="Declines"):
+class DeclineRounds(msgspec.Struct, frozen=True, tag="DeclineRounds"):
     """The loop contributes nothing to this round and the next `rounds - 1`."""
 
     job: int  # id of the TrainSteps that this replies to; 0: none is pending
     rounds: int
 
 
-class DetachLoop(msgspec.Struct, frozen=True, tag="Farewell"):
+class DetachLoop(msgspec.Struct, frozen=True, tag="DetachLoop"):
     """Last message of the user's process."""
 
 

@@ -38,7 +38,7 @@ Taken = How | Literal["shift", "afresh"]
 # ---- Commands ----------------------------------------------------------------------------------------------
 
 
-class TrainSteps(msgspec.Struct, frozen=True, tag="Train"):
+class TrainSteps(msgspec.Struct, frozen=True, tag="TrainSteps"):
     job: int
     steps: int
     until: float | None  # time.monotonic() of this computer; a step that would end later does not begin
@@ -59,17 +59,17 @@ class TrainSteps(msgspec.Struct, frozen=True, tag="Train"):
     horizon: ScheduleHorizon | None = None
 
 
-class CancelTraining(msgspec.Struct, frozen=True, tag="Cancel"):
+class CancelTraining(msgspec.Struct, frozen=True, tag="CancelTraining"):
     job: int  # job to cancel: a late cancel must not stop the next job
     ahead: bool = False  # the trainer may continue by itself, as after all steps
     stands: bool = False  # the trainer waits for the next `TrainSteps`, also after a merge
 
 
-class WriteParameters(msgspec.Struct, frozen=True, tag="WriteX"):
+class WriteParameters(msgspec.Struct, frozen=True, tag="WriteParameters"):
     counters: tuple[int, ...]
 
 
-class MergeAnchor(msgspec.Struct, frozen=True, tag="Merge"):
+class MergeAnchor(msgspec.Struct, frozen=True, tag="MergeAnchor"):
     """x[lo:hi] merges the new anchor in the mailbox. `shift`: the mailbox is added. `afresh`: x becomes the mailbox
     and all steps are dropped."""
 
@@ -78,12 +78,12 @@ class MergeAnchor(msgspec.Struct, frozen=True, tag="Merge"):
     how: Taken
 
 
-class EvaluateModel(msgspec.Struct, frozen=True, tag="Evaluate"):
+class EvaluateModel(msgspec.Struct, frozen=True, tag="EvaluateModel"):
     samples: int
     given: bool = False  # evaluate the parameters behind x in the mailbox instead of x
 
 
-class SampleText(msgspec.Struct, frozen=True, tag="Sample"):
+class SampleText(msgspec.Struct, frozen=True, tag="SampleText"):
     prompt: str
     n: int
     seed: int
@@ -120,12 +120,12 @@ Command = (
 # ---- Answers -----------------------------------------------------------------------------------------------
 
 
-class TrainerReady(msgspec.Struct, frozen=True, tag="Ready"):
+class TrainerReady(msgspec.Struct, frozen=True, tag="TrainerReady"):
     layout: ModelLayout
     room_bytes: int
 
 
-class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="Beat"):
+class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="TrainerHeartbeat"):
     """A sign of progress, sent between steps and never by a separate thread."""
 
     steps: int  # of this job so far
@@ -133,7 +133,7 @@ class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="Beat"):
     step_s: float
 
 
-class StepsTrained(msgspec.Struct, frozen=True, tag="Trained"):
+class StepsTrained(msgspec.Struct, frozen=True, tag="StepsTrained"):
     steps: int  # since the last hand-over of x
     samples: int
     tokens: int
@@ -146,24 +146,24 @@ class StepsTrained(msgspec.Struct, frozen=True, tag="Trained"):
     notice: str = ""  # deviation from the command and its reason; sent once
 
 
-class ModelEvaluated(msgspec.Struct, frozen=True, tag="Evaluated"):
+class ModelEvaluated(msgspec.Struct, frozen=True, tag="ModelEvaluated"):
     loss: float  # nats per token or image
     accuracy: float  # share of tokens or images guessed right
 
 
-class TextSampled(msgspec.Struct, frozen=True, tag="Sampled"):
+class TextSampled(msgspec.Struct, frozen=True, tag="TextSampled"):
     text: str
 
 
-class InnerSaved(msgspec.Struct, frozen=True, tag="Saved"):
+class InnerSaved(msgspec.Struct, frozen=True, tag="InnerSaved"):
     size_bytes: int
 
 
-class CommandDone(msgspec.Struct, frozen=True, tag="Carried"):
+class CommandDone(msgspec.Struct, frozen=True, tag="CommandDone"):
     """The command was carried out; it has no other answer."""
 
 
-class CommandFailed(msgspec.Struct, frozen=True, tag="Broken"):
+class CommandFailed(msgspec.Struct, frozen=True, tag="CommandFailed"):
     why: Why
     what: str
 

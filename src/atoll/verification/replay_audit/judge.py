@@ -43,12 +43,12 @@ from atoll.verification.replay_audit.tolerance import (
 )
 
 
-class ReplayAccepted(msgspec.Struct, frozen=True, tag="Accepted"):
+class ReplayAccepted(msgspec.Struct, frozen=True, tag="ReplayAccepted"):
     distance: float  # 0: the same bits
     tolerance: float
 
 
-class ReplayMismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
+class ReplayMismatch(msgspec.Struct, frozen=True, tag="ReplayMismatch"):
     """The replay gave another result. It means nothing without a third replica."""
 
     distance: float  # relative L2; infinite if exact values differ, or the end state is missing
@@ -56,17 +56,17 @@ class ReplayMismatch(msgspec.Struct, frozen=True, tag="Mismatch"):
     what: str  # the differing component of the state
 
 
-class ChainMismatch(msgspec.Struct, frozen=True, tag="WrongChain"):
+class ChainMismatch(msgspec.Struct, frozen=True, tag="ChainMismatch"):
     """The exhibit does not hash to the commitment, or starts from another state than the agreed one."""
 
     why: str
 
 
-class ReplayImpossible(msgspec.Struct, frozen=True, tag="Unauditable"):
+class ReplayImpossible(msgspec.Struct, frozen=True, tag="ReplayImpossible"):
     why: str
 
 
-class EndStateNeeded(msgspec.Struct, frozen=True, tag="EndWanted"):
+class EndStateNeeded(msgspec.Struct, frozen=True, tag="EndStateNeeded"):
     """The bits differ, as is allowed: the distance can be measured only with the state at the segment's end."""
 
 

@@ -27,11 +27,11 @@ class JudgeSegment(msgspec.Struct, frozen=True, tag="JudgeSegment"):
     path: str
 
 
-class NextAuditStep(msgspec.Struct, frozen=True, tag="GoOn"):
+class NextAuditStep(msgspec.Struct, frozen=True, tag="NextAuditStep"):
     """One more step of the segment that is being shown or judged."""
 
 
-class AuditProgress(msgspec.Struct, frozen=True, tag="Progressed"):
+class AuditProgress(msgspec.Struct, frozen=True, tag="AuditProgress"):
     """One step of an audit is done. The last one brings the verdict of a judgment."""
 
     done: bool

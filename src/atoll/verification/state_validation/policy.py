@@ -236,7 +236,9 @@ def _margin(low: int, rule: ValidationRule) -> int:
 def _words(body: VertexBody) -> Iterator[tuple[PeerId, RollbackOrder | ValidationReport]]:
     """Validation messages in a vertex, each with its sender."""
     for signed in body.reports:
-        if b"Validated" not in signed.body and b"Amend" not in signed.body:  # tags; most reports are not opened
+        if (
+            b"ValidationReport" not in signed.body and b"RollbackOrder" not in signed.body
+        ):  # tags; most reports are not opened
             continue
         statement = statement_in(signed)
         if isinstance(statement, RollbackOrder | ValidationReport):

@@ -15,7 +15,7 @@ from atoll.base.limits import UNREADABLE_BYTES_MAX
 from atoll.base.machine import Message
 
 
-class ExhibitRequest(Message, frozen=True, tag="WantExhibit"):
+class ExhibitRequest(Message, frozen=True, tag="ExhibitRequest"):
     """Request of a drawn verifier: which blob holds the receiver's evidence for this round?"""
 
     round: int
@@ -23,7 +23,7 @@ class ExhibitRequest(Message, frozen=True, tag="WantExhibit"):
     update: bool | UnsetType = UNSET  # True: the whole encoded update is requested, to score it
 
 
-class ExhibitResponse(Message, frozen=True, tag="ExhibitIs"):
+class ExhibitResponse(Message, frozen=True, tag="ExhibitResponse"):
     """Blob with the evidence; None while it is being created, or if it is lost."""
 
     round: int
@@ -32,7 +32,7 @@ class ExhibitResponse(Message, frozen=True, tag="ExhibitIs"):
     update: bool | UnsetType = UNSET
 
 
-class MalformedRowShown(Message, frozen=True, tag="Unreadable"):
+class MalformedRowShown(Message, frozen=True, tag="MalformedRowShown"):
     """Evidence of a commitment to an unreadable row, sent to all voters.
 
     verification/malformed_updates/messages.py defines its content.

@@ -14,20 +14,20 @@ from atoll.crypto.digest import BlobManifest
 from atoll.wire.messages.vertex import Vertex
 
 
-class VerticesRequest(Message, frozen=True, tag="WantVertices"):
+class VerticesRequest(Message, frozen=True, tag="VerticesRequest"):
     """Request for the vertices of round `first` and later. Genesis is round -1."""
 
     first: int
 
 
-class VerticesResponse(Message, frozen=True, tag="Vertices"):
+class VerticesResponse(Message, frozen=True, tag="VerticesResponse"):
     """Consecutive vertices, oldest first. `head`: round of the sender's newest vertex."""
 
     vertices: tuple[Vertex, ...]
     head: int
 
 
-class ManifestRequest(Message, frozen=True, tag="WantManifest"):
+class ManifestRequest(Message, frozen=True, tag="ManifestRequest"):
     """Request for a manifest. If `known` is unset, only a whole blob counts; else a partly held one counts too.
 
     `known` is True if the requester has the manifest, which the response then omits.
@@ -37,7 +37,7 @@ class ManifestRequest(Message, frozen=True, tag="WantManifest"):
     known: bool | UnsetType = UNSET
 
 
-class ManifestResponse(Message, frozen=True, tag="ManifestIs"):
+class ManifestResponse(Message, frozen=True, tag="ManifestResponse"):
     """Manifest of a blob. `here`: chunks of a partly held blob, one bit each, lowest bit first.
 
     Without `here` the sender holds the whole blob, or nothing if `manifest` is None.
@@ -48,14 +48,14 @@ class ManifestResponse(Message, frozen=True, tag="ManifestIs"):
     here: bytes | UnsetType = UNSET
 
 
-class ChunkRequest(Message, frozen=True, tag="WantChunk"):
+class ChunkRequest(Message, frozen=True, tag="ChunkRequest"):
     """Request for one chunk."""
 
     blob: Digest
     index: int
 
 
-class ChunkResponse(Message, frozen=True, tag="Chunk"):
+class ChunkResponse(Message, frozen=True, tag="ChunkResponse"):
     """One chunk. Its bytes are the payload; without a payload the sender no longer holds it."""
 
     blob: Digest
@@ -71,7 +71,7 @@ class EraSignature(msgspec.Struct, frozen=True, array_like=True):
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)]  # signatures by all keys of the identity
 
 
-class EraSignatures(Message, frozen=True, tag="EraSigned"):
+class EraSignatures(Message, frozen=True, tag="EraSignatures"):
     """Signatures under the era ending with this round: the sender's own at the era's end, or requested ones."""
 
     round: int
@@ -79,7 +79,7 @@ class EraSignatures(Message, frozen=True, tag="EraSigned"):
     signatures: tuple[EraSignature, ...]
 
 
-class EraSignaturesRequest(Message, frozen=True, tag="WantEra"):
+class EraSignaturesRequest(Message, frozen=True, tag="EraSignaturesRequest"):
     """Request for signatures under the era ending with this round, except those of the peers in `have`."""
 
     round: int

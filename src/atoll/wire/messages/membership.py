@@ -14,14 +14,14 @@ from atoll.wire.ticket import REDEMPTION_BYTES
 RefusalCode = Literal["E-JOIN-01", "E-JOIN-02", "E-JOIN-03", "E-JOIN-04", "E-JOIN-05", "E-JOIN-06"]
 
 
-class Ping(Message, frozen=True, tag="Beat"):
+class Ping(Message, frozen=True, tag="Ping"):
     """Heartbeat and clock request. The reply returns `sent_s` unchanged."""
 
     sent_s: Seconds  # sender's local clock
     head: int  # round of the sender's newest vertex
 
 
-class PingReply(Message, frozen=True, tag="BeatBack"):
+class PingReply(Message, frozen=True, tag="PingReply"):
     """Reply to a Ping."""
 
     sent_s: Seconds

@@ -16,7 +16,7 @@ SlotName = Annotated[str, msgspec.Meta(max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
-class PreferenceRequest(Message, frozen=True, tag="WantPreference"):
+class PreferenceRequest(Message, frozen=True, tag="PreferenceRequest"):
     """Request for the receiver's preference in this slot. `choice`: the sender's own preference."""
 
     slot: SlotName
@@ -24,7 +24,7 @@ class PreferenceRequest(Message, frozen=True, tag="WantPreference"):
     choice: Digest
 
 
-class PreferenceResponse(Message, frozen=True, tag="PreferenceIs"):
+class PreferenceResponse(Message, frozen=True, tag="PreferenceResponse"):
     """The sender's current preference; None: none yet."""
 
     slot: SlotName

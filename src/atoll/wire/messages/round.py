@@ -27,7 +27,7 @@ class RoundMessage(Message, frozen=True, tag="RoundMessage"):
         return msgspec.structs.replace(self, attempt=0)
 
 
-class BroadcastMessage(RoundMessage, frozen=True, tag="Unasked"):
+class BroadcastMessage(RoundMessage, frozen=True, tag="BroadcastMessage"):
     """Base of messages that are broadcast without a request. A peer that lacks one sends a separate request."""
 
     @property
@@ -35,7 +35,7 @@ class BroadcastMessage(RoundMessage, frozen=True, tag="Unasked"):
         return self.round
 
 
-class CommitAnnouncement(RoundMessage, frozen=True, tag="Committed"):
+class CommitAnnouncement(RoundMessage, frozen=True, tag="CommitAnnouncement"):
     """A member's commitment to its update."""
 
     phase: ClassVar[str] = "commit"
@@ -43,14 +43,14 @@ class CommitAnnouncement(RoundMessage, frozen=True, tag="Committed"):
     asks: bool = False  # whether the sender lacks the receiver's commitment
 
 
-class CommitRequest(RoundMessage, frozen=True, tag="WantCommit"):
+class CommitRequest(RoundMessage, frozen=True, tag="CommitRequest"):
     """Request for a silent peer's commitment in this attempt. Answered by CommitAnnouncement."""
 
     phase: ClassVar[str] = "commit"
     peer: PeerId
 
 
-class RowContribution(BroadcastMessage, frozen=True, tag="Contribution"):
+class RowContribution(BroadcastMessage, frozen=True, tag="RowContribution"):
     """The sender's row for a part's owner. Its encoded bytes are the payload."""
 
     phase: ClassVar[str] = "share"
@@ -65,7 +65,7 @@ class RowContribution(BroadcastMessage, frozen=True, tag="Contribution"):
         return type(self), self.part
 
 
-class PartialSum(BroadcastMessage, frozen=True, tag="Handed"):
+class PartialSum(BroadcastMessage, frozen=True, tag="PartialSum"):
     """Rows of several peers, combined on the way to the owner. The encoded mean is the payload."""
 
     phase: ClassVar[str] = "share"
@@ -80,14 +80,14 @@ class PartialSum(BroadcastMessage, frozen=True, tag="Handed"):
         return type(self), self.part, self.by
 
 
-class PartDeclined(RoundMessage, frozen=True, tag="Declined"):
+class PartDeclined(RoundMessage, frozen=True, tag="PartDeclined"):
     """Report of an owner that cannot combine this part."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
-class ReachabilityHint(RoundMessage, frozen=True, tag="Heard"):
+class ReachabilityHint(RoundMessage, frozen=True, tag="ReachabilityHint"):
     """Hint that the sender reaches `peer` and exchanges this part with it; the receiver may not reach it."""
 
     phase: ClassVar[str] = "share"
@@ -95,7 +95,7 @@ class ReachabilityHint(RoundMessage, frozen=True, tag="Heard"):
     peer: PeerId
 
 
-class PartResult(BroadcastMessage, frozen=True, tag="Answer"):
+class PartResult(BroadcastMessage, frozen=True, tag="PartResult"):
     """The result of a part, for all members. The encoded bytes are the payload.
 
     Without a payload it carries only the owner's statement: from a witness, or from a holder after the owner died.
@@ -106,21 +106,21 @@ class PartResult(BroadcastMessage, frozen=True, tag="Answer"):
     weighing: AgreedWeights | UnsetType = UNSET  # weights that the statement names, if rows are weighted
 
 
-class RowComparison(RoundMessage, frozen=True, tag="Comparison"):
+class RowComparison(RoundMessage, frozen=True, tag="RowComparison"):
     """Inner products of a part's rows, for all owners that may compute weights."""
 
     phase: ClassVar[str] = "share"
     statement: SignedStatement  # OwnerComparison
 
 
-class PartStatementsRequest(RoundMessage, frozen=True, tag="WantWords"):
+class PartStatementsRequest(RoundMessage, frozen=True, tag="PartStatementsRequest"):
     """Request for the receiver's signed statements about this part, in large committees with cross-checks."""
 
     phase: ClassVar[str] = "share"
     part: int
 
 
-class RowRequest(RoundMessage, frozen=True, tag="WantRow"):
+class RowRequest(RoundMessage, frozen=True, tag="RowRequest"):
     """Request for a peer's row of this part: the sender disputes a result, or is an owner that lacks the row."""
 
     phase: ClassVar[str] = "share"
@@ -128,7 +128,7 @@ class RowRequest(RoundMessage, frozen=True, tag="WantRow"):
     peer: PeerId
 
 
-class RowResponse(RoundMessage, frozen=True, tag="RowBytes"):
+class RowResponse(RoundMessage, frozen=True, tag="RowResponse"):
     """The row of the signer of `statement`, as sent to the owners. Its bytes are the payload."""
 
     phase: ClassVar[str] = "share"
@@ -137,27 +137,27 @@ class RowResponse(RoundMessage, frozen=True, tag="RowBytes"):
     statement: SignedStatement  # Commitment
 
 
-class PartRequest(RoundMessage, frozen=True, tag="WantPart"):
+class PartRequest(RoundMessage, frozen=True, tag="PartRequest"):
     """Request for the combined bytes of this digest. Answered by PartResponse, or not at all."""
 
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
-class PartResponse(RoundMessage, frozen=True, tag="PartBytes"):
+class PartResponse(RoundMessage, frozen=True, tag="PartResponse"):
     """Combined bytes of this digest, as the payload."""
 
     phase: ClassVar[str] = "agree"
     digest: Digest
 
 
-class ResendRequest(RoundMessage, frozen=True, tag="Repeat"):
+class ResendRequest(RoundMessage, frozen=True, tag="ResendRequest"):
     """Request of a late peer that dropped messages of this round: the receiver sends them again."""
 
     phase: ClassVar[str] = "share"
 
 
-class ProposalMessage(RoundMessage, frozen=True, tag="Propose"):
+class ProposalMessage(RoundMessage, frozen=True, tag="ProposalMessage"):
     """A proposed vertex body with the view-change proof that permits it."""
 
     phase: ClassVar[str] = "agree"
@@ -167,7 +167,7 @@ class ProposalMessage(RoundMessage, frozen=True, tag="Propose"):
     high: QuorumCertificate | None  # the highest certificate among the timeouts, which binds the body
 
 
-class VoteMessage(RoundMessage, frozen=True, tag="Voted"):
+class VoteMessage(RoundMessage, frozen=True, tag="VoteMessage"):
     """A vote. `proof`: the certificate under a repeated commit vote, for receivers that may lack it."""
 
     phase: ClassVar[str] = "agree"
@@ -175,7 +175,7 @@ class VoteMessage(RoundMessage, frozen=True, tag="Voted"):
     proof: QuorumCertificate | UnsetType = UNSET
 
 
-class TimeoutMessage(RoundMessage, frozen=True, tag="TimedOut"):
+class TimeoutMessage(RoundMessage, frozen=True, tag="TimeoutMessage"):
     """A voter's timeout or, with Raft, its ballot."""
 
     phase: ClassVar[str] = "agree"

@@ -68,7 +68,7 @@ class SealedDraw(NamedTuple):
     sealed: Digest  # digest of the secret for the next round
 
 
-class Commitment(Statement, frozen=True, tag="Commit"):
+class Commitment(Statement, frozen=True, tag="Commitment"):
     """The signer has an update of this round with root `root`; sent before it receives other updates."""
 
     round: int
@@ -122,7 +122,7 @@ class Commitment(Statement, frozen=True, tag="Commit"):
         return self.samples - (0 if self.late is None else self.late.samples)
 
 
-class OwnerResult(Statement, frozen=True, tag="Answered"):
+class OwnerResult(Statement, frozen=True, tag="OwnerResult"):
     """Result of owner number `owner_index` of `part`: digest of the contributors' combined rows."""
 
     round: int
@@ -139,7 +139,7 @@ class OwnerResult(Statement, frozen=True, tag="Answered"):
     """With sum openings: digest of the contributors' commitments as combined."""
 
 
-class OwnerComparison(Statement, frozen=True, tag="Compared"):
+class OwnerComparison(Statement, frozen=True, tag="OwnerComparison"):
     """Inner products of the contributors' rows, by owner number `owner_index` of `part`."""
 
     round: int
@@ -173,7 +173,7 @@ Finding = Literal["accepted", "mismatch", "wrong", "withheld", "unauditable"]
 Role = Literal["trainer", "client", "observer"]  # a client trains but cannot be dialed: no part, no vote
 
 
-class Proposal(Statement, frozen=True, tag="Proposed"):
+class Proposal(Statement, frozen=True, tag="Proposal"):
     """Body proposed by the proposer of this view. Two different ones are evidence."""
 
     round: int
@@ -200,7 +200,7 @@ class QuorumCertificate(msgspec.Struct, frozen=True, array_like=True):
     votes: tuple[tuple[PeerId, Signature], ...]
 
 
-class ViewTimeout(Statement, frozen=True, tag="Timeout"):
+class ViewTimeout(Statement, frozen=True, tag="ViewTimeout"):
     """The signer has closed this view and holds this highest prepare certificate.
 
     With Raft (specs/raft.md): a ballot for the leader of the next view, naming the newest accepted body.
@@ -225,7 +225,7 @@ class Extension(NamedTuple):
 Extensions = tuple[Extension, ...]  # sorted by name; bounds: policy/extensions.py
 
 
-class JoinRequest(Statement, frozen=True, tag="Join"):
+class JoinRequest(Statement, frozen=True, tag="JoinRequest"):
     """Request to join. The vertex that records it makes the signer an observer of the next rounds."""
 
     peer: PeerId
@@ -240,7 +240,7 @@ class JoinRequest(Statement, frozen=True, tag="Join"):
     extensions: Extensions | msgspec.UnsetType = msgspec.UNSET  # unset: a former member keeps those of its record
 
 
-class ReadyReport(Statement, frozen=True, tag="Ready"):
+class ReadyReport(Statement, frozen=True, tag="ReadyReport"):
     """The signer holds the state agreed in this vertex, bit for bit, and is ready to train.
 
     In audited runs it also reports whether its work can be replayed, and sends it again when that changes.
@@ -251,20 +251,20 @@ class ReadyReport(Statement, frozen=True, tag="Ready"):
     unaudited: bool | msgspec.UnsetType = msgspec.UNSET  # True: no auditor can replay the signer's steps
 
 
-class LeaveReport(Statement, frozen=True, tag="Leave"):
+class LeaveReport(Statement, frozen=True, tag="LeaveReport"):
     """The signer leaves on purpose."""
 
     round: int
     why: str
 
 
-class SkipRound(Statement, frozen=True, tag="Rests"):
+class SkipRound(Statement, frozen=True, tag="SkipRound"):
     """The signer does not train in this round. Sent before it, another member is drawn; during it, no penalty."""
 
     round: int
 
 
-class SuspicionReport(Statement, frozen=True, tag="Suspect"):
+class SuspicionReport(Statement, frozen=True, tag="SuspicionReport"):
     """The signer suspects this peer: silent for longer than the run allows, or its redial was refused."""
 
     round: int
@@ -272,7 +272,7 @@ class SuspicionReport(Statement, frozen=True, tag="Suspect"):
     why: Literal["silent", "refused"]
 
 
-class Accusation(Statement, frozen=True, tag="Caught"):
+class Accusation(Statement, frozen=True, tag="Accusation"):
     """A signed result is wrong: the signer of this report recomputed it from the contributors' committed rows.
 
     With `other`, a different statement by the same signer for the same slot, every peer can check the proof. For a
@@ -284,7 +284,7 @@ class Accusation(Statement, frozen=True, tag="Caught"):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # for a commitment: blob with the evidence, if it is small
 
 
-class OwnerComplaint(Statement, frozen=True, tag="Complaint"):
+class OwnerComplaint(Statement, frozen=True, tag="OwnerComplaint"):
     """An owner that was present failed in this round, and not for the first time."""
 
     round: int
@@ -292,7 +292,7 @@ class OwnerComplaint(Statement, frozen=True, tag="Complaint"):
     why: Lapse
 
 
-class AuditReport(Statement, frozen=True, tag="Audited"):
+class AuditReport(Statement, frozen=True, tag="AuditReport"):
     """Finding of an auditor that was drawn to replay this peer's segment or to check its sum opening."""
 
     round: int
@@ -302,7 +302,7 @@ class AuditReport(Statement, frozen=True, tag="Audited"):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # blob that was judged; unset: none was served
 
 
-class ValidationReport(Statement, frozen=True, tag="Validated"):
+class ValidationReport(Statement, frozen=True, tag="ValidationReport"):
     """Mean loss of this round's state on held-out data, measured by a drawn validator."""
 
     round: int
@@ -313,7 +313,7 @@ class ValidationReport(Statement, frozen=True, tag="Validated"):
     """Correctly predicted tokens or pictures, in millionths, one per set; unset: not counted."""
 
 
-class ScoreReport(Statement, frozen=True, tag="Scored"):
+class ScoreReport(Statement, frozen=True, tag="ScoreReport"):
     """Loss drop after a step along this peer's update, measured by a drawn scorer."""
 
     round: int
@@ -323,7 +323,7 @@ class ScoreReport(Statement, frozen=True, tag="Scored"):
     error of the difference. Empty: the peer served no update that matches its commitment."""
 
 
-class RedundancyReport(Statement, frozen=True, tag="Twinned"):
+class RedundancyReport(Statement, frozen=True, tag="RedundancyReport"):
     """Comparison of two updates from the same samples, by a drawn referee.
 
     If they differ, the referee compares both with its own update from these samples.
@@ -338,7 +338,7 @@ class RedundancyReport(Statement, frozen=True, tag="Twinned"):
     """
 
 
-class PiecesStored(Statement, frozen=True, tag="Placed"):
+class PiecesStored(Statement, frozen=True, tag="PiecesStored"):
     """The signer stores piece `index` of the state agreed in this round. `pieces` names all pieces."""
 
     round: int
@@ -348,7 +348,7 @@ class PiecesStored(Statement, frozen=True, tag="Placed"):
     since: int | msgspec.UnsetType = msgspec.UNSET  # round of the vertex that drew the signer, if it is later
 
 
-class TicketInvite(Statement, frozen=True, tag="Invite"):
+class TicketInvite(Statement, frozen=True, tag="TicketInvite"):
     """Invitation by a ticket, valid until it expires or is used up; `uses=0` revokes it."""
 
     ticket: TicketBytes
@@ -395,7 +395,7 @@ class ChangedNumbers(msgspec.Struct, frozen=True, array_like=True):
     )
 
 
-class RollbackOrder(Statement, frozen=True, tag="Amend"):
+class RollbackOrder(Statement, frozen=True, tag="RollbackOrder"):
     """Order of the recovery identity: the run continues from an earlier vertex of its own chain.
 
     A forwarding peer signs around it as around any report; the inner signature counts. Without an inner signature
@@ -419,7 +419,7 @@ class RollbackOrder(Statement, frozen=True, tag="Amend"):
         return () if self.without is msgspec.UNSET else self.without
 
 
-class PauseOrder(Statement, frozen=True, tag="Pause"):
+class PauseOrder(Statement, frozen=True, tag="PauseOrder"):
     """Order of the recovery identity: training pauses or resumes from the vertex that records it on."""
 
     after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
@@ -427,7 +427,7 @@ class PauseOrder(Statement, frozen=True, tag="Pause"):
     signature: Signature  # recovery identity's signature over domain, run and all other fields
 
 
-class ChangeSettings(Statement, frozen=True, tag="Tune"):
+class ChangeSettings(Statement, frozen=True, tag="ChangeSettings"):
     """Order of the recovery identity: these settings change from the vertex that records it on."""
 
     after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect

@@ -116,7 +116,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     samples: int
 
 
-class VertexBody(msgspec.Struct, frozen=True, tag="Body"):
+class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     """The body that is voted on. It holds everything that a plan may depend on."""
 
     run: Digest  # genesis digest; zero in genesis itself
