@@ -79,7 +79,7 @@ class Healed(ExperimentSimulator):
             if steps:
                 left_F = self.anchors[0] if self.rule == "model" else anchor_F
                 self.late[peer] = left_F - self.workers[peer].x_F, away // STEPS
-        super()._come_and_go(step)
+        super()._update_presence(step)
 
     def _encoded(
         self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple, coding: UpdateCoding
@@ -113,7 +113,7 @@ def played(rule: str, cut: Cut, seed: int, data: Data) -> dict[str, float]:
     trouble = FaultSpec(absent=absent)
     run = Healed(recipe, build_model(MODEL, seed), data, PEERS, recipe.schedule.steps, trouble, loss_of)
     run.rule, run.bound = rule, cut.bound * STEPS
-    losses = {step // STEPS: loss for step, loss in run.whole(STEPS, SAMPLES, None).curve}
+    losses = {step // STEPS: loss for step, loss in run.run_to_end(STEPS, SAMPLES, None).curve}
     at = {"before": cut.until, "one_after": cut.until + 1, "four_after": cut.until + 4, "end": cut.rounds}
     length = sum(run.lengths) / len(run.lengths) if run.lengths else 0.0
     return {name: losses[round] for name, round in at.items()} | {"length": length}

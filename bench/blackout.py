@@ -52,7 +52,7 @@ from soak_judge import (
 from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.settings import decode_settings
-from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.training_spec import parse_training_spec
 from atoll.training.data import cursor_after, load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -186,7 +186,7 @@ def judged(
         genesis = read_vertex(kept, folders[0], -1)[1]
         bodies = [read_vertex(kept, folders[0], number)[1] for number in kept.rounds]
     settings = decode_settings(genesis.settings)
-    learning = decode_learning(settings)
+    learning = parse_training_spec(settings)
     turns = turns_of([genesis, *bodies], settings.round, learning)
     counting = [body for body in bodies if body.commits]
     here, (beside, run) = [body.metrics.loss for body in counting], undisturbed(learning, len(counting))

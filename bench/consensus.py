@@ -27,7 +27,7 @@ from atoll.base.machine import Effect, Emit, Event, Fact, Message, Received, Sen
 from atoll.crypto.signer import VoteKind
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.protocol.agreement import events
-from atoll.protocol.agreement.interface import open_door
+from atoll.protocol.agreement.interface import make_engine
 from atoll.protocol.agreement.voter import Electorate
 from atoll.simulation.signatures import RealKeys
 from atoll.wire.codec import encode
@@ -123,7 +123,7 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
     need = quorum(members, rule)
     electorate = Electorate(0, "", vote_keys, need, names)
     machines = {
-        name: open_door(raft, StatementSigner(RUN, known.signer(i, RUN), known.verifier), electorate)
+        name: make_engine(raft, StatementSigner(RUN, known.signer(i, RUN), known.verifier), electorate)
         for i, name in enumerate(names)
     }
 
@@ -144,7 +144,7 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
 
     network = Network(names, random.Random(seed), hear, fact)
     for name in names:
-        network.carry_out(name, machines[name].begin())
+        network.carry_out(name, machines[name].start())
     network.until_all_know()
     assert len({m.decided.digest for m in machines.values() if m.decided is not None}) == 1
     return Cost.of(network)

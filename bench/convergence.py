@@ -43,7 +43,7 @@ from atoll.training.experiment.api import ExperimentResult, FaultSpec, MemberAbs
 from atoll.training.experiment.cost_model import layout_of_size
 from atoll.training.recipe.methods import METHODS
 from atoll.training.recipe.recipes import Recipe, UpdateCoding
-from atoll.training.recipe.schedule import phases_named
+from atoll.training.recipe.schedule import parse_phases
 
 QUICK_STEPS = 300
 MODELLED, STEP_S, LATENCY_S = 100_000_000, 1.0, 0.05  # parameters of the modelled run, its steps and its links
@@ -71,7 +71,7 @@ def recipe_of(name: str, given: dict[str, object], steps: int, seed: int) -> Rec
     recipe = make("gpt-tiny", rounds=rounds, seed=seed, **given)
     schedule, coding = recipe.schedule, recipe.coding
     if "phases" in pieces:
-        schedule = msgspec.structs.replace(schedule, phases=phases_named(str(pieces["phases"])))
+        schedule = msgspec.structs.replace(schedule, phases=parse_phases(str(pieces["phases"])))
     if "closing" in pieces:
         schedule = msgspec.structs.replace(schedule, closing=str(pieces["closing"]))
     if "answer" in pieces:

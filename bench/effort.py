@@ -28,7 +28,7 @@ from atoll.training.data import Data, load_data
 from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence
 from atoll.training.models import build_model
-from atoll.training.recipe.recipes import Recipe, diloco, lasting, over_tokens
+from atoll.training.recipe.recipes import Recipe, diloco, over_tokens, with_length
 
 MODEL, SEQ, SAMPLES = "gpt-nano", 32, 1024
 SPEEDS = FaultSpec(speeds=(1.0, 1.0, 0.5, 0.25))
@@ -71,7 +71,7 @@ def recipe_for(line: Line, seed: int, total: int) -> Recipe:
     made = diloco(
         MODEL, rounds=-(-total // line.steps), inner_steps=line.steps, batch=line.batch, seq_len=SEQ, seed=seed
     )
-    made = lasting(made, total * 4 // line.batch if line.group == "batch" else total)
+    made = with_length(made, total * 4 // line.batch if line.group == "batch" else total)
     return made if line.share is None else over_tokens(made, round(line.share * line.peers * total * 4 * SEQ))
 
 
@@ -82,11 +82,11 @@ def played(line: Line, seed: int, total: int, data: Data) -> dict[str, float]:
     options = ExperimentOptions(effort=line.effort)
     run = ExperimentSimulator(recipe, model, data, line.peers, most, line.trouble, options=options)
     wanted = total * 4 * line.peers * SEQ if line.group == "batch" else None
-    while run.now < run.steps and (wanted is None or run.rhythm.tokens < wanted):
+    while run.now < run.steps and (wanted is None or run.round_clock.tokens < wanted):
         run.step()
     return {
         "val loss": run.loss_at(run.agreed(), SAMPLES),
-        "samples": run.rhythm.tokens // SEQ,
+        "samples": run.round_clock.tokens // SEQ,
         "rounds": len(run.history),
         "MB": run.traffic.upload_bytes / 1e6,
         "batch": run.history[-1].batch,

@@ -42,7 +42,7 @@ from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
 from atoll.peer.round.candidate import opened
 from atoll.peer.settings import decode_settings
-from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.training_spec import parse_training_spec
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model
@@ -117,7 +117,7 @@ class Told:
                 said = set(opened(answer).contributors) if answer is not None else set[str]()
                 if lacking := sorted({*self.shares} - said):
                     return f"round {body.round} lacked {', '.join(lacking)} in part {part}"
-            if tuple(m.peer for m in body.members if m.trains) != self.shares:
+            if tuple(m.peer for m in body.members if m.may_train) != self.shares:
                 return f"round {body.round} changed who trains"
             expected = schedule.begun(body.trained) - schedule.begun(body.trained - 1)
             if body.metrics.steps != expected * len(self.shares):
@@ -160,8 +160,8 @@ def told(folder: Path) -> Told:
         genesis = read_vertex(kept, folder, -1)[1]
         bodies = [read_vertex(kept, folder, number)[1] for number in kept.rounds]
     trained = tuple(body for body in bodies if body.parts)
-    learning = decode_learning(decode_settings(genesis.settings))
-    shares = tuple(m.peer for m in trained[0].members if m.trains)
+    learning = parse_training_spec(decode_settings(genesis.settings))
+    shares = tuple(m.peer for m in trained[0].members if m.may_train)
     return Told(
         learning, trained, shares, (folder / "blobs" / trained[-1].state.hex()).read_bytes(), sent_in(folder)
     )
@@ -195,7 +195,7 @@ def compared(run: Told) -> Compared:
         if state_hash(state_bytes(beside.shared(), layout)) != body.state:
             differs = turn
             break
-    done = beside.whole(0, 256, None)
+    done = beside.run_to_end(0, 256, None)
     model_F = state_from_bytes(run.last, layout).anchor_F
     values = int((model_F.view(torch.int32) != done.model_F.view(torch.int32)).sum())
     found = done.state.hex() if done.state is not None else ""

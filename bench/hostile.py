@@ -34,7 +34,7 @@ from form import asking, lines, report, versions
 from real_swarm import Swarm
 from villain import KINDS
 
-from atoll.runtime.control.socket import ask
+from atoll.runtime.control.socket import send_request
 from atoll.simulation.adversaries.colluding_poisoners import GANGS
 from atoll.simulation.scenarios.colluding_poisoners import play_poisoners
 from atoll.simulation.scenarios.harness import ScenarioContext
@@ -72,7 +72,7 @@ def story(
         honest = [i for i in range(PEERS) if i not in kinds]
         for index in honest:
             swarm.closed(rounds, peer=index, patience_s=STORY_S)
-        loss = ask(base / "peer-0", "evaluate")["loss"]
+        loss = send_request(base / "peer-0", "evaluate")["loss"]
         return told(swarm, kinds, honest) | {"val_loss": round(loss, 3)}
 
 

@@ -75,7 +75,7 @@ from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
-from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import ChunkResponse
 
@@ -108,7 +108,7 @@ class Host:
         message = decode_message(data, sender)
         if payload is not None:
             assert isinstance(message, ChunkResponse)
-            self.chunks.take(message, payload, lambda named: self.handle(Received(sender, message, named)))
+            self.chunks.receive_chunk(message, payload, lambda named: self.handle(Received(sender, message, named)))
             return
         self.handle(Received(sender, message))
 
@@ -121,9 +121,9 @@ class Host:
             case Send(to, message, lane, payload):
                 self.links.send(to, encode(message), lane, payload.data if payload is not None else None)
             case RunTask(job, StoreChunk() | ReadChunk() as work):
-                self.chunks.do(work, lambda result: self.handle(TaskDone(job, result)))
+                self.chunks.run(work, lambda result: self.handle(TaskDone(job, result)))
             case RunTask(job, work):
-                future = self.loop.run_in_executor(self.threads, stored, self.store, work)
+                future = self.loop.run_in_executor(self.threads, run_store_task, self.store, work)
                 future.add_done_callback(lambda done: self.handle(TaskDone(job, done.result())))
             case SetTimer(name, at):
                 if name in self.timers:

@@ -36,18 +36,18 @@ from atoll.policy.topology_cost import AgreedLinks, predict
 from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     butterfly,
-    counts,
-    fanned,
     hierarchical,
+    limit_fan,
     ring,
     star,
+    traffic_counts,
     tree,
 )
 from atoll.simulation.signatures import peer_name
 
 SEED = b"reduce_scale"
 TOPOLOGIES: dict[str, Callable[[tuple[PeerId, ...]], ReduceTopology]] = {
-    "hierarchical": lambda peers: hierarchical(fanned(peers, SEED), SEED),
+    "hierarchical": lambda peers: hierarchical(limit_fan(peers, SEED), SEED),
     "butterfly": lambda peers: butterfly(peers, SEED),
     "tree": lambda peers: tree(peers, SEED, pieces=16),
     "star": lambda peers: star(peers, SEED, pieces=16),
@@ -67,7 +67,7 @@ def row(name: str, count: int, seed: int) -> dict[str, Any]:
     """Nobody dies."""
     peers = tuple(peer_name(i) for i in range(count))
     topology = TOPOLOGIES[name](peers)
-    planned, knobs, cpu = counts(topology, peers), ReductionKnobs(), time.process_time()
+    planned, knobs, cpu = traffic_counts(topology, peers), ReductionKnobs(), time.process_time()
     game = Reduction(seed, peers, topology, knobs)
     outcome = game.run()
     cpu = time.process_time() - cpu

@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.buffers import LocalRow
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import PartsReduced
-from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.factory import build_reduce
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.tasks import CombineRows
 from atoll.protocol.allreduce.topology import ReduceTopology
@@ -144,7 +144,7 @@ class Reduction:
 
         notary = cast(StatementSigner, desk)
         around = ReduceEnvironment(_vote_key, self.commits.get, awaits, noticed.__contains__)
-        self.machines[peer] = reduce_for(notary, self.plan, around)
+        self.machines[peer] = build_reduce(notary, self.plan, around)
 
     def run(self) -> Outcome:
         """Play until nothing moves any more."""
@@ -183,7 +183,7 @@ class Reduction:
 
     def _notice(self, peer: PeerId, victim: PeerId) -> None:
         self.noticed[peer].add(victim)
-        self._handle(peer, f"gone {victim}", lambda m: m.look_again(self.now))
+        self._handle(peer, f"gone {victim}", lambda m: m.review(self.now))
 
     def _deliver(self, sender: PeerId, send: Send, left: Seconds) -> None:
         if self.died.get(sender, left) < left:
@@ -199,11 +199,11 @@ class Reduction:
             case ResendRequest():
                 return m.resend(sender)
             case PartRequest(digest=wanted):
-                held = [h.payload for h in m.answers.values() if h.payload.digest == wanted]
+                held = [h.payload for h in m.results.values() if h.payload.digest == wanted]
                 return [Send(sender, PartResponse(0, 0, "", p.digest), payload=p) for p in held]
             case PartResponse():
                 assert payload is not None
-                return m.take_bytes(payload)
+                return m.accept_bytes(payload)
             case _:
                 return m.handle(Received(sender, message, payload), self.now)
 
@@ -249,7 +249,7 @@ class Reduction:
     def _combine(self, peer: PeerId, job: str, work: CombineRows) -> None:
         takes_s = sum(row.payload.size_bytes for row in work.rows) / self.knobs.combine_bytes_s
         done = self._occupy("thread", peer, self.now, takes_s)
-        result = self.island.do(work)
+        result = self.island.run(work)
         self._at(done, lambda: self._handle(peer, job, lambda m: m.handle(TaskDone(job, result), self.now)))
 
     def _depart(self, peer: PeerId, sends: list[Send]) -> None:
@@ -305,7 +305,7 @@ class Reduction:
         )
 
     def _part_outcome(self, part: int, living: Sequence[PeerId]) -> PartOutcome:
-        held = [self.machines[p].answers[part].payload for p in living if part in self.machines[p].answers]
+        held = [self.machines[p].results[part].payload for p in living if part in self.machines[p].results]
         different = {payload.digest: payload for payload in held}.values()
         results = [Counter[PeerId](payload.data) for payload in different]
         return PartOutcome(

@@ -68,7 +68,7 @@ class Count:
             body, self.seen = fact.body, fact.body.round
             if not body.parts:
                 return
-            honest = {m.peer for m in body.members if m.trains and m.peer not in villains}
+            honest = {m.peer for m in body.members if m.may_train and m.peer not in villains}
             self.rounds += 1
             self.virtual_s = now
             self.parts += len(body.parts)

@@ -56,7 +56,7 @@ from atoll.training.codec.blocks import spans_of
 from atoll.training.codec.compiled import native
 from atoll.training.codec.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import compare, weigh
+from atoll.training.exchange.distance_weights import compare_rows, weigh_rows
 from atoll.training.exchange.statistic import STATISTICS, RowStatistic
 from atoll.training.robust.gram import add_products
 from atoll.verification.sum_check.tensors import LEAF_VALUES, LeafLayout
@@ -209,7 +209,7 @@ def combined(members: int, values: int, repeats: int) -> list[dict]:
 def by_distance(rows: list[tuple[int, Buffer]], values: int, codec: Codec, name: str, liars: int) -> None:
     """An owner's whole work for its part, as if it were the only one."""
     peers = [f"{k:02}" for k in range(len(rows))]
-    weights = weigh(name, liars, peers, [(peers, compare(rows, values, codec).products)])
+    weights = weigh_rows(name, liars, peers, [(peers, compare_rows(rows, values, codec).products)])
     combine(rows, values, codec, codec, RowStatistic(name, liars, weights))
 
 

@@ -31,10 +31,10 @@ from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, RestoreStat
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage import blob_retention
 from atoll.runtime.storage.store import PeerStore
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.codec.compiled import native
-from atoll.training.recipe.recipes import diloco, overlapping
+from atoll.training.recipe.recipes import diloco, with_overlap
 
 STAGES = ("hand over", "encode", "combine", "advance", "adopt", "take in")
 WARM_UP = 6  # rounds: files and memory are made in them that later ones use again
@@ -66,36 +66,36 @@ async def play(island: TrainingWorker, clock: Clock, state: Digest, members: int
         assert island.head is not None
         moved_F = island.head.anchor_F + torch.randn(len(island.head.anchor_F), generator=draw) * 1e-3
         await island.trainer.write_x(moved_F)  # as if it had trained
-        await clock.over("hand over", island.do(TrainRound(number, 0, 600.0, 0, members)))
-        encoded = await clock.over("encode", island.do(EncodeUpdate(number, shares)))
+        await clock.over("hand over", island.run(TrainRound(number, 0, 600.0, 0, members)))
+        encoded = await clock.over("encode", island.run(EncodeUpdate(number, shares)))
         answers = []
         for part, payload in enumerate(encoded.parts):
             rows = tuple(TaskRow(peer, 128, payload, (peer,)) for peer in peers)
-            combine = island.do(CombineRows(number, part, shares, rows))
+            combine = island.run(CombineRows(number, part, shares, rows))
             answers.append((await (combine if part else clock.over("combine", combine))).payload)
         advance = AdvanceState(number, state, tuple(answers), 32, 128 * members, members, shares)
-        state = (await clock.over("advance", island.do(advance))).state
+        state = (await clock.over("advance", island.run(advance))).state
         vertex = Digest(number.to_bytes(32, "big"))
-        await clock.over("adopt", island.do(AdoptState(number, vertex, state, (True,) * members)))
+        await clock.over("adopt", island.run(AdoptState(number, vertex, state, (True,) * members)))
         await clock.over("take in", island.live.wait_merged())
 
 
 def measure(model: str, members: int, rounds: int) -> dict[str, dict[str, float]]:
-    recipe = overlapping(diloco(model, rounds=99, inner_steps=32, batch=4, seq_len=64), 8, None)
+    recipe = with_overlap(diloco(model, rounds=99, inner_steps=32, batch=4, seq_len=64), 8, None)
     native.load()  # compiling is no round's business
     blob_retention.STATES_KEPT_S = (
         0.0  # rounds follow each other at once here: as if each took as long as states are kept
     )
 
     async def told(base: Path) -> Clock:
-        founded = found(built_in(recipe, "stdlib"), RunSettings())
+        founded = founding_blobs(start_of_built_in(recipe, "stdlib"), RunSettings())
         store = PeerStore(base)
         island = TrainingWorker(store, 1, keep=KeepSection(newest=2))
-        island.learning = decode_learning(founded.settings)
+        island.learning = parse_training_spec(founded.settings)
         island.equip("stdlib")
         try:
             state = store.put_blob(founded.state)
-            assert await island.do(RestoreState(-1, Digest(bytes(32)), state))
+            assert await island.run(RestoreState(-1, Digest(bytes(32)), state))
             await island.warm_up()
             (trainer,) = psutil.Process().children()
             clock = Clock(trainer.pid)

@@ -33,7 +33,7 @@ from atoll.training.experiment.member import Loss
 from atoll.training.experiment.simulator import InFlightFragment
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe import methods
-from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco, overlapping
+from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco, with_overlap
 from atoll.training.recipe.update import Bounds, EncodedUpdate
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
@@ -64,8 +64,8 @@ def recipes(rounds: int) -> dict[str, tuple[Recipe, Loss]]:
         "2bit": (two_bit, built_in_loss),
         "bf16": (plain, bf16),
         "muon": (methods.muloco("gpt-tiny", rounds=rounds, inner_steps=STEPS), built_in_loss),
-        "overlap": (overlapping(plain, STEPS // 5, None), built_in_loss),
-        "fragments": (overlapping(plain, STEPS // 5, 2), built_in_loss),
+        "overlap": (with_overlap(plain, STEPS // 5, None), built_in_loss),
+        "fragments": (with_overlap(plain, STEPS // 5, 2), built_in_loss),
         "sparse": (methods.sparseloco("gpt-tiny", rounds=rounds, inner_steps=STEPS), built_in_loss),
     }
 

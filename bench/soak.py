@@ -39,7 +39,7 @@ from real_swarm import Fact, Swarm
 from soak_judge import Judged, Life, judged
 
 from atoll.base.errors import AtollError
-from atoll.runtime.control.socket import ask
+from atoll.runtime.control.socket import send_request
 
 PEERS, PEERS_MIN, PEERS_MAX = 6, 5, 7
 HOSTS = 16  # newcomers are new peers with folders of their own, so many in one run at most
@@ -450,7 +450,7 @@ def soak(
             swarm.wrong.append(f"not all counted in {SETTLED_ROUNDS} rounds in a row within {SETTLE_S:.0f} s")
             for index in sorted(swarm.alive):
                 with suppress(AtollError):
-                    s: dict[str, Any] = ask(base / f"peer-{index}", "status")
+                    s: dict[str, Any] = send_request(base / f"peer-{index}", "status")
                     told = {k: s[k] for k in ("trained", "phase", "paused", "trouble", "standing", "present")}
                     swarm.wrong.append(f"peer {index} says: {told}")
         swarm.finish()

@@ -34,7 +34,7 @@ from atoll.peer.round.candidate import trial_of
 from atoll.peer.settings import decode_settings
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.runtime.event_log import entries_in
-from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.training_spec import parse_training_spec
 from atoll.training.data import cursor_after, load_data, position_after
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -236,7 +236,7 @@ def judge_history(
         genesis = read_vertex(kept, folder, -1)[1]
         bodies = [read_vertex(kept, folder, number)[1] for number in kept.rounds]
     settings = decode_settings(genesis.settings)
-    learning = decode_learning(settings)
+    learning = parse_training_spec(settings)
     turns = turns_of([genesis, *bodies], settings.round, learning)
     trained = [body for body in bodies if body.parts]
     result.figures["rounds that trained"] = len(trained)

@@ -46,9 +46,9 @@ from atoll.policy.topology_cost import AgreedLinks, ReduceCost, choose, clusters
 from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     butterfly,
-    candidates,
-    fanned,
+    candidate_topologies,
     hierarchical,
+    limit_fan,
     ring,
     star,
     tree,
@@ -97,7 +97,7 @@ def agreed(network: Network, peers: Sequence[PeerId]) -> AgreedLinks:
 def worth_trying(network: Network, peers: Sequence[PeerId], update_bytes: int) -> tuple[ReduceTopology, ...]:
     """The planner's candidates, simplest first; the same at every peer."""
     clusters = clusters_by_latency(agreed(network, peers))
-    return candidates(peers, SEED, clusters=clusters, update_bytes=update_bytes)
+    return candidate_topologies(peers, SEED, clusters=clusters, update_bytes=update_bytes)
 
 
 # ---- one peer, in a process of its own -----------------------------------------------------------------------
@@ -391,7 +391,7 @@ def rows_of(
         from atoll.runtime.allreduce.parts import cuts, part_values
         from atoll.training.codec import codec_named
 
-        near = fanned(clusters_by_latency(links), SEED)
+        near = limit_fan(clusters_by_latency(links), SEED)
         makes: dict[str, Callable[[], ReduceTopology]] = {
             "butterfly": lambda: butterfly(peers, SEED, pieces=PIECES_MAX),
             "ring": lambda: ring(peers, SEED, pieces=PIECES_MAX),

@@ -263,12 +263,12 @@ class Twinned(ExperimentSimulator):
             cursor = began.cursor + step * recipe.batch
             samples = batch(data, shard, shards, cursor, recipe.batch, recipe.seq_len, recipe.seed)
             if in_halves:
-                gradient.of(tuple(one[::2] for one in samples))
+                gradient.compute(tuple(one[::2] for one in samples))
                 first_P = viewer.gradient_P.clone()
-                gradient.of(tuple(one[1::2] for one in samples))
+                gradient.compute(tuple(one[1::2] for one in samples))
                 viewer.gradient_P.add_(first_P).mul_(0.5)
             else:
-                gradient.of(take(samples))
+                gradient.compute(take(samples))
             inner_step(recipe.inner, inner, x_P, viewer.gradient_P, self.now - steps + step, viewer.matrices)
         torch.set_num_threads(1)
         owed_F = memory_F if coding.beta else None

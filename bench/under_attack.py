@@ -53,7 +53,7 @@ from atoll.training.experiment.api import FaultSpec, experiment
 from atoll.training.models.cnn import SmallCNN
 from atoll.training.recipe.recipes import diloco
 from atoll.training.robust import aggregate, default
-from atoll.training.robust.attacks import ATTACKS, OPTIMISED, backdoor, label_flip, lies, replacement, stale
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, attack_rows, backdoor, label_flip, replacement, stale
 
 HERE = Path(__file__).resolve().parent
 CLASSES, TARGET = 10, 0
@@ -120,7 +120,7 @@ def rows_of(lie: str, seen: Seen) -> Tensor:
         case _ if lie in TRAINED:
             return seen.own_FD
         case _:
-            return lies(lie, seen.honest_HD, seen.f, seen.rule)
+            return attack_rows(lie, seen.honest_HD, seen.f, seen.rule)
 
 
 def taught(lie: str, task: Task, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -334,7 +334,7 @@ def gpt_rows(attacks: Sequence[str], quick: bool) -> Iterator[dict]:
         for attack in attacks:
             if rule == "mean" and attack not in GPT_MEAN:
                 continue
-            trouble = FaultSpec(villains={} if attack == "none" else {6: attack, 7: attack})
+            trouble = FaultSpec(byzantine={} if attack == "none" else {6: attack, 7: attack})
             try:
                 done = experiment(recipe, data=data, peers=8, statistic=statistic, trouble=trouble)
                 loss = round(done.val_loss, 4)

@@ -23,7 +23,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import VoteKind
-from atoll.peer.round.context import ground_after
+from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import write_body
 from atoll.peer.settings import RunSettings, decode_settings
 from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
@@ -72,7 +72,7 @@ def next_vertex(
 ) -> Vertex:
     parent, round = history.head_body, history.head + 1
     plan = plan_round(history.head_id, parent, settings.round)
-    ground = ground_after(settings, plan, parent, RecentVertices(history.recent_states(RECENT)), run)
+    ground = context_after(settings, plan, parent, RecentVertices(history.recent_states(RECENT)), run)
     root, names = digest(b"%d" % round), tuple(sorted(notaries))
     commits = {}
     for name, notary in notaries.items():

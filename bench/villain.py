@@ -66,16 +66,16 @@ from atoll.runtime.trainer import client
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.worker import local_update, training_worker
 from atoll.simulation.adversaries.byzantine import ByzantineMember, equivocate
-from atoll.training.experiment.adversaries import encoded_anyway, rule_of
+from atoll.training.experiment.adversaries import aggregation_rule, encode_or_raw
 from atoll.training.recipe.update import Bounds, EncodedUpdate, moved, part_bounds, part_codec
 from atoll.training.robust.attacks import (
     ATTACKS,
     OPTIMISED,
+    attack_rows,
     backdoor,
     constant,
     foe,
     label_flip,
-    lies,
     mimic,
     stale,
 )
@@ -139,7 +139,7 @@ def _formula(name: str) -> Callable[[Seen], Tensor]:
     def row(seen: Seen) -> Tensor:
         own_HN = torch.stack(tuple(seen.learnt))
         fits = max(0, (len(own_HN) + LIARS - 3) // 2)  # liars that any rule bears among so few rows
-        return lies(name, own_HN, LIARS, rule_of(seen.statistic, min(seen.liars, fits)))[0]
+        return attack_rows(name, own_HN, LIARS, aggregation_rule(seen.statistic, min(seen.liars, fits)))[0]
 
     return row
 
@@ -164,7 +164,7 @@ def lying(
         seen.learns(anchor_F - x_F)
         if not seen.lies:
             return honest(anchor_F, x_F, memory_F, bounds, codec, *more)
-        return encoded_anyway(row(seen), bounds, codec)
+        return encode_or_raw(row(seen), bounds, codec)
 
     return encode
 
@@ -178,7 +178,9 @@ def lie_in_rows(row: Callable[[Seen], Tensor], seen: Seen) -> None:
 
     training_worker.answer = answer
     local_update.encode_update = lying(row, seen, local_update.encode_update)
-    local_update.settle = lambda update, counted, codec: update.memory_F  # no feedback: what it says is no codec's
+    local_update.settle_error_feedback = lambda update, counted, codec: (
+        update.memory_F
+    )  # no feedback: what it says is no codec's
 
 
 def confess_from(rounds: int, seen: Seen) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.base.machine import Fact
-from atoll.runtime.event_log import entry_of
+from atoll.runtime.event_log import fact_to_entry
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.simulation.world import VirtualComputer
 
@@ -58,7 +58,7 @@ def test_the_agreement_bench_knows_whose_turn_it_is(bench: Callable[[str], Any])
     swarm, facts = VirtualSwarm(1, SwarmKnobs(peers=5)), list[dict[str, object]]()
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
-        entry = entry_of(fact, now) if node.name == swarm.honest[0].name else None
+        entry = fact_to_entry(fact, now) if node.name == swarm.honest[0].name else None
         facts.extend([entry] if entry is not None else [])
 
     swarm.world.watchers.append(watch)

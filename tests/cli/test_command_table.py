@@ -13,7 +13,7 @@ import pytest
 from atoll.base.errors import RefusedError, UsageError
 from atoll.cli.main import app
 from atoll.runtime.control.commands import COMMANDS, AuthorityRight, OperatorCommand, run_command
-from atoll.runtime.control.socket import ControlServer, ask_soon
+from atoll.runtime.control.socket import ControlServer, send_request_async
 
 WITHOUT_A_VERB = {"invitations", "fetch", "evaluate", "sample", "blame"}
 
@@ -40,11 +40,11 @@ def test_a_command_is_an_entry_and_a_handler(tmp_path: Path):
         server = ControlServer(tmp_path, handlers)
         await server.open()
         try:
-            assert await ask_soon(tmp_path, "greet", name="ada") == "hello ada"
-            assert await ask_soon(tmp_path, "greet", name="ada", times=2) == "hello ada hello ada"
+            assert await send_request_async(tmp_path, "greet", name="ada") == "hello ada"
+            assert await send_request_async(tmp_path, "greet", name="ada", times=2) == "hello ada hello ada"
             for wrong in ({}, {"name": 7}, {"name": "ada", "times": "many"}):
                 with pytest.raises(UsageError, match="E-DOOR-03 invalid request"):
-                    await ask_soon(tmp_path, "greet", **wrong)
+                    await send_request_async(tmp_path, "greet", **wrong)
         finally:
             await server.close()
 

@@ -57,7 +57,7 @@ def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monke
     async def refuses(folder: Path, verb: str, **_: object) -> None:
         raise TrainerFailed(why, "this model writes one of 300 tokens, not bytes")
 
-    monkeypatch.setattr(demo, "ask_soon", refuses)
+    monkeypatch.setattr(demo, "send_request_async", refuses)
     swarm, why = demo.DemoRun(demo.DemoSettings(), tmp_path, print), "refused"
     assert asyncio.run(swarm._sample(tmp_path)) == ""
     why = "crashed"

@@ -23,9 +23,9 @@ from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import TensorWorker
 from atoll.training.codec import CODECS
-from atoll.training.experiment.adversaries import rule_of
+from atoll.training.experiment.adversaries import aggregation_rule
 from atoll.training.recipe.update import encode_update
-from atoll.training.robust.attacks import ATTACKS, OPTIMISED, lies
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, attack_rows
 
 pytestmark = [pytest.mark.net]
 
@@ -55,7 +55,9 @@ def test_lies_about_rows_are_the_librarys_of_what_the_liar_learnt_itself(villain
     """An honest round, then one with a lie, of every kind: what its wire says, number or not."""
     anchor_F, learnt_RF = torch.ones(3), torch.tensor([[0.0, -1.0, -2.0], [-1.0, 1.0, 0.0]])
     expected = {
-        re.sub("[ ,-]+", "_", name): lies(name, learnt_RF, villain.LIARS, rule_of("trimmed_mean", 0))[0]
+        re.sub("[ ,-]+", "_", name): attack_rows(
+            name, learnt_RF, villain.LIARS, aggregation_rule("trimmed_mean", 0)
+        )[0]
         for name in (*ATTACKS, *OPTIMISED)
     }
     expected |= {"large": torch.full((3,), 1e6), "stale": learnt_RF[0], "poison": -10 * learnt_RF[1]}
@@ -108,7 +110,7 @@ def test_owners_that_lie_are_out_three_rounds_after_their_first_lie(villain: Any
     swarm = VirtualSwarm(1, SwarmKnobs(7, run=run), {2: liar, 5: liar}, island=TensorWorker)
     swarm.world.run(600.0, stop=lambda: min(swarm.heads()) >= 3)
     history = swarm.honest[0].machine.history
-    gone = {m.peer for m in history.bodies[3].members if not m.present}
+    gone = {m.peer for m in history.bodies[3].members if not m.is_present}
     assert gone == {peer_name(2), peer_name(5)}
     assert max(node.island.distance() for node in swarm.honest) < 0.2
 

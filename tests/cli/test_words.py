@@ -30,11 +30,11 @@ from atoll.cli.watch import JsonLinesView, LiveTerminalView, PlainLinesView, int
 from atoll.crypto.identity import Identity
 from atoll.peer.config.sections import RunConfig
 from atoll.peer.events import ProtocolFault
-from atoll.runtime.bootstrap import prepare
+from atoll.runtime.bootstrap import prepare_folder
 from atoll.runtime.config import load_config
 from atoll.runtime.driver import Driver
-from atoll.runtime.event_log import RunStatus, entry_of, plain
-from atoll.runtime.event_log import line_of as line_of_member
+from atoll.runtime.event_log import RunStatus, fact_to_entry, plain
+from atoll.runtime.event_log import member_entry as line_of_member
 from atoll.wire.messages.vertex import Member
 from atoll.wire.ticket import issue
 
@@ -216,7 +216,7 @@ def test_what_a_peer_wrote_into_a_fault_moves_no_terminal(capsys: pytest.Capture
     """As a fault, in the record's line, on the screen, and as the error that a command ends with."""
     fault = PeerFault("", f"an answer of {HOSTILE}")
     assert fault.what.isprintable() and str(fault).isprintable() and len(fault.what) <= SHOWN_MAX
-    entry = entry_of(ProtocolFault(peer=PeerId("eve"), what=HOSTILE, round=3), 1.0)
+    entry = fact_to_entry(ProtocolFault(peer=PeerId("eve"), what=HOSTILE, round=3), 1.0)
     assert entry is not None and entry["what"].isprintable()
     assert "\n" not in line_of(entry, RunStatus())
     say(f"first {HOSTILE}\nlast")
@@ -231,7 +231,9 @@ def test_what_genesis_and_members_say_of_themselves_is_shown_in_one_line():
     """The lines that a driver makes without a fact, and members' names and addresses, as screens get them."""
     shown: list[dict[str, object]] = []
     stands = SimpleNamespace(progress=RunStatus(), on_entry=shown.append)
-    Driver._tell(cast(Driver, stands), {"fact": "LearningKnown", "data": HOSTILE, "seen": [HOSTILE]}, durable=False)
+    Driver.record_entry(
+        cast(Driver, stands), {"fact": "LearningKnown", "data": HOSTILE, "seen": [HOSTILE]}, durable=False
+    )
     (entry,) = shown
     assert str(entry["data"]).isprintable() and entry["seen"] == [one_line(HOSTILE)]
     member = Member(PeerId("eve"), b"", (HOSTILE,), "trainer", "member", 0, 0.0, HOSTILE)
@@ -243,7 +245,7 @@ def test_what_genesis_and_members_say_of_themselves_is_shown_in_one_line():
 def test_what_strangers_said_is_one_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`cat atoll.log` shows no escape, also of a story that Python tells; the story keeps its lines."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    prepare(tmp_path)
+    prepare_folder(tmp_path)
     (handler,) = logging.getLogger().handlers
     log = logging.getLogger("atoll.test")
     try:
@@ -270,7 +272,7 @@ def test_a_round_is_one_line_and_names_who_was_missing():
         "samples": 16,
         "bytes_out": 1500,
     }
-    progress.see(entry)
+    progress.fold(entry)
     line = line_of(entry, progress)
     assert "round 3" in line and "loss 2.500" in line and "without bob" in line and "1.5 kB" in line
     assert "eve" not in line  # a newcomer's first update is not waited for
@@ -297,11 +299,11 @@ def test_who_sent_the_very_same_update_is_named_beside_the_round():
     entry = {"at": 5.0, "time_s": 5.0, "fact": "RoundClosed", "round": 4, "trained": 3, "loss": 2.5, "state": "ab"}
     entry |= {"counted": ["ada" * 4, "bob" * 4, "eve" * 4], "missing": [], "steps": 8, "samples": 16}
     entry |= {"alike": [["ada" * 4, "eve" * 4]]}
-    progress.see(entry)
+    progress.fold(entry)
     round, told = line_of(entry, progress).split("\n")
     assert round.startswith("round 3") and told.startswith("! ada and eve sent the very same update")
     assert "run.shard" in told and progress.alike == [["ada" * 4, "eve" * 4]]
-    progress.see(entry | {"round": 5, "trained": 4, "alike": []})
+    progress.fold(entry | {"round": 5, "trained": 4, "alike": []})
     assert not progress.alike
 
 
@@ -378,13 +380,13 @@ def test_a_run_that_shrank_says_that_nobody_trains_and_how_many_it_waits_for():
     assert line_of(left, progress) == "- ada is gone"  # before the first round it waits for others
     closed = {"fact": "RoundClosed", "round": 4, "state": "ab", "time_s": 9.0, "trained": 5, "loss": 2.0}
     closed |= {"counted": ["bob" * 4], "missing": [], "steps": 8, "samples": 16}
-    progress.see(closed)
+    progress.fold(closed)
     told, waits = line_of(left, progress).split("\n")
     assert told == "- ada is gone" and waits.startswith("! waiting: 2 of 4 members needed to train; invite more")
     assert line_of(left | {"joined": ["bob" * 4], "left": []}, progress) == "+ bob joined"
-    progress.see(closed | {"round": 5, "min_peers": 2})
+    progress.fold(closed | {"round": 5, "min_peers": 2})
     assert line_of(left, progress) == "- ada is gone"
-    progress.see(closed | {"round": 6, "back_to": 4})
+    progress.fold(closed | {"round": 6, "back_to": 4})
     assert "2 of 4" in line_of(left, progress)
     progress.over = True
     assert line_of(left, progress) == "- ada is gone"
@@ -394,7 +396,7 @@ def test_who_ends_as_we_do_is_no_trouble():
     """Peers hang up when the run is over, each in its own time: before that a silent one is told, then not."""
     progress, silent = RunStatus(), {"fact": "PeerSuspected", "peer": "bob" * 4, "why": "refused"}
     assert "does not respond" in line_of(silent, progress)
-    progress.see({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
+    progress.fold({"at": 5.0, "time_s": 5.0, "fact": "RunOver", "rounds": 3, "state": "ab"})
     assert line_of(silent, progress) == ""
 
 
@@ -403,11 +405,11 @@ def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_whe
     closed = {"fact": "RoundClosed", "round": 4, "state": "ab", "time_s": 9.0, "trained": 5, "loss": 2.0}
     closed |= {"counted": [], "missing": [], "steps": 0, "samples": 0}
     more = closed | {"amends": {"rounds": 60, "owner_s": 6.0, "lr": 0.002}, "rounds": 60}
-    progress.see(more)
+    progress.fold(more)
     words = "60 rounds, 6.0 s for an owner of a part to answer, learning rate 0.002"
     assert progress.rounds == 60 and line_of(more, progress).endswith(words)
     assert line_of(closed | {"amends": {"rounds": 0}}, progress).endswith(" rounds without end")
-    progress.see(closed | {"round": 5, "back_to": 2})
+    progress.fold(closed | {"round": 5, "back_to": 2})
     assert progress.rounds == 30
 
 
@@ -415,16 +417,16 @@ def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
     """From the facts as they are recorded to the lines of `atoll status`; nothing to do where it is one's own."""
     progress = RunStatus()
     seen = {"fact": "BranchSeen", "round": 7, "epoch": 0, "members": ["bob", "eve"], "recovered": False}
-    progress.see(seen)
+    progress.fold(seen)
     assert "bob, eve (atoll status)" in line_of(seen, progress)
     assert "not known yet" in "".join(preference_lines(progress.branches[0], Path("here")))
     told = {"fact": "BranchPreferred", "round": 7, "ours": False, "named": 8, "asked": 10, "queries": 23}
-    progress.see(told | {"settled": True})
+    progress.fold(told | {"settled": True})
     first, *rest = preference_lines(progress.branches[0], Path("here"))
     assert "that other branch: 8 of the 10 asked last, settled after 23 queries" in first
     assert "ask bob or eve" in rest[0] and rest[1].startswith("atoll leave --dir here; atoll join TICKET --dir")
     assert "the other one: 8 of the 10" in line_of(told | {"settled": False}, progress)
-    progress.see(told | {"settled": False, "ours": True})
+    progress.fold(told | {"settled": False, "ours": True})
     (only,) = preference_lines(progress.branches[0], Path("here"))
     assert "most prefer this branch" in only and "not settled yet" in only
 

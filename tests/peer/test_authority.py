@@ -33,7 +33,7 @@ class PresentOwners:
 
     def allows(self, order: SignedOrder, roster: Sequence[Member]) -> bool:
         owner = self.owners.get(order.command)
-        is_here = any(m.peer == owner and m.present for m in roster)
+        is_here = any(m.peer == owner and m.is_present for m in roster)
         return is_here and VERIFIER.identity_holds(owner.encode(), order.content, order.signature)
 
 

@@ -34,5 +34,5 @@ def test_peers_without_capabilities_train_and_agree_by_a_genesis_that_has_them()
     swarm.world.run(swarm.world.now + 300, stop=lambda: min(heads()) >= reached + 3)
     assert min(heads()) >= reached + 3
     machine = swarm.world.nodes[peer_name(0)].machine
-    assert machine.pieces is None and type(machine.known.forks) is ForkMonitor and not machine.inspectors.machines
+    assert machine.pieces is None and type(machine.known.forks) is ForkMonitor and not machine.verifiers.machines
     assert machine.handle(LinkUp(peer_name(3)), swarm.world.now)

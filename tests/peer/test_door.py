@@ -116,7 +116,7 @@ def joiner(swarm: VirtualSwarm) -> tuple[Peer, Seconds]:
         lost.handle(event, NOW)
     history = machine(swarm).history
     assert history is not None
-    hear(lost, VOTERS[0], VerticesResponse(history.since(-1, 2**20), history.head))
+    hear(lost, VOTERS[0], VerticesResponse(history.vertices_from(-1, 2**20), history.head))
     return lost, NOW
 
 
@@ -172,7 +172,7 @@ def test_a_visitor_that_is_turned_away_later_ends():
         lost.handle(event, NOW)
     history = machine(swarm).history
     assert history is not None
-    hear(lost, VOTERS[0], VerticesResponse(history.since(-1, 2**20), history.head))
+    hear(lost, VOTERS[0], VerticesResponse(history.vertices_from(-1, 2**20), history.head))
     state = history.head_body.state
     assert said_to(STRANGER, hear(machine(swarm), STRANGER, ManifestRequest(state))) == [JoinRefused("E-JOIN-01")]
     told = [facts(hear(lost, VOTERS[0], JoinRefused("E-JOIN-01"))) for _ in range(REFUSALS_MAX)]

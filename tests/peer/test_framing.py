@@ -103,7 +103,7 @@ def test_a_certificate_beside_a_known_claim_is_not_believed_unseen(stand: Stand)
     )
     known = QuorumCertificate(0, 0, "prepare", real, votes)
     first = stand.sign(ViewTimeout(0, 0, 0, real), HONEST)
-    agreement.learn_body(b"certified")  # a certificate does not bind a peer that lacks it
+    agreement.add_body(b"certified")  # a certificate does not bind a peer that lacks it
     assert stand.hears(TimeoutMessage(0, 0, stand.trace, first, known)) == []
     invented = QuorumCertificate(0, 90, "prepare", digest(b"never"), ())
     again = stand.sign(ViewTimeout(0, 1, 0, real), VILLAIN)
@@ -191,7 +191,7 @@ def test_a_row_dressed_up_as_a_sum_is_refused(stand: Stand):
     for names, weight in (((VILLAIN,), 320), ((), 0)):
         sum_of_one = PartialSum(0, 0, stand.trace, part, index, weight, names)
         assert stand.hears(sum_of_one, other_bytes) == [VILLAIN]
-    assert VILLAIN not in stand.round.reduce.gathers[part].rows
+    assert VILLAIN not in stand.round.reduce.accumulators[part].rows
 
 
 def _agree_timer(round: RoundMachine):
@@ -246,4 +246,4 @@ def test_a_row_that_brings_another_commitment_is_refused(stand: Stand, whose: st
         word = stand.sign(Commitment(-1, 0, digest(b"root of a past round"), **fields), VILLAIN)
     message = RowContribution(0, 0, stand.trace, part, index, merkle_path(rows, part), word)
     assert stand.hears(message, Payload(rows[part], 8, (VILLAIN,))) == [VILLAIN]
-    assert VILLAIN not in stand.round.reduce.gathers[part].rows
+    assert VILLAIN not in stand.round.reduce.accumulators[part].rows

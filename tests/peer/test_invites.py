@@ -13,7 +13,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import PEERS_MAX
 from atoll.base.machine import Received
 from atoll.peer.peer import Peer
-from atoll.peer.round.context import ground_after
+from atoll.peer.round.context import context_after
 from atoll.peer.settings import RunSettings
 from atoll.policy.membership import TICKET_EXPIRED, VerifiedReport
 from atoll.policy.plan import RoundSettings
@@ -107,7 +107,7 @@ def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: Vi
     for left_s, why in ((1.0, None), (-1.0, TICKET_EXPIRED)):
         use = TicketUse(ticket.id, ticket.key, "trainer", 1, ground.parent.time_s + left_s)
         parent = replace(ground.parent, tickets=(use,))
-        judged = ground_after(ground.settings, ground.plan, parent, machine.pool.recent(), swarm.run_id)
+        judged = context_after(ground.settings, ground.plan, parent, machine.pool.recent(), swarm.run_id)
         assert judged.admissible(VerifiedReport(STRANGER, join), parent.time_s) == why
 
 
@@ -124,5 +124,5 @@ def test_a_run_begins_with_members_whose_votes_are_not_earned_yet(swarm: Virtual
         members = (*lines[:3], replace(lines[3], standing=standing))
         plan = dataclasses.replace(ground.plan, members=members)
         settings = replace(ground.settings, start_peers=4)
-        made = ground_after(settings, plan, parent, machine.pool.recent(), swarm.run_id)
+        made = context_after(settings, plan, parent, machine.pool.recent(), swarm.run_id)
         assert (made.topology is not None) == begins

@@ -26,7 +26,7 @@ KEPT = 6  # rounds
 
 def keeper(make: Callable[[], Peer]) -> Peer:
     peer = make()
-    peer.inspectors.archived_rounds = KEPT
+    peer.verifiers.archived_rounds = KEPT
     return peer
 
 

@@ -93,7 +93,7 @@ def test_in_a_large_swarm_nobody_is_counted_on_whose_silence_is_not_watched():
         swarm.world.sleep(name)
     swarm.world.run(60)
     machine = swarm.world.nodes[CREATOR].machine
-    assert sum(machine.heartbeat.gone(name) for name in lost) < 17
+    assert sum(machine.heartbeat.is_gone(name) for name in lost) < 17
     recover(swarm)
     after = machine.history.head_body
     assert after.epoch == 1 and {m.peer for m in after.members if m.votes} == here
@@ -144,7 +144,7 @@ def test_a_member_that_lost_its_disk_comes_back_with_another_key(others: int):
     world.run(world.now + 15)
     if others == 1:
         there = turnout(machine, world.nodes[CREATOR].clock.local(world.now))
-        assert not machine.heartbeat.gone(lost) and there == ((CREATOR, lost), (), (lost,), 2)
+        assert not machine.heartbeat.is_gone(lost) and there == ((CREATOR, lost), (), (lost,), 2)
         recover(swarm)
         world.run(world.now + 15)
     (line,) = (m for m in machine.history.head_body.members if m.peer == lost)

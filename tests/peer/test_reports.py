@@ -238,7 +238,7 @@ def test_among_many_only_who_watches_tells_everybody_of_a_silence(stand: Stand):
     """All others begin to watch after that report; their findings go only to the next proposers."""
     machine = stand.swarm.world.nodes[ME].machine
     names = stand.crowd(40)
-    machine.heartbeat.watch(tuple(names), 0.5)
+    machine.heartbeat.set_members(tuple(names), 0.5)
     watched = sorted(machine.heartbeat.chosen)[0]
     other = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
 
@@ -256,10 +256,10 @@ def test_among_many_a_silence_that_lasts_is_told_to_the_writers_of_the_next_roun
     """Others forget reports of earlier rounds. A peer that is heard again is not reported."""
     machine = stand.swarm.world.nodes[ME].machine
     names = stand.crowd(40)
-    machine.heartbeat.watch(tuple(names), 0.5)
+    machine.heartbeat.set_members(tuple(names), 0.5)
     silent = next(p for p in names[1:] if p not in machine.heartbeat.chosen)
     machine.participation.from_heartbeat([Emit(PeerSuspected(peer=silent, why="silent"))], 0.5)
     for gone in (True, False):
-        monkeypatch.setattr(machine.heartbeat, "gone", lambda peer, gone=gone: gone and peer == silent)
+        monkeypatch.setattr(machine.heartbeat, "is_gone", lambda peer, gone=gone: gone and peer == silent)
         told = [e for e in expand_broadcasts(machine.words.round_begins(1.0)) if isinstance(e, Send)]
         assert 0 < len(told) <= WRITERS_TOLD if gone else told == []

@@ -13,7 +13,7 @@ from atoll.peer.events import CaughtUp, HistoryMended, JoinRejected, MembershipC
 from atoll.peer.operator_commands import farewell
 from atoll.peer.settings import RULES, RunSettings, encode_settings
 from atoll.peer.tasks import RestoreState, StateRestored
-from atoll.protocol.history.chain import newest_hole
+from atoll.protocol.history.chain import find_missing_vertex
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
@@ -35,7 +35,7 @@ def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
     assert any(isinstance(e, RunTask) and isinstance(e.work, RestoreState) for e in effects)
     stopped_at = peer.history.head
     history = world.nodes[peer_name(0)].machine.history
-    news = VerticesResponse(history.since(stopped_at + 1, 10**6), history.head)
+    news = VerticesResponse(history.vertices_from(stopped_at + 1, 10**6), history.head)
     peer.handle(Received(peer_name(0), news), 100.1)
     assert peer.history.head > stopped_at
     effects = peer.handle(TaskDone("restore", StateRestored()), 100.2)
@@ -144,7 +144,7 @@ def test_a_vertex_that_the_disk_changed_or_lost_is_named_before_the_peer_starts(
     swarm.world.run(1e3, stop=lambda: swarm.head(peer_name(1)) >= 4)
     kept = {name: value for name, value in swarm.world.nodes[peer_name(1)].kept.items() if name != "vertex/5"}
     change(kept)
-    hole = newest_hole(kept, swarm.run_id)
+    hole = find_missing_vertex(kept, swarm.run_id)
     assert (hole and hole.round) == named
     assert hole is None or (hole.id is not None) == (named in (2,))  # the one after it tells which one is lacking
 

@@ -25,7 +25,7 @@ from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.evidence import two_updates
+from atoll.wire.evidence import commits_to_two_updates
 from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, RowContribution, RowRequest, RowResponse
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
@@ -91,7 +91,7 @@ def test_it_would_be_shown_rows_and_count_if_nobody_asked_for_its_word_first(
     trust: str, monkeypatch: pytest.MonkeyPatch
 ):
     """As it was before this rule."""
-    monkeypatch.setattr(CommitRevealGate, "may_see", lambda self, peer: True)
+    monkeypatch.setattr(CommitRevealGate, "may_receive", lambda self, peer: True)
     with pytest.raises(InvariantBroken, match="looked before"):
         play_peeking("peeker", trust)
 
@@ -110,7 +110,7 @@ def test_who_gives_nothing_sees_rows_and_cannot_give_something_in_the_next_attem
 
 def test_it_would_count_if_words_of_earlier_attempts_bound_nobody(monkeypatch: pytest.MonkeyPatch):
     without_first_attempts(monkeypatch, 0)
-    monkeypatch.setattr(commit_reveal, "two_updates", lambda one, other: False)
+    monkeypatch.setattr(commit_reveal, "commits_to_two_updates", lambda one, other: False)
     with pytest.raises(InvariantBroken, match="looked before"):
         play_peeking("turncoat", "watched")
 
@@ -300,7 +300,7 @@ def test_after_crashes_no_word_makes_a_lie_of_one_before(before: dict[int, bytes
     plan = SimpleNamespace(may_lie=True, round=5)
     mine = CommitRevealGate(cast(RoundPlan, plan), WHO, said | {"said/5/agreement": b""}).bound(word(attempt, b"x"))
     assert says == ("nothing" if mine is None else "the same" if mine.parts else "a pass")
-    assert mine is None or not any(two_updates(word(a, root), mine) for a, root in before.items())
+    assert mine is None or not any(commits_to_two_updates(word(a, root), mine) for a, root in before.items())
 
 
 # ---- early requests ----------------------------------------------------------------------------------------

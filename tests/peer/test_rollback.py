@@ -336,8 +336,8 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
     for name in (BOB, CARL, DORA):
         swarm.world.nodes[name].island.blobs.pop(old.state)
     island = swarm.world.nodes[CREATOR].island
-    does = island.do
-    island.do = lambda work: None if work == ReadManifest(old.state, partly=True) else does(work)
+    does = island.run
+    island.run = lambda work: None if work == ReadManifest(old.state, partly=True) else does(work)
     lacked = facts_of(swarm, StateUnavailable)
     began = swarm.world.now
     go_back(swarm, 2)
@@ -359,7 +359,7 @@ def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most
         island = swarm.world.nodes[name].island
         if (circle.index(name) - first) % 7 >= 4:  # those who hold it propose one after the other
             island.blobs.pop(old.state)
-        island.do = lambda work, does=island.do: (
+        island.run = lambda work, does=island.run: (
             None if work == ReadManifest(old.state, partly=True) else does(work)
         )
     failed = facts_of(swarm, AttemptFailed)
@@ -399,7 +399,7 @@ def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
 
     for name in names:
         island = swarm.world.nodes[name].island
-        island.do = partial(full, does=island.do)
+        island.run = partial(full, does=island.run)
     go_back(swarm, 2)
     reach(swarm, history_of(swarm).head + 18)
     assert max(tries.count(round) for round in tries) <= 2 * len(names)
@@ -465,8 +465,8 @@ def test_a_word_that_names_an_old_vertex_wrongly_is_looked_up_only_when_it_is_sa
     reach(swarm, 60)
     reads: list[ReadVertices] = []
     island = swarm.world.nodes[BOB].island
-    does = island.do
-    island.do = lambda w: (reads.append(w) if isinstance(w, ReadVertices) else None, does(w))[1]
+    does = island.run
+    island.run = lambda w: (reads.append(w) if isinstance(w, ReadVertices) else None, does(w))[1]
     go_back(swarm, 1, to=dataclasses.replace(old, id=Digest(bytes(32))))
     swarm.world.run(swarm.world.now + 10)
     assert 1 <= len(reads) <= 5 and returns(swarm) == []  # its bringer says it again every three seconds
@@ -516,8 +516,10 @@ def test_with_overlap_steps_under_way_are_dropped():
     swarm.world.run(0.1)
     for node in swarm.world.nodes.values():
         node.island.knobs.overlap = 8
-        does = node.island.do
-        node.island.do = lambda w, does=does: (adopted.append(w) if isinstance(w, AdoptState) else None, does(w))[1]
+        does = node.island.run
+        node.island.run = lambda w, does=does: (adopted.append(w) if isinstance(w, AdoptState) else None, does(w))[
+            1
+        ]
     reach(swarm, 6)
     go_back(swarm, 2)
     body = until_returned(swarm)

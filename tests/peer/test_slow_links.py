@@ -145,7 +145,7 @@ def test_whoever_has_no_vote_yet_waits_where_all_voters_are_gone():
     world.run(20, stop=observes)
     world.crash(founder)
     world.run(world.now + 20)
-    assert newcomer.machine.heartbeat.gone(founder) and 0 < newcomer.machine.round.attempt <= 20
+    assert newcomer.machine.heartbeat.is_gone(founder) and 0 < newcomer.machine.round.attempt <= 20
 
 
 def test_arithmetic_that_takes_longer_than_the_exchange_uses_up_no_views():

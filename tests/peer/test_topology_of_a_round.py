@@ -14,7 +14,7 @@ from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX
 from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
 from atoll.peer.events import RoundBegan, RoundClosed, ShareBegan
-from atoll.peer.round.context import ground_after
+from atoll.peer.round.context import context_after
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import TOPOLOGIES, regions_of, way_of
 from atoll.peer.settings import RULES, RunSettings, decode_settings, encode_settings
@@ -125,7 +125,7 @@ def test_names_of_what_pairs_hold_say_nothing_of_how_long_the_next_update_is():
         commit = Commitment(0, 0, ZERO_DIGEST, 4, 1, 1, 0.0, 0.0, 1, asked)
         said = [SignedStatement(plan.owners[0], encode(word), b"") for word in (commit, *answers)]
         parent = replace(machine.history.head_body, commits=tuple(said[:1]), parts=tuple(said[1:]), trained=1)
-        return ground_after(AUTO, plan, parent, machine.known.pool.recent(), machine.run).topology.name
+        return context_after(AUTO, plan, parent, machine.known.pool.recent(), machine.run).topology.name
 
     assert topology_after("") == "butterfly" and topology_after("topology=pairs") == "hierarchical"
 
@@ -243,7 +243,7 @@ def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_s
 def test_where_members_may_lie_nobody_hands_on_anothers_row(name: str):
     plan = plan_of(["eu/a", "eu/b", "us/c", "us/d"])
     plan = copy(plan, settings=replace(plan.settings, quorum="two-thirds"))
-    assert way_of(RunSettings(topology=name), plan).topology.direct
+    assert way_of(RunSettings(topology=name), plan).topology.is_direct
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)

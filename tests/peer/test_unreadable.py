@@ -38,7 +38,7 @@ class Stand:
         self.swarm.world.run(60.0, stop=lambda: min(self.swarm.heads()) >= 2)
         peer = self.swarm.world.nodes[ME].machine
         assert peer is not None
-        self.room = peer.inspectors.find(MalformedUpdates)
+        self.room = peer.verifiers.find(MalformedUpdates)
         self.peer, self.history = peer, peer.known.history
 
     def row(self, of: PeerId = EVE, round: int | None = None, by: PeerId | None = None) -> MalformedRowEvidence:
@@ -89,7 +89,7 @@ def test_what_i_cannot_read_either_i_say_once_and_keep(stand: Stand):
     found = stand.finds(job, RowJudged("NaN", blob=BLOB))
     (accused,) = told(found, MemberAccused)
     assert accused.statement == Accusation(row.statement, None, BLOB) and shown_to(found) == []
-    assert [kept.exhibit for kept in stand.peer.inspectors.evidence.kept] == [BLOB]
+    assert [kept.exhibit for kept in stand.peer.verifiers.evidence.kept] == [BLOB]
     # the peer that showed it notifies the others
     assert stand.asked(row, CID) == [] == stand.room.on_vertex(stand.history.head_body, 60.0)
 

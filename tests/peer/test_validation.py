@@ -216,8 +216,8 @@ def test_a_good_state_that_is_gone_everywhere_stops_nobody_and_the_demand_ends()
     for name in swarm.founders:
         island = swarm.world.nodes[name].island
         island.blobs.pop(old)
-        does = island.do
-        island.do = lambda work, does=does: None if work == ReadManifest(old, partly=True) else does(work)
+        does = island.run
+        island.run = lambda work, does=does: None if work == ReadManifest(old, partly=True) else does(work)
     reach(swarm, 30, within_s=1200)
     assert returns(swarm) == [] and swarm.checkers.repairs == 0
     assert all(n.machine.round.ground.demanded is None and not n.machine.downloads.wanted for n in swarm.honest)
@@ -243,7 +243,7 @@ def test_a_visitor_fetches_no_state_that_others_go_back_to():
     swarm.join(4, via=BOB, role="visitor")
     sought: list[object] = []
     island = swarm.world.nodes[EVE].island
-    island.do = lambda work, does=island.do: sought.append(work) if isinstance(work, FindState) else does(work)
+    island.run = lambda work, does=island.run: sought.append(work) if isinstance(work, FindState) else does(work)
     reach(swarm, 14)
     swarm.world.run(swarm.world.now + 5)
     assert returns(swarm) == returns(swarm, EVE) and len(returns(swarm)) == 1 and not sought
@@ -255,7 +255,7 @@ def test_a_validator_looks_at_one_state_at_a_time_and_then_at_the_newest():
     asked: list[int] = []
     under_way = [0]
     island = swarm.world.nodes[ADA].island
-    takes, does = island.takes_s, island.do
+    takes, does = island.takes_s, island.run
 
     def do(work: object) -> object:
         under_way[0] -= isinstance(work, ValidateState)
@@ -269,7 +269,7 @@ def test_a_validator_looks_at_one_state_at_a_time_and_then_at_the_newest():
         assert under_way[0] == 1
         return 15.0
 
-    island.takes_s, island.do = takes_s, do
+    island.takes_s, island.run = takes_s, do
     reach(swarm, 40)
     assert asked == sorted(set(asked)) and 3 <= len(asked) <= 6
 
@@ -293,11 +293,11 @@ def test_no_job_and_no_word_where_the_run_does_not_ask_for_it():
     seen: list[object] = []
     swarm.world.run(0.1)
     for node in swarm.world.nodes.values():
-        does = node.island.do
-        node.island.do = lambda w, does=does: (seen.append(w), does(w))[1]
+        does = node.island.run
+        node.island.run = lambda w, does=does: (seen.append(w), does(w))[1]
     reach(swarm, 6)
     assert not any(isinstance(w, ValidateState | PinBlobs) for w in seen)
-    assert swarm.world.nodes[ADA].machine.inspectors.find(StateValidators) is None
+    assert swarm.world.nodes[ADA].machine.verifiers.find(StateValidators) is None
 
 
 # ---- offline -----------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
     """A job under another name, or an answer that is none, moves nothing."""
     swarm = swarm_of(bad=())
     reach(swarm, 3)
-    validators = swarm.world.nodes[ADA].machine.inspectors.find(StateValidators)
+    validators = swarm.world.nodes[ADA].machine.verifiers.find(StateValidators)
     before = validators.looking
     assert validators.on_task_done(TaskDone("validate/hold", None), 0.0) == [] and validators.looking == before
     assert validators.on_task_done(TaskDone("validate/999", ValidationLosses((1.0,))), 0.0) == []

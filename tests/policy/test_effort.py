@@ -17,13 +17,13 @@ from atoll.base.workload import (
     RoundWorkload,
     WorkloadPolicy,
     WorkloadProgress,
-    begun,
     effort_problem,
     fastest_of,
+    initial_progress,
     next_batch,
-    quota_of,
-    reached_after,
+    progress_after,
     steps_at,
+    workload_of,
 )
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.capability_terms import PartitionPolicy
@@ -121,23 +121,23 @@ def test_rounds_shorten_with_the_root_of_the_loss_and_never_below_the_least():
     effort, reached = WorkloadPolicy(4, by_loss=True, steps_min=20), UNSET
     told = []
     for loss in (4.0, 3.0, 2.0, 1.0, 0.01, 9.0):
-        reached = reached_after(effort, 100, reached, [loss])
-        told.append(quota_of(effort, 100, reached, 4).steps)
+        reached = progress_after(effort, 100, reached, [loss])
+        told.append(workload_of(effort, 100, reached, 4).steps)
     assert told == [100, 87, 71, 50, 20, 100]
 
 
 def test_a_round_that_nobody_trained_in_changes_nothing():
     effort = WorkloadPolicy(4, by_loss=True, batches=RULE)
     before = WorkloadProgress(50, 10, 8, 4.0)
-    assert reached_after(effort, 100, before, []) == WorkloadProgress(50, 10, 10, 4.0)
-    assert reached_after(effort, 100, UNSET, []) == begun(effort, 100)
+    assert progress_after(effort, 100, before, []) == WorkloadProgress(50, 10, 10, 4.0)
+    assert progress_after(effort, 100, UNSET, []) == initial_progress(effort, 100)
 
 
 def test_liars_about_their_loss_move_it_no_further_than_another_members():
     effort = WorkloadPolicy(4, by_loss=True, batches=RULE)
     honest = [1.9, 2.0, 2.05, 2.1, 2.15]
     low, high = (
-        reached_after(effort, 100, WorkloadProgress(90, 10, 10, 4.0), [*honest, lie, lie]) for lie in (0.0, 1e12)
+        progress_after(effort, 100, WorkloadProgress(90, 10, 10, 4.0), [*honest, lie, lie]) for lie in (0.0, 1e12)
     )
     assert (low.batch, high.batch) == (10, 10)
     assert 68 <= low.steps <= high.steps <= 74
@@ -183,8 +183,8 @@ def test_a_larger_batch_leaves_a_round_as_many_samples():
 def test_whatever_stands_in_a_vertex_the_next_round_is_within_genesis(steps, batch, before, first, losses, members):
     effort = WorkloadPolicy(8, samples=4000, steps_min=5, by_loss=True, batches=RULE)
     reached = WorkloadProgress(steps, batch, before, first)
-    for one in (reached, reached_after(effort, 100, reached, losses)):
-        quota = quota_of(effort, 100, one, members)
+    for one in (reached, progress_after(effort, 100, reached, losses)):
+        quota = workload_of(effort, 100, one, members)
         assert 5 <= quota.steps <= 100 and 2 <= quota.batch <= 40 and 1.0 <= quota.stretch <= 40.0
 
 
@@ -270,15 +270,15 @@ def test_settings_survive_their_encoding_and_those_that_cannot_be_are_refused():
     slow = RoundSettings(inner_steps=32, effort=whole, acceptance=StragglerPolicy(2, 3))
     with pytest.raises(PeerFault, match="two batch sizes"):
         decode_settings(encode_settings(RunSettings(round=slow)))
-    assert quota_of(UNSET, 32, UNSET, 4) == RoundWorkload(32)
+    assert workload_of(UNSET, 32, UNSET, 4) == RoundWorkload(32)
 
 
 def test_a_first_loss_that_was_an_outlier_does_not_keep_rounds_short_for_ever():
     """It was a bad sample, or a lie: from the next round on it counts for 64 times that round's loss at most."""
     effort = WorkloadPolicy(4, steps_min=1, by_loss=True)
-    reached = reached_after(effort, 400, UNSET, [1e30])
+    reached = progress_after(effort, 400, UNSET, [1e30])
     for loss in (4.0, 4.0, 2.0):
-        reached = reached_after(effort, 400, reached, [loss])
+        reached = progress_after(effort, 400, reached, [loss])
     assert isinstance(reached, WorkloadProgress) and reached.first_loss == 128.0 and reached.steps == 50
-    usual = reached_after(effort, 400, WorkloadProgress(400, 4, 4, 8.0), [2.0])
+    usual = progress_after(effort, 400, WorkloadProgress(400, 4, 4, 8.0), [2.0])
     assert isinstance(usual, WorkloadProgress) and usual.first_loss == 8.0 and usual.steps == 200

@@ -94,7 +94,7 @@ def test_rows_of_those_who_are_gone_go_with_them_and_the_others_still_mean_the_s
     grown = after(gone, joined(PeerId("stranger")))
     assert agreed_links(grown, (a, c, d)) == before
     back = after(grown, joined(b))
-    assert back[1].present and agreed_links(back, (a, c, d)) == before
+    assert back[1].is_present and agreed_links(back, (a, c, d)) == before
     assert agreed_links(back, (a, b)) is None  # what a said of b is gone, and what b said too
 
 
@@ -115,7 +115,7 @@ def test_a_report_is_never_longer_than_there_is_room_for_however_many_members_co
     members = tuple(member(p, longest) for p in PEERS[:2])
     for k in range(2, FULL_MESH_MAX, 2):
         members = after(members, *(joined(PeerId(f"p{n:02}")) for n in (k, k + 1)))
-    assert sum(m.present for m in members) == FULL_MESH_MAX
+    assert sum(m.is_present for m in members) == FULL_MESH_MAX
     assert all(len(m.links) <= REPORT_BYTES_MAX for m in members) and members[0].links
 
 

@@ -123,7 +123,7 @@ def test_a_member_whose_work_cannot_be_replayed_has_no_vote_until_it_can():
     for _ in range(3):
         parent = body(*members.values())
         members, _ = after(parent, counted="abcdnm")
-    assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].trains
+    assert members[PeerId("n")].standing == "unaudited" and members[PeerId("n")].may_train
 
     def judge(parent: VertexBody, by: str, word: ReadyReport, said_in: int = 5) -> str | None:
         recent = RecentVertices({HEAD: STATE}, rounds={HEAD: said_in}, audited=True)
@@ -172,7 +172,7 @@ def test_who_is_ready_beyond_the_trainers_that_a_rule_takes_goes_on_observing():
         assert sum(m.standing == "observer" for m in members) == 4 - new
     gone = replace(parent, members=(member("a", "away"), *parent.members[1:]))
     members, *_ = next_members(gone, {}, set(), ready, "majority", True, trainers_most=7)
-    assert sum(m.trains for m in members) == 7
+    assert sum(m.may_train for m in members) == 7
 
 
 def test_a_returning_member_needs_no_ticket_but_the_keys_it_joined_with():

@@ -24,9 +24,9 @@ from atoll.policy.reputation import (
     by_tier,
     influence_of,
     moment,
-    moved,
     on_duty,
     scores_of,
+    shift_bounds,
     tier_of,
     units_of,
 )
@@ -56,7 +56,7 @@ def conducts(draw: st.DrawFn) -> MemberConduct:
 
 def after(score: int, *shown: MemberConduct | None, **how: bool) -> int:
     for conduct in shown:
-        score = moved(score, conduct, **how)
+        score = shift_bounds(score, conduct, **how)
     return score
 
 
@@ -85,9 +85,9 @@ def test_scores_stay_within_their_bounds(conduct: MemberConduct, score: int):
     assert FLOOR <= moment(conduct) <= SCORE_ONE
     for audits in (False, True):
         for vouched in (False, True):
-            assert FLOOR <= moved(score, conduct, audits=audits, vouched=vouched) <= SCORE_ONE
-    assert moved(score, conduct, convicted=True, vouched=True) == FLOOR
-    assert moved(score, None) == score
+            assert FLOOR <= shift_bounds(score, conduct, audits=audits, vouched=vouched) <= SCORE_ONE
+    assert shift_bounds(score, conduct, convicted=True, vouched=True) == FLOOR
+    assert shift_bounds(score, None) == score
 
 
 @given(conducts(), SCORES, st.integers(0, 5), st.integers(0, 50), st.integers(0, 9000))
@@ -103,14 +103,14 @@ def test_doing_more_never_costs_anything(conduct: MemberConduct, score: int, par
         done=conduct.duties,
     )
     assert moment(better) >= moment(conduct)
-    assert moved(score, better) >= moved(score, conduct)
+    assert shift_bounds(score, better) >= shift_bounds(score, conduct)
 
 
 @given(conducts(), SCORES, SCORES)
 def test_a_better_record_stays_the_better_one(conduct: MemberConduct, one: int, other: int):
     low, high = sorted((one, other))
-    assert moved(low, conduct) <= moved(high, conduct)
-    assert moved(low, conduct, audits=True) <= moved(high, conduct, audits=True)
+    assert shift_bounds(low, conduct) <= shift_bounds(high, conduct)
+    assert shift_bounds(low, conduct, audits=True) <= shift_bounds(high, conduct, audits=True)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_trust_takes_28_rounds_and_one_missed_round_costs_a_quarter():
     """The figures of specs/reputation.md."""
     score, tiers = FLOOR, list[str]()
     for _ in range(28):
-        score = moved(score, GOOD)
+        score = shift_bounds(score, GOOD)
         tiers.append(tier_of(score))
     assert tiers.count("probation") == 12 and tiers[-2:] == ["regular", "trusted"]
     assert after(SCORE_ONE, MISSED) == 7750
@@ -156,10 +156,10 @@ def test_where_there_are_audits_a_members_own_words_lift_nobody_to_trust():
     assert claimed == CLAIMED == dict(TIERS)["regular"]
     proven = claimed
     for _ in range(4):
-        proven = moved(proven, GOOD, audits=True, vouched=True)
+        proven = shift_bounds(proven, GOOD, audits=True, vouched=True)
     assert tier_of(proven) == "trusted"
-    assert moved(proven, GOOD, audits=True) == proven
-    assert moved(proven, MISSED, audits=True) == after(proven, MISSED) < proven
+    assert shift_bounds(proven, GOOD, audits=True) == proven
+    assert shift_bounds(proven, MISSED, audits=True) == after(proven, MISSED) < proven
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------

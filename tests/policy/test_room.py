@@ -99,7 +99,7 @@ def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25
 def at_its_longest(parent: VertexBody, parts: int, signing: SigningPolicy = ED25519) -> VertexBody:
     """All members are back and count in every part, with the longest data, and reports fill their room."""
     members = tuple(replace(m, standing="member") if m.standing != "expelled" else m for m in parent.members)
-    names = tuple(m.peer for m in members if m.trains)
+    names = tuple(m.peer for m in members if m.may_train)
     word = Commitment(HUGE, HUGE, ZERO_DIGEST, HUGE, HUGE, HUGE, 0.5, 0.5, HUGE, "", 0.5, HUGE, b"")
     words = encode(replace(word, why="\U0001f3dd" * WORDS_MAX, links=bytes(REPORT_BYTES_MAX)))
     signature = bytes(signing.signature_bytes)
@@ -265,7 +265,7 @@ def test_a_full_run_keeps_the_place_of_those_who_trained():
     assert (refusal(parent, join(10**6), 16) or "").startswith(FULL)
     assert all(refusal(parent, join(int(m.peer[8:]), key=b"k" * 64), 16) is None for m in gone[1:])
     back = admitted(parent, [join(int(m.peer[8:]), key=b"k" * 64) for m in gone[1:]], 16)
-    assert all(m.present for m in back.members) and len(encode(at_its_longest(back, 16))) <= BODY_BYTES_MAX
+    assert all(m.is_present for m in back.members) and len(encode(at_its_longest(back, 16))) <= BODY_BYTES_MAX
 
 
 def test_a_run_never_has_more_lines_than_peers_may_be():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 import pytest
 from msgspec.structs import replace
 
-from atoll.base.fair_draw import CREDIT_MAX, TURN, draw_sample
+from atoll.base.fair_draw import CREDIT_MAX, TURN_COST, draw_sample
 from atoll.base.ids import Digest, PeerId
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.membership_change import next_members
@@ -201,7 +201,7 @@ def test_equal_credits_are_drawn_by_the_seed_and_unequal_ones_are_not():
     groups = [f"g{i}" for i in range(10)]
     level = {tuple(draw_sample(bytes([k]) * 32, groups, [(0, 0)] * 10, 3)) for k in range(40)}
     assert len(level) > 25
-    ahead = [(0, TURN if i in (2, 5, 7) else 0) for i in range(10)]
+    ahead = [(0, TURN_COST if i in (2, 5, 7) else 0) for i in range(10)]
     assert {tuple(draw_sample(bytes([k]) * 32, groups, ahead, 3)) for k in range(40)} == {(2, 5, 7)}
 
 

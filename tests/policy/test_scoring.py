@@ -10,7 +10,7 @@ from atoll.crypto.digest import digest
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
-from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, moved
+from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, shift_bounds
 from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of
 from atoll.verification.review_ledger import judges_drawn
 from atoll.wire.codec import encode
@@ -165,11 +165,11 @@ def test_taught_is_a_step_forward_that_chance_does_not_explain(falls, opinion):
 def test_no_words_of_its_own_bring_anybody_off_probation_and_one_hollow_update_costs_half():
     good, score = MemberConduct(4, 4, 20, 20), FLOOR
     for _ in range(50):
-        score = moved(score, good, scored=True)
+        score = shift_bounds(score, good, scored=True)
     assert score == CLAIMED_UNTAUGHT < 6000
-    assert moved(score, good, scored=True, vouched=True) == 6250
-    assert moved(9000, good, scored=True, hollow=True) == 5000
-    assert moved(FLOOR, None, scored=True, hollow=True) == FLOOR
+    assert shift_bounds(score, good, scored=True, vouched=True) == 6250
+    assert shift_bounds(9000, good, scored=True, hollow=True) == 5000
+    assert shift_bounds(FLOOR, None, scored=True, hollow=True) == FLOOR
 
 
 def test_a_copied_update_is_scored_always_and_so_is_the_one_it_was_copied_from():

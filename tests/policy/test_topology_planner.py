@@ -20,12 +20,12 @@ from atoll.policy.topology_cost import (
 from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     butterfly,
-    candidates,
-    counts,
-    fanned,
+    candidate_topologies,
     hierarchical,
+    limit_fan,
     ring,
     star,
+    traffic_counts,
     tree,
 )
 
@@ -53,7 +53,7 @@ def sites(*sizes: int, wan_rate: float = RATE / 10, far_s: float = 0.04) -> Agre
 
 def chosen(links: AgreedLinks, update_bytes: int = UPDATE_BYTES) -> CostedTopology[ReduceTopology]:
     rates = dict(zip(links.peers, links.up_bytes_s, strict=True))
-    offered = candidates(links.peers, SEED, rates, clusters_by_latency(links), update_bytes)
+    offered = candidate_topologies(links.peers, SEED, rates, clusters_by_latency(links), update_bytes)
     return choose(offered, update_bytes, links)
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_begins_first_may_end_last():
 def test_a_wide_link_between_regions_slows_nobody():
     near = replace(sites(2, 2, wan_rate=inf, far_s=0.0005), down_bytes_s=[inf] * 4)
     apart = replace(near, regions=())
-    for topology in candidates(near.peers, SEED):
+    for topology in candidate_topologies(near.peers, SEED):
         assert predict(topology, UPDATE_BYTES, near).seconds == predict(topology, UPDATE_BYTES, apart).seconds
 
 
@@ -163,8 +163,8 @@ def networks(draw: st.DrawFn) -> AgreedLinks:
 def test_no_prediction_beats_what_its_links_allow(links, update_bytes):
     """Bytes agree with the counts of the plan, and no link is asked to carry more than its rate."""
     rates = dict(zip(links.peers, links.up_bytes_s, strict=True))
-    for topology in candidates(links.peers, SEED, rates, clusters_by_latency(links)):
-        predicted, count = predict(topology, update_bytes, links), counts(topology, links.peers)
+    for topology in candidate_topologies(links.peers, SEED, rates, clusters_by_latency(links)):
+        predicted, count = predict(topology, update_bytes, links), traffic_counts(topology, links.peers)
         assert predicted.messages_max == count.messages_max
         assert predicted.sent_max_bytes == pytest.approx(count.sent_max * update_bytes)
         assert predicted.total_bytes == pytest.approx(count.sent_mean * update_bytes * len(links.peers))
@@ -243,7 +243,7 @@ def test_the_choice_is_the_same_for_the_same_links_and_within_a_tenth_of_the_bes
     choice = chosen(links, update_bytes)
     assert choice == chosen(links, update_bytes)
     rates = dict(zip(links.peers, links.up_bytes_s, strict=True))
-    offered = candidates(links.peers, SEED, rates, clusters_by_latency(links), update_bytes)
+    offered = candidate_topologies(links.peers, SEED, rates, clusters_by_latency(links), update_bytes)
     best_s = min(predict(topology, update_bytes, links).seconds for topology in offered)
     assert choice.prediction.seconds * 0.9 <= best_s * (1 + 1e-9)
 
@@ -251,11 +251,11 @@ def test_the_choice_is_the_same_for_the_same_links_and_within_a_tenth_of_the_bes
 def test_a_nested_hierarchy_in_64_parts_sends_what_the_plan_counts():
     """Sixteen peers in groups of four: 15 updates go up and 15 come down, whatever the pieces."""
     links = lan(16)
-    topology = hierarchical(fanned(links.peers, SEED, 4), SEED, pieces=4)
+    topology = hierarchical(limit_fan(links.peers, SEED, 4), SEED, pieces=4)
     assert len(topology.parts) == 64
     predicted = predict(topology, UPDATE_BYTES, links)
     assert predicted.total_bytes == pytest.approx(2 * 15 * UPDATE_BYTES)
-    assert predicted.messages_max == counts(topology, links.peers).messages_max
+    assert predicted.messages_max == traffic_counts(topology, links.peers).messages_max
 
 
 # ---- proximity -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from atoll.base.limits import SCORE_OPEN
 from atoll.crypto.digest import digest
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
-from atoll.policy.reputation import FLOOR, moved
+from atoll.policy.reputation import FLOOR, shift_bounds
 from atoll.verification.redundant_training.policy import (
     APART_MOST,
     TOLERANCE,
@@ -194,5 +194,5 @@ def test_only_who_sealed_it_before_draws():
 
 
 def test_hiding_costs_what_a_round_of_silence_does_and_straying_more():
-    silent = moved(9_000, None, hid=True)
-    assert silent == 9_000 - (9_000 - FLOOR) // 4 and moved(9_000, None, hollow=True) < silent
+    silent = shift_bounds(9_000, None, hid=True)
+    assert silent == 9_000 - (9_000 - FLOOR) // 4 and shift_bounds(9_000, None, hollow=True) < silent

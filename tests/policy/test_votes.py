@@ -37,7 +37,7 @@ class Run:
         self.terms = terms
 
     def round(self, *reports: VerifiedReport, trains: bool = True, missing: Iterable[str] = ()) -> None:
-        counted = {m.peer for m in self.body.members if m.trains and m.peer not in missing} if trains else set()
+        counted = {m.peer for m in self.body.members if m.may_train and m.peer not in missing} if trains else set()
         members, tickets, _ = next_members(self.body, {}, counted, reports, "two-thirds", trains)
         members, invited = next_votes(self.body, members, tickets, counted, reports, self.terms)
         trained, round = self.body.trained + trains, self.body.round + 1
@@ -91,7 +91,7 @@ def test_who_comes_later_votes_after_ten_counted_rounds():
     """Its first round has no weight and does not count, nor does a round that it misses. It trains meanwhile."""
     run = founded("b", "c", "d")
     run.join("n", by="a")
-    assert run.line("n").role == "apprentice" and run.line("n").trains and not run.line("n").votes
+    assert run.line("n").role == "apprentice" and run.line("n").may_train and not run.line("n").votes
     run.round()
     for _ in range(9):
         run.round()

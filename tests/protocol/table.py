@@ -43,7 +43,7 @@ class Table:
         for name in self.names:
             self.start(name)
         for name in self.names:
-            self.do(name, self.at[name].begin())
+            self.do(name, self.at[name].start())
 
     def start(self, name: PeerId, session: int = 0) -> ConsensusEngine:
         """With what it kept; another `session` than the first is one that is not agreed."""

@@ -33,11 +33,11 @@ from atoll.protocol.history.era_signatures import (
     ReadEra,
     decode_era,
     encode_era,
-    ends,
     era_bytes,
+    era_ends,
 )
-from atoll.runtime.event_log import RunStatus, entry_of
-from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.event_log import RunStatus, fact_to_entry
+from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.signatures import RealKeys, VirtualVerifier, sign_as_identity
@@ -261,22 +261,24 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
         on_their_way.update(e.message.round for e in effects if isinstance(e, Send))
         return len(on_their_way)
 
-    assert asked(newcomer.ask_of(peer_name(0), 5.0)) == 8  # the link is up
-    assert asked(newcomer.ask([peer_name(0)], 5.001)) == 8  # and a beat falls into the same moment
+    assert asked(newcomer.request_from(peer_name(0), 5.0)) == 8  # the link is up
+    assert asked(newcomer.request_missing([peer_name(0)], 5.001)) == 8  # and a beat falls into the same moment
     for now in range(30):
         if not on_their_way:
             break
         round = min(on_their_way)
         on_their_way.remove(round)
         era = eras_of(swarm, 0)[round]
-        more = newcomer.hear(peer_name(0), EraSignatures(round, era.vertex, era.signatures), 5.002 + now / 1000)
+        more = newcomer.receive_signatures(
+            peer_name(0), EraSignatures(round, era.vertex, era.signatures), 5.002 + now / 1000
+        )
         assert asked(more) <= 8
     assert not newcomer.lacking
     newcomer = EraChain(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
     newcomer.restore({})
-    assert asked(newcomer.ask([peer_name(0)], 5.0)) == 8
+    assert asked(newcomer.request_missing([peer_name(0)], 5.0)) == 8
     on_their_way.clear()  # nobody answers
-    assert asked(newcomer.ask([peer_name(1)], 8.0)) == 8  # and others are asked for
+    assert asked(newcomer.request_missing([peer_name(1)], 8.0)) == 8  # and others are asked for
 
 
 # ---- where eras end ----------------------------------------------------------------------------------------
@@ -309,15 +311,15 @@ def body_with(voters: set[int], round: int = 12, trained: int = 5) -> VertexBody
     ],
 )
 def test_an_era_ends_before_too_few_are_left_to_sign_it(begin: EraStart, now: set[int], over: bool):
-    assert ends(begin, body_with(now), 100, 0) is over
+    assert era_ends(begin, body_with(now), 100, 0) is over
 
 
 def test_an_era_ends_after_its_rounds_with_the_run_and_with_an_epoch():
     begin, everybody = begun(4, 3), {0, 1, 2, 3}
-    assert not ends(begin, body_with(everybody, round=13), 5, 0)
-    assert ends(begin, body_with(everybody, round=14), 5, 0)
-    assert ends(begin, body_with(everybody, trained=5), 100, 5)
-    assert ends(begin, replace(body_with(everybody), epoch=1), 100, 0)
+    assert not era_ends(begin, body_with(everybody, round=13), 5, 0)
+    assert era_ends(begin, body_with(everybody, round=14), 5, 0)
+    assert era_ends(begin, body_with(everybody, trained=5), 100, 5)
+    assert era_ends(begin, replace(body_with(everybody), epoch=1), 100, 0)
 
 
 def test_a_run_that_begins_with_one_peer_is_signed_from_its_founder_on():
@@ -368,7 +370,7 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     """Another past from the same genesis: four members vote in five newcomers and leave, none of the four can sign
     for long. The newcomers, who are the forger's and demand nothing, sign era after era for each other; the verdict
     is against the first, and none counts."""
-    monkeypatch.setattr(EraChain, "demanded", lambda self, head: None)
+    monkeypatch.setattr(EraChain, "blocking_era", lambda self, head: None)
     swarm = swarm_of(mute=(0, 1, 2, 3))
     world = swarm.world
     world.run(5)
@@ -471,7 +473,7 @@ def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> VerificationReport:
 
 def test_a_recovery_that_comes_soon_after_an_era_holds_it_without_another_word(monkeypatch: pytest.MonkeyPatch):
     """As in runs that recovered before there was such a word."""
-    monkeypatch.setattr(EraChain, "vouch_for", lambda self, sign, reach: [])
+    monkeypatch.setattr(EraChain, "attest_unsigned", lambda self, sign, reach: [])
     swarm = recovered(at=12, then_s=120.0)
     assert not eras_of(swarm, 0, "sealed").get(4) and eras_of(swarm, 0, "era")[4].covered
     late = swarm.join(5, peer_name(1))
@@ -540,7 +542,7 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
         capabilities=CAPABILITIES,
     )
     fooled.handle(Start({}), 0.0)
-    fooled.handle(Received(peer_name(1), VerticesResponse(history.since(0, 1 << 22), history.head)), 0.5)
+    fooled.handle(Received(peer_name(1), VerticesResponse(history.vertices_from(0, 1 << 22), history.head)), 0.5)
     assert fooled.eras is not None
     true = replace(fooled.eras.lacking[4], vertex=digest(b"the true past"))
     one = EraSignatures(4, true.vertex, (_signature(swarm, 3, true),))
@@ -552,7 +554,7 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
         isinstance(f, ProtocolFault) for f in told
     )
     progress = RunStatus()
-    progress.see(entry_of(awaited[0], 1.0) or {})
+    progress.fold(fact_to_entry(awaited[0], 1.0) or {})
     assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble
     unsigned = _other(one, signature=b"scribble")
     faults = [getattr(e, "fact", None) for e in fooled.handle(Received(peer_name(3), unsigned), 1.5)]
@@ -576,7 +578,7 @@ def test_who_is_kept_from_a_past_asks_for_signatures_of_whoever_shows_it_and_of_
         capabilities=CAPABILITIES,
     )
     stranger.handle(Start({}), 0.0)
-    past = VerticesResponse(history.since(0, 1 << 22), history.head)
+    past = VerticesResponse(history.vertices_from(0, 1 << 22), history.head)
     sent: list[object] = []
     for index in range(20):
         effects = stranger.handle(Received(peer_name(index % 2), past), 0.5 + 0.7 * index)
@@ -598,9 +600,9 @@ def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_re
     until_round(swarm, 6)
     data = swarm.world.nodes[peer_name(0)].kept["sealed/4"]
     store.keep([(f"sealed/{round}", data) for round in range(9, 2000, 10)] + [("era/7", data), ("era/1234", data)])
-    given = {name for name in store.kept() if name.startswith(("era/", "sealed/"))}
+    given = {name for name in store.startup_values() if name.startswith(("era/", "sealed/"))}
     assert given == {"era/7", "era/1234", "sealed/1999", "sealed/1989", "sealed/1979", "sealed/1969"}
-    assert stored(store, ReadEra(19)) == data and stored(store, ReadEra(20)) is None
+    assert run_store_task(store, ReadEra(19)) == data and run_store_task(store, ReadEra(20)) is None
     store.close()
 
 

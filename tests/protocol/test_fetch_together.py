@@ -132,7 +132,7 @@ def together(lies: dict[PeerId, Lie] | None = None) -> Wire:
     joiners = [Peer(name, set(), (lies or {}).get(name, honest)) for name in JOINERS]
     for joiner in joiners:
         assert joiner.fetch is not None
-        joiner.fetch.suppose([name for name in JOINERS if name != joiner.me])
+        joiner.fetch.add_candidates([name for name in JOINERS if name != joiner.me])
     return Wire(Peer(FOUNDER, set(range(CHUNKS))), *joiners)
 
 

@@ -16,13 +16,13 @@ OTHERS = tuple(PeerId(name) for name in "abcd")
 
 def watching(*others: PeerId) -> FailureDetector:
     heart = FailureDetector(PeerId("me"), 2.0, 6.0)
-    heart.watch((PeerId("me"), *others), now=100.0)
+    heart.set_members((PeerId("me"), *others), now=100.0)
     return heart
 
 
 def told(heart: FailureDetector, by: PeerId, clock_s: float) -> None:
     """An answer after no time at all."""
-    heart.beat(Received(by, PingReply(100.0, clock_s, head=-1)), now=100.0, head=-1)
+    heart.on_heartbeat(Received(by, PingReply(100.0, clock_s, head=-1)), now=100.0, head=-1)
 
 
 @pytest.mark.parametrize("lie", [-1e300, 1e300, -1e9, 1e4, nan, inf])
@@ -53,18 +53,18 @@ def test_who_is_called_and_does_not_answer_is_not_here_and_nobody_accuses_it():
     """Twenty members, four watched: of two others that are called one answers, at the second asking."""
     members = tuple(PeerId(f"p{i:02d}") for i in range(20))
     heart = FailureDetector(members[0], 2.0, 6.0)
-    heart.watch(members, 0.0)
+    heart.set_members(members, 0.0)
     well, lost = [p for p in members[1:] if p not in heart.watched][-2:]
-    asked = [e.to for e in heart.call(members, 0.0, 0) if isinstance(e, Send)]
+    asked = [e.to for e in heart.ping_unwatched(members, 0.0, 0) if isinstance(e, Send)]
     assert {well, lost} <= set(asked) and not set(asked) & heart.watched.keys()
     for peer in heart.watched.keys() | set(asked) - {well, lost}:
-        heart.heard(peer, 1.0)
+        heart.record_life(peer, 1.0)
     assert [e.to for e in heart.tick(2.0, 0) if isinstance(e, Send)].count(well) == 1
-    heart.heard(well, 3.0)
-    assert heart.here(lost, 5.9) and not heart.here(lost, 6.0) and heart.here(well, 60.0)
-    assert not heart.gone(lost)
-    heart.heard(lost, 7.0)
-    assert heart.here(lost, 60.0)
+    heart.record_life(well, 3.0)
+    assert heart.is_present(lost, 5.9) and not heart.is_present(lost, 6.0) and heart.is_present(well, 60.0)
+    assert not heart.is_gone(lost)
+    heart.record_life(lost, 7.0)
+    assert heart.is_present(lost, 60.0)
 
 
 def test_nobody_takes_itself_for_gone_whatever_others_say():
@@ -72,5 +72,5 @@ def test_nobody_takes_itself_for_gone_whatever_others_say():
     heart = watching(*OTHERS)
     heart.accusers_needed = 2
     for by in OTHERS:
-        heart.accuse(heart.me, by, 100.0)
-    assert not heart.gone(heart.me)
+        heart.record_suspicion(heart.me, by, 100.0)
+    assert not heart.is_gone(heart.me)

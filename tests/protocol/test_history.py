@@ -204,13 +204,13 @@ def test_another_branch_is_believed_by_the_same_rules_and_changes_nothing_here()
     """A recovery while a quorum was alive: both are final after one parent; a forged one is its bringer's fault."""
     history = founded()
     history.append(voted(NEXT))
-    assert history.other(voted(NEXT)) is None
-    assert history.other(recovered(EPOCH)) == EPOCH and history.head_body == NEXT
+    assert history.check_other_branch(voted(NEXT)) is None
+    assert history.check_other_branch(recovered(EPOCH)) == EPOCH and history.head_body == NEXT
     for forgery in FORGERIES:
         body = decode_body(forgery.vertex.body)
         if body == NEXT or body.parent != RUN:  # ours, whatever was said of it; or nobody here knows its place
-            assert history.other(forgery.vertex, NAMES[3]) is None
+            assert history.check_other_branch(forgery.vertex, NAMES[3]) is None
             continue
         with pytest.raises(PeerFault):
-            history.other(forgery.vertex, NAMES[3])
+            history.check_other_branch(forgery.vertex, NAMES[3])
     assert history.head_body == NEXT

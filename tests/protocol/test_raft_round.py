@@ -73,9 +73,9 @@ def test_a_dead_leader_is_followed_by_the_next_who_takes_its_entry_over():
     assert table.at[P1].view == 1, "a quorum would leave the view, so all did"
     table.settle()
     (lacking,) = table.told(BodyMissing, P1)
-    assert table.at[P1].lacking == {lacking.digest} == {vertex_id(b"first")}
+    assert table.at[P1].missing_bodies == {lacking.digest} == {vertex_id(b"first")}
     assert table.at[P1].holders(lacking.digest) == [P3]
-    table.do(P1, table.at[P1].learn_body(b"first"))
+    table.do(P1, table.at[P1].add_body(b"first"))
     table.settle()
     assert table.decided() == {P1: b"first", P2: b"first", P3: b"first"}
     assert not table.told(ProposalReceived, P2) and len(table.told(ProposalReceived, P3)) == 1
@@ -154,7 +154,7 @@ def test_a_leader_that_is_run_twice_gets_one_entry_accepted():
     assert [fact.peer for fact in table.told(Equivocation)] == [P0]
     table.mail.clear()
     again = table.start(P1)
-    table.do(P1, [*again.begin(), *again.receive(P0, says(b"two"))])
+    table.do(P1, [*again.start(), *again.receive(P0, says(b"two"))])
     votes = [message for _, _, message in table.mail if isinstance(message, VoteMessage)]
     assert not votes and again.view == 0
 
@@ -214,7 +214,7 @@ def test_a_restarted_leader_repeats_its_proposal():
     table.mail.clear()
     again = table.start(P0)
     assert again.has_proposed(0) and again.propose(0, b"another") == []
-    table.do(P0, again.begin())
+    table.do(P0, again.start())
     table.settle()
     assert set(table.decided().values()) == {b"body"} and len(table.told(MayPropose, P0)) == 1
 
@@ -239,7 +239,7 @@ def test_a_voter_that_lost_its_disk_is_silent_until_its_new_key_is_agreed(machin
     del table.kept[P3]
     listener = table.start(P3, session=1)
     before = len(table.mail)
-    for effects in (listener.begin(), *(listener.receive(P0, word) for word in words), listener.remind()):
+    for effects in (listener.start(), *(listener.receive(P0, word) for word in words), listener.retransmit()):
         table.do(P3, effects)
     assert not table.start(P3, session=1).close_view(0)
     assert len(table.mail) == before and P3 not in table.kept

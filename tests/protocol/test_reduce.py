@@ -37,7 +37,7 @@ from atoll.protocol.allreduce.cross_check import OwnerLied
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import PartAnswered, PartMissing, PartsReduced
-from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.factory import build_reduce
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.protocol.allreduce.topology import ReduceTopology, butterfly, hierarchical, ring, star, tree
@@ -45,7 +45,7 @@ from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartDeclined, PartRequest, PartResponse, PartResult, ResendRequest
 from atoll.wire.messages.statements import Commitment, OwnerResult
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 RUN = Digest(bytes(32))
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20))]
@@ -96,7 +96,7 @@ class Group:
         self.plan = ReducePlan(0, 0, "", topology, self.names, until, has_clock=self.has_clock, reserves=reserves)
         if self.trust != "private":
             watched = 1 if self.trust == "open" else 0
-            self.plan = replace(self.plan, may_lie=True, opened=True, witnesses=watched)
+            self.plan = replace(self.plan, may_lie=True, is_audited=True, witnesses=watched)
         self.flying: list[tuple[PeerId, Send]] = []
         self.timers: dict[tuple[PeerId, str], float] = {}
         self.kept: dict[PeerId, dict[str, bytes]] = {p: {} for p in self.names}
@@ -112,7 +112,7 @@ class Group:
         self.machines = {p: self.machine(p, judges=self.trust == "open") for p in self.names}
 
     def machine(self, p: PeerId, judges: bool = False) -> AllReduce:
-        return reduce_for(self.notaries[p], self.plan, self.around(p, judges))
+        return build_reduce(self.notaries[p], self.plan, self.around(p, judges))
 
     def around(self, p: PeerId, judges: bool = False) -> ReduceEnvironment:
         def gone(q: PeerId) -> bool:
@@ -130,8 +130,8 @@ class Group:
             awaits,
             gone,
             self.kept[p],
-            unheard=lambda q: gone(q) and (self.silent or q not in self.dead),
-            judges=judges,
+            is_unheard=lambda q: gone(q) and (self.silent or q not in self.dead),
+            has_vote=judges,
         )
 
     def begin(self) -> Group:
@@ -179,10 +179,10 @@ class Group:
         if isinstance(send.message, ResendRequest):
             self.do(send.to, machine.resend(sender))
         elif isinstance(send.message, PartRequest):
-            held = [h.payload for h in machine.answers.values() if h.payload.digest == send.message.digest]
+            held = [h.payload for h in machine.results.values() if h.payload.digest == send.message.digest]
             self.flying += [(send.to, Send(sender, PartResponse(0, 0, "", p.digest), payload=p)) for p in held]
         elif isinstance(send.message, PartResponse):
-            self.do(send.to, machine.take_bytes(send.payload))
+            self.do(send.to, machine.accept_bytes(send.payload))
         else:
             self.do(send.to, self.machines[send.to].handle(Received(sender, send.message, send.payload), self.now))
 
@@ -191,19 +191,19 @@ class Group:
         self.dead.add(peer)
         for p in self.names:
             if p not in self.dead:
-                self.do(p, self.machines[p].look_again(self.now))
+                self.do(p, self.machines[p].review(self.now))
 
     def breaks(self, one: PeerId, other: PeerId) -> None:
         """The link between these two breaks; both notice at once."""
         self.broken.add(frozenset((one, other)))
         for p in (one, other):
-            self.do(p, self.machines[p].look_again(self.now))
+            self.do(p, self.machines[p].review(self.now))
 
     def hears(self, deaf: set[PeerId]) -> None:
         """From now on only these are deaf."""
         self.deaf = deaf
         for p in self.names:
-            self.do(p, self.machines[p].look_again(self.now))
+            self.do(p, self.machines[p].review(self.now))
 
     def tick(self) -> None:
         (p, name), at = min(self.timers.items(), key=lambda item: (item[1], item[0]))
@@ -222,7 +222,7 @@ class Group:
 
     def stands_in_alone(self, p: PeerId) -> tuple[PartResult, OwnerResult, Payload]:
         """A reserve's result of part 0 that counts its own row alone."""
-        index, rows = self.plan.takers(0).index(p), rows_of([self.commits[p]])
+        index, rows = self.plan.owners_and_reserves(0).index(p), rows_digest([self.commits[p]])
         alone = Payload(digest(repr((0, (p,))).encode()), 8, (p,))
         said = OwnerResult(
             0, 0, 0, index, alone.digest, 8, (p,), rows if self.plan.witnesses else ZERO_DIGEST, rows
@@ -230,13 +230,13 @@ class Group:
         return PartResult(0, 0, "", self.notaries[p].sign(said)), said, alone
 
     def parts_of(self, p: PeerId) -> dict[int, tuple[PeerId, ...]]:
-        return {j: held.payload.data for j, held in self.machines[p].answers.items()}
+        return {j: held.payload.data for j, held in self.machines[p].results.items()}
 
     def check(self) -> None:
         for p in self.names:
             for j, names in self.parts_of(p).items():
                 assert len(set(names)) == len(names), f"counted twice: {names}"
-                assert names == self.machines[p].answers[j].answered.contributors
+                assert names == self.machines[p].results[j].answered.contributors
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -278,7 +278,7 @@ def test_a_holder_of_a_dead_owners_result_is_not_sent_it_again_unless_it_came_ba
         late = isinstance(send.message, PartResult) and sender == dying and send.to != holder
         group.flying.pop(0) if late else group.deliver(0)
     group.dies(dying)
-    lost = [group.machines[holder].answers[part].payload for part in owned]
+    lost = [group.machines[holder].results[part].payload for part in owned]
     sent: list[PeerId] = []
     while group.flying:
         _, send = group.flying[0]
@@ -286,7 +286,7 @@ def test_a_holder_of_a_dead_owners_result_is_not_sent_it_again_unless_it_came_ba
         if restarts and isinstance(send.message, PartResponse):
             group.do(send.to, group.machines[send.to].resend(holder))
         group.deliver(0)
-    assert all(group.machines[p].answers[part].statement.signer == dying for p in others for part in owned)
+    assert all(group.machines[p].results[part].statement.signer == dying for p in others for part in owned)
     assert (holder in sent) == restarts
 
 
@@ -302,7 +302,7 @@ def test_an_owner_that_goes_silent_costs_its_time_and_no_more(has_clock: bool, l
     group.machines[first].handle = lambda event, now: []  # type: ignore[method-assign]  # it receives nothing more
     group.finish()
     others = set(group.names) - {first}
-    assert {group.machines[p].answers[1].statement.signer for p in others} == {second}
+    assert {group.machines[p].results[1].statement.signer for p in others} == {second}
     assert least_s <= group.now <= most_s
 
 
@@ -314,12 +314,16 @@ def test_without_a_clock_owners_have_time_for_a_large_update_on_slow_links():
         group.updates[p] = replace(group.updates[p], parts=parts)
     group.begin()
     assert min(group.timers.values()) >= 400.0
-    assert all(not machine.gathers[part].closed for machine in group.machines.values() for part in machine.gathers)
+    assert all(
+        not machine.accumulators[part].closed
+        for machine in group.machines.values()
+        for part in machine.accumulators
+    )
     watched = replace(group.plan, witnesses=1)  # each row goes to two owners
-    assert watched.begun(0.0, 10**8).window_s == 2 * group.plan.begun(0.0, 10**8).window_s
+    assert watched.started_at(0.0, 10**8).window_s == 2 * group.plan.started_at(0.0, 10**8).window_s
     # a liar delays the others by four times their own pace, or five windows
-    assert watched.begun(0.0, 10**8, pace_s=20.0).window_s == 80.0
-    assert watched.begun(0.0, 10**8, pace_s=1.0).window_s == 30.0
+    assert watched.started_at(0.0, 10**8, pace_s=20.0).window_s == 80.0
+    assert watched.started_at(0.0, 10**8, pace_s=1.0).window_s == 30.0
 
 
 @pytest.mark.parametrize("has_clock", [True, False])
@@ -378,7 +382,7 @@ def test_if_all_owners_of_a_part_die_a_reserve_stands_in(trust: str, topology: s
     for p in living:
         assert group.parts_of(p).keys() == set(range(group.plan.parts))
         assert living <= set(group.parts_of(p)[part])
-        assert group.machines[p].answers[part].answered.owner_index > OWNERS_PER_PART
+        assert group.machines[p].results[part].answered.owner_index > OWNERS_PER_PART
     assert len({group.parts_of(p)[part] for p in living}) == 1
 
 
@@ -435,7 +439,7 @@ def test_a_lying_reserve_is_found_out_by_all_and_its_sum_replaced():
     group.finish().check()
     for p in left[1:]:
         assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == [left[0]]
-        assert group.machines[p].answers[0].answered.digest == digest(repr((0, tuple(sorted(left)))).encode())
+        assert group.machines[p].results[0].answered.digest == digest(repr((0, tuple(sorted(left)))).encode())
 
 
 @pytest.mark.parametrize("trust", ["private", "community"])
@@ -446,7 +450,7 @@ def test_a_dead_authors_row_comes_from_an_owner_that_could_not_combine_it(trust:
     If all six owners decline, a reserve tries once, and its own refusal ends the part.
     """
     group = Group(13, "star", reserves=True, trust=trust)
-    takers = group.plan.takers(0)
+    takers = group.plan.owners_and_reserves(0)
     group.unable = set(takers[:unable])
     author = next(p for p in reversed(group.names) if p not in takers[: unable + 1])
     group.begin()
@@ -462,7 +466,7 @@ def test_a_dead_authors_row_comes_from_an_owner_that_could_not_combine_it(trust:
         if unable > OWNERS_PER_PART:
             assert any(isinstance(fact, PartMissing) for fact in group.facts[p])
             continue
-        assert group.machines[p].answers[0].answered.owner_index == unable
+        assert group.machines[p].results[0].answered.owner_index == unable
         assert group.parts_of(p)[0] == tuple(sorted(group.names))
 
 
@@ -473,10 +477,10 @@ def test_no_reserve_that_may_lie_stands_in_for_live_owners(trust: str):
     After that, none does before the reserve's turn.
     """
     group = Group(13, reserves=True, trust=trust).begin()
-    liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
+    liar, reader = group.plan.owners_and_reserves(0)[-1], group.machines[group.plan.owners(0)[-1]]
     said, lie, alone = group.stands_in_alone(liar)
     group.do(reader.me, reader.handle(Received(liar, said, alone), 0.0))
-    assert 0 not in reader.answers and reader.believes(lie) is None
+    assert 0 not in reader.results and reader.believes(lie) is None
     group.finish().check()
     assert all(group.parts_of(p)[0] == tuple(sorted(group.names)) for p in group.names)
 
@@ -485,30 +489,33 @@ def test_no_reserve_that_may_lie_stands_in_for_live_owners(trust: str):
 def test_no_reserve_that_may_lie_replaces_an_owner_that_answered_however_late_it_is(trust: str):
     """All windows are over, and every part has its result: no peer votes for a reserve with its own row alone."""
     group = Group(13, reserves=True, trust=trust).begin().finish()
-    liar, reader = group.plan.takers(0)[-1], group.machines[group.plan.owners(0)[-1]]
+    liar, reader = group.plan.owners_and_reserves(0)[-1], group.machines[group.plan.owners(0)[-1]]
     said, lie, alone = group.stands_in_alone(liar)
     late = group.plan.answer_until[-1] + 1.0
     group.do(
         reader.me, reader.handle(Received(liar, PartDeclined(0, 0, "", 1)), late)
     )  # any peer may cause a review
     group.do(reader.me, reader.handle(Received(liar, said, alone), late))
-    group.do(reader.me, reader.look_again(late))
+    group.do(reader.me, reader.review(late))
     assert reader.believes(lie) is None
-    assert not any(isinstance(effect, RunTask) for effect in reader.examine(said.statement, lie, late))
+    assert not any(isinstance(effect, RunTask) for effect in reader.check_result(said.statement, lie, late))
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_the_first_reserve_stands_in_for_owners_that_all_declined_whatever_others_decline(trust: str):
     """A later reserve has declined too, before it was asked: the first reserve still tries."""
     group = Group(13, "star", reserves=True, trust=trust)
-    owners, reserves = group.plan.takers(0)[:OWNERS_PER_PART], group.plan.takers(0)[OWNERS_PER_PART:]
+    owners, reserves = (
+        group.plan.owners_and_reserves(0)[:OWNERS_PER_PART],
+        group.plan.owners_and_reserves(0)[OWNERS_PER_PART:],
+    )
     group.unable = set(owners)
     group.begin()
     for p in group.names:
         if p != reserves[-1]:
             group.do(p, group.machines[p].handle(Received(reserves[-1], PartDeclined(0, 0, "", 0)), 0.0))
     group.finish().check()
-    assert {group.machines[p].answers[0].statement.signer for p in reserves} == {reserves[0]}
+    assert {group.machines[p].results[0].statement.signer for p in reserves} == {reserves[0]}
 
 
 def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
@@ -519,7 +526,7 @@ def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
     names = tuple(sorted(set(left) - {left[1]}))
     for p in left[2:]:
         assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == left[:2]
-        assert group.machines[p].answers[0].answered.digest == digest(repr((0, names)).encode())
+        assert group.machines[p].results[0].answered.digest == digest(repr((0, names)).encode())
 
 
 def test_the_sender_of_an_early_result_keeps_no_peer_from_its_bytes():
@@ -533,7 +540,7 @@ def test_the_sender_of_an_early_result_keeps_no_peer_from_its_bytes():
     group.do(reader, machine.handle(Received(liar, said, None), 0.0))
     group.do(reader, machine.handle(Received(first, said, whole), 0.0))
     group.dead |= set(owners)
-    effects = machine.look_again(0.0)
+    effects = machine.review(0.0)
     asked = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, PartRequest)]
     assert asked == [first]
 
@@ -595,11 +602,11 @@ def test_a_plan_with_witnesses_never_believes_one_owner(witnesses: int):
     owner, *_, reader = group.plan.owners(0)
     machine = group.machine(reader, judges=True)
     names, whole = group.names, Payload(digest(b"combined"), 8, group.names)
-    rows = rows_of(group.commits[p] for p in names) if witnesses else ZERO_DIGEST
+    rows = rows_digest(group.commits[p] for p in names) if witnesses else ZERO_DIGEST
     said = group.notaries[owner].sign(OwnerResult(0, 0, 0, 0, whole.digest, 8, names, rows))
     machine.handle(Start({}), 0.0)
     machine.handle(Received(owner, PartResult(0, 0, "", said), whole), 0.0)
-    assert (0 in machine.answers) == (witnesses == 0)
+    assert (0 in machine.results) == (witnesses == 0)
 
 
 def test_rows_of_a_round_that_is_over_are_let_go_at_once():
@@ -625,14 +632,14 @@ def test_a_late_starter_gives_owners_time_before_it_takes_them_for_absent():
     group.commits.clear()
     group.do(me, machine.handle(Start({}), begins))
     assert (
-        not machine.route.absent
+        not machine.routing.absent
         and not machine.missing
         and group.timers[me, machine.state.timer()] <= begins + third
     )
-    heard, *silent = group.plan.watchers(0)
+    heard, *silent = group.plan.parallel_owners(0)
     group.commits[heard] = known[heard]
-    group.do(me, machine.look_again(begins + third))
-    assert set(silent) - {me} <= machine.route.absent and heard not in machine.route.absent
+    group.do(me, machine.review(begins + third))
+    assert set(silent) - {me} <= machine.routing.absent and heard not in machine.routing.absent
 
 
 def test_owners_with_commitments_that_do_not_reach_all_are_not_taken_for_absent():
@@ -640,13 +647,13 @@ def test_owners_with_commitments_that_do_not_reach_all_are_not_taken_for_absent(
     group = Group(7)
     topology = replace(group.plan.topology, parts=group.plan.topology.parts[:1])
     group.plan = replace(group.plan, topology=topology, witnesses=1)
-    first, second = group.plan.watchers(0)
+    first, second = group.plan.parallel_owners(0)
     machine = group.machine(group.names[-1], judges=True)
     for name in set(group.commits) - {first}:
         del group.commits[name]
     machine.handle(Start({}), 0.0)
-    machine.look_again(group.plan.gather_until(0, 2))
-    assert machine.route.absent == {second}
+    machine.review(group.plan.gather_until(0, 2))
+    assert machine.routing.absent == {second}
 
 
 def test_a_restarted_owner_never_answers_a_second_time():
@@ -675,8 +682,8 @@ def test_survivors_of_any_death_count_all_living_members_without_any_deadline(to
         for j, owners in enumerate(group.plan.owners(j) for j in range(group.plan.parts)):
             if set(owners) <= group.dead:
                 continue
-            assert j in machine.answers, f"{p} waits for part {j} of the {topology}"
-            living = {q for q in machine.answers[j].answered.contributors if q not in group.dead}
+            assert j in machine.results, f"{p} waits for part {j} of the {topology}"
+            living = {q for q in machine.results[j].answered.contributors if q not in group.dead}
             late = {q for q in group.names if q not in group.dead} - living
             assert not late, f"part {j} of the {topology} is without {late}, who live"
 
@@ -704,7 +711,7 @@ def test_a_member_that_was_deaf_for_a_while_keeps_no_peer_waiting(topology: str,
             group.deliver(draw.randrange(len(group.flying)))
     group.check()
     for p in group.names:
-        waits_for = set(range(group.plan.parts)) - group.machines[p].answers.keys()
+        waits_for = set(range(group.plan.parts)) - group.machines[p].results.keys()
         assert not waits_for, f"{p} waits for parts {waits_for} of the {topology}"
 
 
@@ -727,4 +734,4 @@ def test_whatever_the_network_does_no_contributor_counts_twice(count: int, topol
     group.finish().check()
     for p in set(group.names) - group.dead:
         machine = group.machines[p]
-        assert machine.answers.keys() | machine.missing == set(range(group.plan.parts)), "a part is in limbo"
+        assert machine.results.keys() | machine.missing == set(range(group.plan.parts)), "a part is in limbo"

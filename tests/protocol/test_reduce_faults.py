@@ -120,10 +120,10 @@ def test_a_sum_goes_to_owners_alone_and_no_other_peer_makes_them_wait():
     group = Group(9, "tree").begin()
     owners = group.plan.owners(0)
     stranger = next(p for p in group.names if p not in owners)
-    while not any(held.handed for held in group.machines[owners[0]].gathers[0].rows.values()):
+    while not any(held.handed for held in group.machines[owners[0]].accumulators[0].rows.values()):
         group.deliver(0)
     root = group.machines[owners[0]]
-    parent = next(p for p, held in root.gathers[0].rows.items() if held.handed)
+    parent = next(p for p, held in root.accumulators[0].rows.items() if held.handed)
     assert root.handle(Received(stranger, RowRequest(0, 0, "", 0, parent), None), 0.0) == []
     direct = Group(4).begin()
     owner, *others = direct.plan.owners(0)

@@ -16,15 +16,15 @@ from atoll.protocol.allreduce.topology import (
     ReducePart,
     ReduceTopology,
     butterfly,
-    candidates,
-    counts,
-    fanned,
-    fitting,
+    candidate_topologies,
+    cut_to_frames,
     hierarchical,
-    members,
+    limit_fan,
     pairs,
+    peers_in,
     ring,
     star,
+    traffic_counts,
     tree,
     validate,
 )
@@ -130,10 +130,10 @@ def test_every_row_reaches_every_owner_once_and_every_answer_everybody_once(swar
         tree(peers, seed, weights, pieces, arity),
         butterfly(peers, seed, weights, pieces),
         hierarchical(halves(peers), seed, weights, pieces),
-        hierarchical(fanned(peers, seed, 3), seed, weights, pieces),
+        hierarchical(limit_fan(peers, seed, 3), seed, weights, pieces),
     ):
         done = assert_exactly_once(topology, peers)
-        count = counts(topology, peers)
+        count = traffic_counts(topology, peers)
         assert done.sent == done.received
         assert count.messages_max == max(done.messages[p] for p in peers)
         assert count.messages_mean == pytest.approx(sum(done.messages.values()) / len(peers))
@@ -143,9 +143,9 @@ def test_every_row_reaches_every_owner_once_and_every_answer_everybody_once(swar
 
 @given(nestings(), st.binary(max_size=4))
 def test_any_nesting_of_clusters_reaches_everybody(clusters, seed):
-    peers = members(clusters)
+    peers = peers_in(clusters)
     assert_exactly_once(hierarchical(clusters, seed), peers)
-    assert sorted(members(fanned(clusters, seed, 2))) == sorted(peers)
+    assert sorted(peers_in(limit_fan(clusters, seed, 2))) == sorted(peers)
 
 
 @given(st.integers(1, 64), st.binary(max_size=4))
@@ -156,10 +156,10 @@ def test_ring_and_butterfly_send_as_little_as_possible_and_a_star_burdens_its_se
     """
     peers, least = names(n), 2 * (n - 1) / n
     assert len(ring(peers, seed).parts) == min(n, PARTS_MAX)
-    sent_max = counts(ring(peers, seed), peers).sent_max
+    sent_max = traffic_counts(ring(peers, seed), peers).sent_max
     assert sent_max == pytest.approx(least) or (n > PARTS_MAX and least < sent_max <= 2)
     owners = min(n, PARTS_MAX)
-    flat = counts(butterfly(peers, seed), peers)
+    flat = traffic_counts(butterfly(peers, seed), peers)
     assert flat.sent_max == pytest.approx((owners - 1) / owners + (n - 1) / owners)
     assert flat.sent_max == pytest.approx(least) or n > PARTS_MAX
     served = Reduced(star(peers, seed, server=peers[-1]), peers)
@@ -171,7 +171,7 @@ def test_ring_and_butterfly_send_as_little_as_possible_and_a_star_burdens_its_se
 def test_clients_own_nothing_and_nobody_hands_them_a_row(swarm, seed):
     peers, weights = swarm
     able = {p for p in peers if weights is None or weights[p] > 0}
-    for topology in candidates(peers, seed, weights, halves(peers)):
+    for topology in candidate_topologies(peers, seed, weights, halves(peers)):
         for part in topology.parts:
             assert able.issuperset(part.owners)
             assert able.issuperset(part.parents.values())
@@ -283,12 +283,12 @@ def test_a_slow_uplink_heads_its_cluster_less_often():
 def test_a_swarm_of_5000_keeps_messages_and_bytes_per_peer_bounded():
     """The hierarchy: 4 hops, some 60 messages, below 4 updates. A butterfly's owners would send 313 updates."""
     peers = names(5000)
-    count = counts(hierarchical(fanned(peers, SEED), SEED), peers)
+    count = traffic_counts(hierarchical(limit_fan(peers, SEED), SEED), peers)
     assert count.hops == 4
     assert count.messages_max <= 4 * PARTS_MAX + PARTS_MAX
     assert count.sent_max < 4
-    assert counts(tree(peers, SEED), peers).messages_max == 3
-    assert counts(butterfly(peers, SEED), peers).sent_max > 300
+    assert traffic_counts(tree(peers, SEED), peers).messages_max == 3
+    assert traffic_counts(butterfly(peers, SEED), peers).sent_max > 300
 
 
 @given(st.integers(1, 300), st.integers(2, FAN), st.binary(max_size=4))
@@ -297,8 +297,8 @@ def test_groups_stay_within_their_fan_and_need_no_more_levels_than_that_takes(n,
         assert len(cluster) <= fan
         return 1 + max((levels(item) for item in cluster if isinstance(item, tuple)), default=0)
 
-    grouped = fanned(names(n), seed, fan)
-    assert sorted(members(grouped)) == sorted(names(n))
+    grouped = limit_fan(names(n), seed, fan)
+    assert sorted(peers_in(grouped)) == sorted(names(n))
     assert n <= fan ** levels(grouped)
     assert n == 1 or fan ** (levels(grouped) - 1) < n
 
@@ -310,7 +310,7 @@ def test_one_round_of_pairs_leaves_as_much_variance_as_the_formula_says():
     before, after = sum(v * v for v in value.values()), 0.0
     for round in range(4000):
         for part in pairs(peers, round).parts:
-            after += (sum(value[p] for p in part.takes) / len(part.takes)) ** 2
+            after += (sum(value[p] for p in part.authors) / len(part.authors)) ** 2
     assert after / 4000 / before == pytest.approx(3 / 7, rel=0.05)
 
 
@@ -319,12 +319,12 @@ def test_in_pairs_everybody_owns_a_part_of_its_own_row_and_its_partners(n, round
     """An odd one is alone; both of a pair mean the same pair; the topology is one that holds."""
     peers = names(n)
     topology = pairs(peers, round)
-    assert validate(topology, peers) is None and topology.direct and topology.apart
-    taking = {part.owners[0]: part.takes for part in topology.parts}
+    assert validate(topology, peers) is None and topology.is_direct and topology.has_separate_results
+    taking = {part.owners[0]: part.authors for part in topology.parts}
     assert tuple(taking) == peers and all(len(part.owners) == 1 for part in topology.parts)
     assert all(taking[other] == taken for taken in taking.values() for other in taken)
     assert sorted(len(taken) for taken in taking.values()) == [1] * (n % 2) + [2] * (n - n % 2)
-    assert all(topology.taking(peer) == len(taking[peer]) for peer in peers)
+    assert all(topology.parts_taking(peer) == len(taking[peer]) for peer in peers)
     assert pairs(peers, round) == topology
     if n > 8:
         assert pairs(peers, round + 1) != topology
@@ -341,7 +341,7 @@ def test_a_part_that_takes_rows_which_cannot_reach_it_is_refused(takes):
 @given(swarms())
 def test_the_same_agreed_inputs_give_the_same_topologies(swarm):
     peers, weights = swarm
-    first, again = (candidates(peers, SEED, weights, halves(peers)) for _ in range(2))
+    first, again = (candidate_topologies(peers, SEED, weights, halves(peers)) for _ in range(2))
     assert first == again
     if len(peers) > 8:
         assert ring(peers, SEED) != ring(peers, b"another head")
@@ -360,10 +360,12 @@ def test_the_peer_with_the_most_rows_takes_over():
 def test_an_update_that_frames_could_not_carry_is_cut_finer():
     peers = names(4)
     for update_bytes in (0, 1, 400 * MIB, 3000 * MIB):
-        for topology in candidates(peers, SEED, {p: float(i) for i, p in enumerate(peers)}, None, update_bytes):
+        for topology in candidate_topologies(
+            peers, SEED, {p: float(i) for i, p in enumerate(peers)}, None, update_bytes
+        ):
             total = sum(part.share for part in topology.parts)
             assert all(update_bytes * part.share <= PART_BYTES_MAX * total for part in topology.parts)
-    assert fitting(star(peers, SEED), 48 * MIB) == star(peers, SEED)
+    assert cut_to_frames(star(peers, SEED), 48 * MIB) == star(peers, SEED)
 
 
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=40), st.integers(0, 2000), st.integers(1, 4))
@@ -372,7 +374,7 @@ def test_unequal_shares_are_cut_each_by_its_own_length(rates, full_parts, pieces
     peers = names(len(rates))
     whole = butterfly(peers, SEED, dict(zip(peers, rates, strict=True)), pieces)
     update_bytes = full_parts * PART_BYTES_MAX + 1
-    finer = fitting(whole, update_bytes)
+    finer = cut_to_frames(whole, update_bytes)
     assert len(finer.parts) <= len(whole.parts) + full_parts + 1
     total, before = sum(p.share for p in finer.parts), sum(p.share for p in whole.parts)
     assert all(update_bytes * p.share <= PART_BYTES_MAX * total for p in finer.parts)
@@ -420,7 +422,7 @@ def test_a_topology_without_parts_is_none():
         lambda: star((a, b), SEED, {a: 1.0}, server=b),
         lambda: ring((a, b), SEED, pieces=0),
         lambda: tree((a, b), SEED, arity=0),
-        lambda: fanned((a, b), SEED, fan=1),
+        lambda: limit_fan((a, b), SEED, fan=1),
     ],
 )
 def test_the_impossible_is_refused_with_what_to_change(wish):

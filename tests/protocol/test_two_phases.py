@@ -196,7 +196,7 @@ def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone()
         table.do(to, table.at[to].receive(sender, message))
     assert (
         not table.told(MayPropose, P2)
-        and table.at[P2].lacking == {vertex_id(FIRST)}
+        and table.at[P2].missing_bodies == {vertex_id(FIRST)}
         and table.told(BodyMissing, P2)
     )
     for sender, to, message in sent[1:]:
@@ -217,7 +217,7 @@ def test_such_a_lock_binds_as_soon_as_its_body_is_here():
     for sender, to, message in [*sent, (P3, P2, shown)]:
         table.do(to, table.at[to].receive(sender, message))
     assert VoterState.decode(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
-    table.do(P2, table.at[P2].learn_body(FIRST))
+    table.do(P2, table.at[P2].add_body(FIRST))
     assert VoterState.decode(table.kept[P2]).high is not None and not table.told(MayPropose, P2)
     table.settle()
     assert table.decided() == dict.fromkeys((P0, P1, P2), FIRST)
@@ -229,8 +229,8 @@ def test_who_lacks_the_body_of_a_certificate_votes_to_commit_once_it_is_here():
     table.mail = [route for route in table.mail if route[1] != P3 or isinstance(route[2], VoteMessage)]
     table.deliver()
     table.deliver()
-    assert table.at[P3].lacking == {vertex_id(FIRST)} and P3 not in table.kept
-    table.do(P3, table.at[P3].learn_body(FIRST))
+    assert table.at[P3].missing_bodies == {vertex_id(FIRST)} and P3 not in table.kept
+    table.do(P3, table.at[P3].add_body(FIRST))
     assert set(VoterState.decode(table.kept[P3]).commit) == {0}
     table.settle()
     assert table.decided() == dict.fromkeys(table.names, FIRST)

@@ -125,7 +125,7 @@ class Numbers(Group):
     def bits(self) -> dict[PeerId, dict[int, int]]:
         living = [p for p in self.names if p not in self.dead]
         assert all(any(isinstance(fact, PartsReduced) for fact in self.facts[p]) for p in living)
-        return {p: {part: held.payload.data for part, held in self.machines[p].answers.items()} for p in living}
+        return {p: {part: held.payload.data for part, held in self.machines[p].results.items()} for p in living}
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
@@ -145,7 +145,7 @@ def test_members_hold_the_same_bits_with_masks_as_without(topology: str, dead: i
     expected = plain.bits()
     assert masked.bits() == expected and len({tuple(sorted(bits.items())) for bits in expected.values()}) == 1
     assert (requests > 0) == (dead > 0) and masked.now == plain.now
-    assert {row for p in masked.names for row in masked.machines[p].answers} == set(range(masked.plan.parts))
+    assert {row for p in masked.names for row in masked.machines[p].results} == set(range(masked.plan.parts))
 
 
 def test_the_next_owner_answers_if_the_unmask_phase_does_not_end():
@@ -166,6 +166,6 @@ def test_the_next_owner_answers_if_the_unmask_phase_does_not_end():
         if masked.timers:
             masked.tick()
     plain.finish()
-    held = {p: masked.machines[p].answers[0] for p in masked.names if p not in masked.dead}
+    held = {p: masked.machines[p].results[0] for p in masked.names if p not in masked.dead}
     assert {one.statement.signer for one in held.values()} == {second}
-    assert {one.payload.data for one in held.values()} == {plain.machines[second].answers[0].payload.data}
+    assert {one.payload.data for one in held.values()} == {plain.machines[second].results[0].payload.data}

@@ -24,11 +24,11 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Payload, Received, RunTask, Send, Start, TaskDone
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.buffers import name_of, shares_left
+from atoll.protocol.allreduce.buffers import weights_digest, weights_left_of
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import OwnerFailed, PartMissing, PartsReduced, RowsWeighed
-from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.factory import build_reduce
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     CompareRows,
@@ -62,7 +62,9 @@ class Weighed(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        plan = replace(self.plan, statistic="robust", weighs=True, liars=LIARS, weightless=self.newcomers)
+        plan = replace(
+            self.plan, statistic="robust", has_distance_weights=True, liars=LIARS, weightless=self.newcomers
+        )
         self.plan = replace(plan, rows_least=2 * LIARS + 1)
         self.machines = {p: self.machine(p) for p in self.names}
 
@@ -71,7 +73,7 @@ class Weighed(Group):
             match effect:
                 case RunTask(job, CompareRows() as work):
                     rows = tuple(row.peer for row in work.rows)
-                    done = RowsCompared(products(tuple(self.plan.settled(rows))), rows, ())
+                    done = RowsCompared(products(tuple(self.plan.with_weight(rows))), rows, ())
                 case RunTask(job, WeighRows() as work):
                     assert all(given == products(names) for names, given in work.parts)
                     assert all(set(work.rows) <= set(names) for names, _ in work.parts)
@@ -103,7 +105,7 @@ class Weighed(Group):
         return [p for p in self.names if p not in self.dead]
 
     def weighings(self) -> set[bytes]:
-        return {held.answered.rows for p in self.living for held in self.machines[p].answers.values()}
+        return {held.answered.rows for p in self.living for held in self.machines[p].results.values()}
 
     def rows(self, p: PeerId) -> dict[int, set[PeerId]]:
         return {j: set(names) for j, names in self.parts_of(p).items()}
@@ -114,7 +116,7 @@ class Mixed(Weighed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.plan = replace(self.plan, statistic="nnm + trimmed_mean", mixes=True)
+        self.plan = replace(self.plan, statistic="nnm + trimmed_mean", has_mixtures=True)
         self.machines = {p: self.machine(p) for p in self.names}
 
     def do(self, p: PeerId, effects: list[Effect]) -> None:
@@ -154,11 +156,11 @@ def test_all_owners_weigh_alike_with_one_more_message_each():
     assert said == {RowContribution: 42, RowComparison: 42, PartResult: 42}
     assert 8 * 28 < size < 8 * 28 + 256
     told = [f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)]
-    assert len(told) == 7 and len(set(told)) == 1 and {name_of(told[0])} == group.weighings()
+    assert len(told) == 7 and len(set(told)) == 1 and {weights_digest(told[0])} == group.weighings()
     assert told[0].weights == tuple((1 + k) / 28 for k in range(7)) and told[0].without == ()
     for p in group.names:
         assert group.rows(p) == {j: set(group.names) for j in range(7)}
-        answers, weighing = group.machines[p].for_body()
+        answers, weighing = group.machines[p].results_for_body()
         assert len(answers) == 7 and weighing == told[0]
 
 
@@ -192,7 +194,7 @@ def test_a_row_that_died_with_an_owner_is_in_no_mixture_of_its_part():
     cut = [[p for p in (group.names * 2)[k : k + 5] if p != victim] for k in range(7)]
     said = sorted((p, tuple(sorted(cut[group.names.index(p)]))) for p in left)
     for p in group.living:
-        answers, _ = group.machines[p].for_body()
+        answers, _ = group.machines[p].results_for_body()
         assert answers[0].answered.contributors == tuple(left) and len(answers) == 7
         assert answers[0].answered.digest == digest(repr((0, said)).encode())
 
@@ -240,7 +242,7 @@ class Cut(Weighed):
 
         keys = {q: VirtualSigner(q).vote_key for q in self.names}
         around = ReduceEnvironment(keys.get, self.commits.get, awaits, gone, self.kept[p])
-        return reduce_for(self.notaries[p], self.plan, around)
+        return build_reduce(self.notaries[p], self.plan, around)
 
 
 def test_a_row_that_its_author_gave_to_another_owner_is_asked_of_that_one():
@@ -256,7 +258,7 @@ def test_a_row_that_its_author_gave_to_another_owner_is_asked_of_that_one():
         if group.timers:
             group.tick()
     for p in group.names:
-        answers, weighing = group.machines[p].for_body()
+        answers, weighing = group.machines[p].results_for_body()
         assert len(answers) >= 5 and weighing is not None and len(weighing.peers) == 5, p
 
 
@@ -317,7 +319,7 @@ def test_the_next_owner_spreads_the_comparison_of_an_owner_that_died_sending_it(
     group.dies(victim)
     group.deliver_all()
     for p in group.living:
-        answers, _ = group.machines[p].for_body()
+        answers, _ = group.machines[p].results_for_body()
         assert set(answers) == set(range(7)), f"{p} can propose {sorted(answers)} only"
     assert len(group.weighings()) == 1
 
@@ -341,8 +343,8 @@ def test_survivors_of_any_death_at_any_time_hold_a_body_of_one_weighting(seed: i
     group.check()
     for p in group.living:
         machine = group.machines[p]
-        assert set(machine.answers) == set(range(8)), f"{p} waits for {set(range(8)) - set(machine.answers)}"
-        alike, weighing = machine.for_body()
+        assert set(machine.results) == set(range(8)), f"{p} waits for {set(range(8)) - set(machine.results)}"
+        alike, weighing = machine.results_for_body()
         assert len(alike) == 8 and weighing is not None
         assert all(set(held.answered.contributors) <= set(weighing.peers) for held in alike.values())
         assert weighing_flaw(group.plan, weighing) is None
@@ -368,12 +370,12 @@ def test_an_owner_that_withholds_a_message_costs_time_and_no_part(keeps_back: tu
                 group.flying.pop(0)
             else:
                 group.deliver(0)
-        answered_s |= {j: group.now for j in group.machines[reader].answers if j not in answered_s}
+        answered_s |= {j: group.now for j in group.machines[reader].results if j not in answered_s}
         if group.timers:
             group.tick()
     assert max(answered_s.values()) == late_s and answered_s.keys() == set(range(7))
     for p in set(group.names) - {mute}:
-        answers, _ = group.machines[p].for_body()
+        answers, _ = group.machines[p].results_for_body()
         assert set(answers) == set(range(7))
         assert answers[0].statement.signer == (second if PartResult in keeps_back else mute)
 
@@ -386,14 +388,16 @@ def test_no_owner_alone_decides_what_rows_weigh(index: int, without: tuple[int, 
     liar = group.plan.owners(0)[index]
     weighing = AgreedWeights(group.names, tuple(float(p == liar) for p in group.names), digest(b"lie"), without)
     payload = Payload(digest(b"lie"), 8, group.names)
-    said = group.notaries[liar].sign(OwnerResult(0, 0, 0, index, payload.digest, 8, group.names, name_of(weighing)))
+    said = group.notaries[liar].sign(
+        OwnerResult(0, 0, 0, index, payload.digest, 8, group.names, weights_digest(weighing))
+    )
     group.begin()
     for p in set(group.names) - {liar}:
         event = Received(liar, PartResult(0, 0, "", said, weighing), payload)
         group.do(p, group.machines[p].handle(event, 0.0))
     group.finish()
     for p in set(group.names) - {liar}:
-        answers, believed = group.machines[p].for_body()
+        answers, believed = group.machines[p].results_for_body()
         assert believed is not None and believed.weights == tuple((1 + k) / 28 for k in range(7))
         assert set(answers) >= set(range(1, 7)) and (index == 0 or 0 in answers)
     assert group.now == 0.0
@@ -414,7 +418,7 @@ def test_a_part_whose_owners_all_keep_silent_takes_no_other_part_with_it():
         if group.timers:
             group.tick()
     for p in set(group.names) - mute:
-        answers, weighing = group.machines[p].for_body()
+        answers, weighing = group.machines[p].results_for_body()
         assert set(answers) == set(range(1, 10)) and weighing is not None and weighing.without == (0,)
 
 
@@ -424,7 +428,7 @@ def test_too_few_rows_are_no_answer_and_never_a_mean():
     group.dead |= {PeerId("p0"), PeerId("p2"), PeerId("p4")}
     group.begin().finish()
     for p in group.living:
-        assert group.machines[p].answers == {} and any(isinstance(f, PartsReduced) for f in group.facts[p])
+        assert group.machines[p].results == {} and any(isinstance(f, PartsReduced) for f in group.facts[p])
         assert {f.part for f in group.facts[p] if isinstance(f, PartMissing)} == set(range(7))
     said = {f.why for p in group.living for f in group.facts[p] if isinstance(f, OwnerFailed)}
     assert said == {"robust needs 5 rows to withstand 2 liars, 4 are in all parts"} and group.now == 0.0
@@ -441,11 +445,11 @@ def test_a_part_that_no_owner_can_compare_is_left_out_and_the_others_are_weighed
             if owner != p:
                 group.do(p, group.machines[p].handle(Received(owner, PartDeclined(0, 0, "", 0), None), 0.0))
         if p in out:
-            group.machines[p].route.declined.add((0, p))
+            group.machines[p].routing.declined.add((0, p))
         group.do(p, group.machines[p].contribute(group.updates[p], 0.0))
     group.finish()
     for p in group.names:
-        answers, weighing = group.machines[p].for_body()
+        answers, weighing = group.machines[p].results_for_body()
         assert set(answers) == set(range(1, 12)) and weighing is not None and weighing.without == (0,)
 
 
@@ -571,9 +575,9 @@ def test_mixtures_that_cannot_be_are_seen():
 
 def test_what_is_left_of_rows_weighs_as_much_and_never_stands_for_most():
     weighing = AgreedWeights((PeerId("a"), PeerId("b"), PeerId("c")), (0.5, 0.25, 0.25), b"")
-    assert shares_left(weighing, weighing.peers) == (0.5, 0.25, 0.25)
-    assert shares_left(weighing, weighing.peers[:2]) == pytest.approx((2 / 3, 1 / 3))
-    assert shares_left(weighing, weighing.peers[1:]) is None
+    assert weights_left_of(weighing, weighing.peers) == (0.5, 0.25, 0.25)
+    assert weights_left_of(weighing, weighing.peers[:2]) == pytest.approx((2 / 3, 1 / 3))
+    assert weights_left_of(weighing, weighing.peers[1:]) is None
 
 
 def test_no_owner_fills_the_memory_with_weights():
@@ -585,7 +589,7 @@ def test_no_owner_fills_the_memory_with_weights():
         weights = tuple(float(p == liar) for p in group.names)
         weighing = AgreedWeights(group.names, weights, digest(str(k).encode()))
         payload = Payload(digest(b"lie"), 8, group.names)
-        answered = OwnerResult(0, 0, 0, 0, payload.digest, 8, group.names, name_of(weighing))
+        answered = OwnerResult(0, 0, 0, 0, payload.digest, 8, group.names, weights_digest(weighing))
         event = Received(liar, PartResult(0, 0, "", group.notaries[liar].sign(answered), weighing), payload)
         group.do(reader, group.machines[reader].handle(event, 0.0))
     assert len(group.machines[reader].state.weighings) == 1

@@ -23,7 +23,7 @@ from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.protocol.allreduce.topology import ReducePart, ReduceTopology
 from atoll.wire.messages.round import RowRequest
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 A, B, C, D, E = (PeerId(p) for p in "abcde")
 OWNERS, ALL = (A, B, C), (A, B, C, D, E)
@@ -54,7 +54,7 @@ class Judge:
         self, owner: PeerId, names=ALL, made: bytes | None = None, shown: bool = False, twice: PeerId | None = None
     ) -> Judge:
         what = truth(names) if made is None else digest(made)
-        rows = rows_of(promise(p, other=p == twice) for p in names)
+        rows = rows_digest(promise(p, other=p == twice) for p in names)
         said = OwnerResult(3, 0, 0, self.plan.signers(0).index(owner), what, 8, names, rows)
         payload = Payload(what, 8, names) if shown else None
         return self.does(self.at.record(SignedStatement(owner, b"", what), said, payload))
@@ -203,7 +203,7 @@ JURY = tuple(PeerId(f"j{k}") for k in range(6))
 
 def before(jury: tuple[PeerId, ...]) -> Judge:
     """Voter D; five owners and jurors that agree are believed."""
-    return Judge(replace(PLAN, listeners=(*ALL, *JURY), juries=(jury,), verdict=5))
+    return Judge(replace(PLAN, recipients=(*ALL, *JURY), juries=(jury,), verdict=5))
 
 
 def test_who_is_not_on_the_jury_opens_no_row_and_believes_when_enough_say_the_same():

@@ -36,7 +36,7 @@ from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.protocol import LoadInner, SaveInner, TrainSteps
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_replay_audit
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import diloco, over_tokens
@@ -95,7 +95,7 @@ class Swarm:
     ) -> None:
         recipe = diloco("gpt-nano", rounds=8, inner_steps=STEPS, batch=2, seq_len=16, up=up)
         recipe = over_tokens(recipe, tokens) if tokens else recipe
-        self.founded = found(built_in(recipe, book), settings)
+        self.founded = founding_blobs(start_of_built_in(recipe, book), settings)
         self.batch = 0  # of the next round; 0: as the recipe has it
         self.base, self.book = base, book
         self.trainers = [Near(), Near(), Near(cheat)]
@@ -111,7 +111,7 @@ class Swarm:
 
     def island(self, index: int) -> TrainingWorker:
         island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])
-        island.learning = decode_learning(self.founded.settings)
+        island.learning = parse_training_spec(self.founded.settings)
         enable_replay_audit(island, RUN, NAMES[index])
         island.equip(self.book)
         return island
@@ -127,26 +127,26 @@ class Swarm:
 
     async def begin(self) -> None:
         for island in self.islands:
-            assert await island.do(RestoreState(self.round - 1, self.vertex(self.round - 1), self.state))
+            assert await island.run(RestoreState(self.round - 1, self.vertex(self.round - 1), self.state))
 
     async def play(self, counted: tuple[int, ...] = (0, 1, 2)) -> None:
         """One round; the updates of those who are not counted come too late, and who has none passes."""
         updates: list[UpdateEncoded | None] = []
         for k, island in enumerate(self.islands):
-            done = await island.do(TrainAsked(self.round, STEPS, 600.0, k, 3, self.batch))
+            done = await island.run(TrainAsked(self.round, STEPS, 600.0, k, 3, self.batch))
             assert done.steps == STEPS
             try:
-                updates.append(await island.do(EncodeUpdate(self.round, SHARES)))
+                updates.append(await island.run(EncodeUpdate(self.round, SHARES)))
             except RunFailedError:
                 updates.append(None)
         counted = tuple(k for k in counted if updates[k] is not None)
         answers = []
         for part in range(3):
             rows = tuple(TaskRow(NAMES[k], STEPS * 2, updates[k].parts[part], (NAMES[k],)) for k in counted)
-            answers.append((await self.islands[part].do(CombineRows(self.round, part, SHARES, rows))).payload)
+            answers.append((await self.islands[part].run(CombineRows(self.round, part, SHARES, rows))).payload)
         samples = STEPS * (self.batch or 2) * len(counted)
         work = AdvanceState(self.round, self.state, tuple(answers), STEPS, samples, 3, SHARES, batch=self.batch)
-        states = {(await island.do(work)).state for island in self.islands}
+        states = {(await island.run(work)).state for island in self.islands}
         assert len(states) == 1
         self.before, self.state = self.state, states.pop()
         self.roots = [merkle_root(tuple(p.digest for p in u.parts)) if u is not None else None for u in updates]
@@ -158,12 +158,12 @@ class Swarm:
             if k in counted:
                 held = UpdateSettlement(held.before, self.roots[k], mine, claim)
             self.mine[k] = (held, *self.mine[k][:1])
-            await island.do(AdoptState(self.round, self.vertex(self.round), self.state, mine, claim, mine=held))
+            await island.run(AdoptState(self.round, self.vertex(self.round), self.state, mine, claim, mine=held))
         self.round += 1
 
     async def exhibit(self, of: int, segment: int) -> Digest:
         """What one shows of its last round; at everybody's from now on."""
-        shown = await self.islands[of].do(BuildExhibit(self.round - 1, segment))
+        shown = await self.islands[of].run(BuildExhibit(self.round - 1, segment))
         data = self.stores[of].read_blob(shown.blob)
         return {store.put_blob(data) for store in self.stores}.pop()
 
@@ -191,8 +191,8 @@ class Swarm:
     async def audited(self, of: int, segment: int, by: int = 0, **changes: Any) -> JudgmentResult:
         """The last round of one, by another: what the protocol would carry, carried by hand."""
         blob = await self.exhibit(of, segment)
-        await self.islands[by].do(PinBlobs((blob, self.before)))
-        return await self.islands[by].do(replace(self.work(of, segment, blob), **changes))
+        await self.islands[by].run(PinBlobs((blob, self.before)))
+        return await self.islands[by].run(replace(self.work(of, segment, blob), **changes))
 
     async def close(self) -> None:
         for island in self.islands:

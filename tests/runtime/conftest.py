@@ -23,7 +23,9 @@ def peers_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     from atoll.runtime.embed.peer_channel import PeerChannel
 
     monkeypatch.setattr(PeerChannel, "start", start_in_thread)
-    monkeypatch.setattr("atoll.runtime.bootstrap.prepare", lambda folder: folder.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(
+        "atoll.runtime.bootstrap.prepare_folder", lambda folder: folder.mkdir(parents=True, exist_ok=True)
+    )
 
 
 @pytest.fixture

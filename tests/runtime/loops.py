@@ -29,7 +29,7 @@ from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import batch, load_data
 from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.recipes import Recipe, in_own_loop
+from atoll.training.recipe.recipes import Recipe, for_custom_loop
 
 BATCH, SEQ_LEN = 2, 16  # of every step
 
@@ -155,7 +155,7 @@ class Loops(Members):
     def beginning(self, recipe: Recipe, book: str) -> RunStart:
         model = build_model("gpt-nano", 0)
         layout = layout_of(model)
-        request = RunRequest("", recipe=in_own_loop(recipe), start_peers=PEERS)
+        request = RunRequest("", recipe=for_custom_loop(recipe), start_peers=PEERS)
         wish = AttachLoop(request, layout, batch=BATCH)
         return _run_start(wish, flatten(model, layout)[0])[0]
 

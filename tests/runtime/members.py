@@ -37,9 +37,9 @@ from atoll.runtime.trainer.protocol import (
     WriteParameters,
 )
 from atoll.runtime.trainer.shared_memory import anonymous
-from atoll.runtime.training_spec import RunStart, built_in, decode_learning, found
+from atoll.runtime.training_spec import RunStart, founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.training_worker import TrainingWorker
-from atoll.training.recipe.recipes import Recipe, diloco, overlapping
+from atoll.training.recipe.recipes import Recipe, diloco, with_overlap
 from atoll.training.spec import TrainingSpec
 
 PEERS = 2
@@ -127,7 +127,7 @@ class Inside:
 
 def recipe_for(how: dict, *, up="2bit", down="int8", rounds=3) -> Recipe:
     made = diloco("gpt-nano", rounds=rounds, inner_steps=12, batch=2, seq_len=16, up=up, down=down)
-    return overlapping(replace(made, merge=how.get("merge", "replace")), how["overlap"], how["fragments"])
+    return with_overlap(replace(made, merge=how.get("merge", "replace")), how["overlap"], how["fragments"])
 
 
 class Members:
@@ -139,9 +139,9 @@ class Members:
         self, base: Path, recipe: Recipe, book: str, peers: int = PEERS, settings: RunSettings | None = None
     ) -> None:
         self.base, self.recipe, self.book, self.peers = base, recipe, book, peers
-        founded = found(self.beginning(recipe, book), settings or self.settings)
+        founded = founding_blobs(self.beginning(recipe, book), settings or self.settings)
         self.shares = (1,) * peers
-        self.learning: TrainingSpec = decode_learning(founded.settings)
+        self.learning: TrainingSpec = parse_training_spec(founded.settings)
         self.trainers = [self.trainer() for _ in range(peers)]
         self.stores = [PeerStore(base / f"{k}", durable=False) for k in range(peers)]
         self.islands = [self.island(k) for k in range(peers)]
@@ -152,7 +152,7 @@ class Members:
         self.mine: list[tuple[UpdateSettlement, ...]] = [()] * peers  # what the last two vertices count of whom
 
     def beginning(self, recipe: Recipe, book: str) -> RunStart:
-        return built_in(recipe, book)
+        return start_of_built_in(recipe, book)
 
     def trainer(self) -> Inside:
         return Inside()
@@ -165,7 +165,7 @@ class Members:
 
     async def begin(self) -> None:
         for island in self.islands:
-            found = await island.do(RestoreState(-1, self.vertex(), self.state))
+            found = await island.run(RestoreState(-1, self.vertex(), self.state))
             assert found == StateRestored(island.store.blob_path(self.state).stat().st_size)
 
     def vertex(self) -> Digest:
@@ -189,8 +189,8 @@ class Members:
     async def train(self, index: int, late: bool = False) -> UpdateEncoded:
         """Its update of this round; late work, if it has any, rides on it."""
         asked = TrainAsked(self.round, self.asked_of(index), 600.0, index, self.peers, self.batch)
-        await self.islands[index].do(asked)
-        return await self.islands[index].do(EncodeUpdate(self.round, self.shares, late))
+        await self.islands[index].run(asked)
+        return await self.islands[index].run(EncodeUpdate(self.round, self.shares, late))
 
     def asked_of(self, index: int) -> int:
         return self.fewer.get(index, self.steps)
@@ -212,7 +212,7 @@ class Members:
         counted = encoding if counted is None else counted
         for index in here:
             if index not in encoding:
-                await self.islands[index].do(TrainAsked(self.round, steps, 600.0, index, peers, self.batch))
+                await self.islands[index].run(TrainAsked(self.round, steps, 600.0, index, peers, self.batch))
         updates = {k: await self.train(k, late) for k in encoding}
         taken = [k for k in counted if updates[k].late is not None]
         answers, led = [], dict[int, list[Digest]]()
@@ -228,13 +228,13 @@ class Members:
                 if k in counted
             )
             combine = CombineRows(self.round, part, self.shares, rows)
-            answers.append((await self.islands[here[part % len(here)]].do(combine)).payload)
+            answers.append((await self.islands[here[part % len(here)]].run(combine)).payload)
             led.setdefault(here[part % len(here)], []).append(answers[-1].digest)
         samples = sum(self.asked_of(k) for k in counted) * batch
         work = AdvanceState(
             self.round, self.state, tuple(answers), steps, samples, peers, self.shares, batch=self.batch
         )
-        states = {(await self.islands[k].do(work)).state for k in here}
+        states = {(await self.islands[k].run(work)).state for k in here}
         assert len(states) == 1
         (self.state,) = states
         self.round += 1
@@ -245,7 +245,7 @@ class Members:
             adopt = AdoptState(
                 self.round - 1, self.vertex(), self.state, mine, late=index in taken, led=mine_led, mine=held
             )
-            await self.islands[index].do(adopt)
+            await self.islands[index].run(adopt)
 
     async def close(self) -> None:
         for island in self.islands:

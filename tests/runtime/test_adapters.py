@@ -14,11 +14,11 @@ from safetensors.torch import load
 from atoll.base.errors import PeerFault, UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import RunStart, built_in, decode_learning, found
+from atoll.runtime.training_spec import RunStart, founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.exchange.layout import layout_of
 from atoll.training.export import ModelCard, hugging_face_files
 from atoll.training.models import build_model, with_adapters
-from atoll.training.models.frozen_base import base_bytes, built
+from atoll.training.models.frozen_base import base_bytes, build_with_base
 from atoll.training.models.weights import load_weights, name_in
 from atoll.training.recipe.methods import diloco
 from atoll.training.recipe.recipes import Recipe
@@ -29,7 +29,7 @@ PLAIN = "gpt:d=32,l=2,h=2,t=16"
 
 
 def begun(name: str, data: str, **more):
-    return built_in(diloco(name, rounds=3, inner_steps=4, batch=2, seq_len=16), data, **more)
+    return start_of_built_in(diloco(name, rounds=3, inner_steps=4, batch=2, seq_len=16), data, **more)
 
 
 class WithBase(Members):
@@ -88,7 +88,7 @@ def test_adapters_change_nothing_at_first_and_are_begun_beside_given_weights(tmp
     for file, data in hugging_face_files(initial_state(model), layout_of(model), told).items():
         (tmp_path / file).write_bytes(data)
     beginning = begun(ADAPTED, book, weights=str(tmp_path))
-    ours, layout = built(ADAPTED, 0, beginning.base)
+    ours, layout = build_with_base(ADAPTED, 0, beginning.base)
     assert layout == beginning.layout and all("lora" in slot.name for slot in layout.slots)
     assert torch.equal(ours(tokens), model(tokens))
 
@@ -97,14 +97,16 @@ def test_another_base_is_refused(book):
     """Another seed's is another run's; another model's does not even fit."""
     mine, other = begun(ADAPTED, book), begun(with_adapters("gpt-nano", 8), book)
     with pytest.raises(PeerFault, match="does not have"):
-        built(ADAPTED, 0, other.base)
+        build_with_base(ADAPTED, 0, other.base)
     changed = bytearray(mine.base)
     changed[-1] ^= 1
-    assert built(ADAPTED, 0, mine.base)[1] == mine.layout != built(ADAPTED, 0, bytes(changed))[1]
-    learning = decode_learning(found(mine, RunSettings()).settings)
+    assert (
+        build_with_base(ADAPTED, 0, mine.base)[1] == mine.layout != build_with_base(ADAPTED, 0, bytes(changed))[1]
+    )
+    learning = parse_training_spec(founding_blobs(mine, RunSettings()).settings)
     assert learning.beside == [learning.base]
     told = ModelCard("run", 1, "aa", "bb", "cc", ADAPTED, "x", 4, ("int8", "int8"), 1)
-    state = initial_state(built(ADAPTED, 0, mine.base)[0])
+    state = initial_state(build_with_base(ADAPTED, 0, mine.base)[0])
     with pytest.raises(PeerFault, match="another model's"):
         hugging_face_files(state, mine.layout, told, base=bytes(changed))
 
@@ -117,7 +119,7 @@ def test_founding_says_what_can_be_named(book):
     with pytest.raises(ValueError, match="updates running statistics"):
         base_bytes(resnet, layout_of(resnet, ("fc.*",)))
     with pytest.raises(UsageError, match="a run needs at least"):
-        found(begun(PLAIN, book, only=("blocks.0.out.*",)), RunSettings())
+        founding_blobs(begun(PLAIN, book, only=("blocks.0.out.*",)), RunSettings())
 
 
 def test_settings_give_any_size_adapters(tmp_path):
@@ -138,4 +140,4 @@ def test_settings_give_any_size_adapters(tmp_path):
     )
     with pytest.raises(UsageError, match="never measured"):
         recipe = recipe_of(asked)
-        found(built_in(recipe, "stdlib"), settings_of(asked, recipe))
+        founding_blobs(start_of_built_in(recipe, "stdlib"), settings_of(asked, recipe))

@@ -15,7 +15,7 @@ class Worker:
     def __init__(self, trouble: Exception | None) -> None:
         self.trouble = trouble
 
-    async def do(self, work: object) -> object:
+    async def run(self, work: object) -> object:
         if self.trouble is not None:
             raise self.trouble
         return work

@@ -16,7 +16,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, RestoreState, RoundSettlement, TrainApart
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.runtime.storage.private_state import read_private
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.exchange.tensorfile import dump
 from atoll.training.recipe.merge import MixMerge
 from atoll.training.recipe.methods import data_parallel
@@ -44,7 +44,7 @@ async def cut_off(members: Members, rounds: int, worths: int, merge: bool = True
     left = members.round
     for _ in range(worths):
         work = msgspec.structs.replace(alone(members, merge=merge), round=left)
-        assert (await members.islands[OUT].do(work)).steps == STEPS
+        assert (await members.islands[OUT].run(work)).steps == STEPS
     for _ in range(rounds):
         await members.play(here=REST)
     return members.trainers[OUT].child.x_F.clone()
@@ -52,7 +52,7 @@ async def cut_off(members: Members, rounds: int, worths: int, merge: bool = True
 
 async def by_blob(members: Members, left: RoundSettlement) -> None:
     members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-    assert await members.islands[OUT].do(RestoreState(members.round - 1, members.vertex(), members.state, left))
+    assert await members.islands[OUT].run(RestoreState(members.round - 1, members.vertex(), members.state, left))
 
 
 NOT_COUNTED = RoundSettlement((False,) * 3, late=False)
@@ -165,12 +165,12 @@ def test_a_partition_that_heals_within_the_round_costs_nobody_anything(tmp_path,
         island = members.islands[OUT]
         await members.train(OUT)
         sent_F = members.trainers[OUT].child.x_F.clone()
-        await island.do(alone(members))
+        await island.run(alone(members))
         x_F = members.trainers[OUT].child.x_F.clone()
         await members.play(here=REST, encoding=REST)
         after = AdoptState(members.round - 1, members.vertex(), members.state, (True,) * 3)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(after)
+        await island.run(after)
         assert torch.equal(island.away.held.delta_F, sent_F - x_F) and island.away.held.steps == STEPS
         assert torch.equal(members.trainers[OUT].child.x_F, island.head.anchor_F)
 
@@ -200,7 +200,7 @@ def test_rounds_that_are_caught_up_one_by_one_bring_the_same_late_work(tmp_path,
         island, anchor_F = members.islands[OUT], members.islands[OUT].head.anchor_F
         x_F = await cut_off(members, rounds=1, worths=2)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, (False,) * 3))
+        await island.run(AdoptState(members.round - 1, members.vertex(), members.state, (False,) * 3))
         assert island.mine.memory_F is None and island.live.steps_since == 0
         assert torch.allclose(island.away.held.delta_F, anchor_F - x_F, atol=1e-6)
         assert island.away.held.steps == 3 * STEPS
@@ -214,11 +214,11 @@ def test_it_stops_at_its_bound_and_a_late_question_is_refused(tmp_path, book):
     async def tell(members: Members) -> None:
         await members.train(OUT)
         island = members.islands[OUT]
-        taken = [(await island.do(alone(members, steps_max=15))).steps for _ in range(3)]
+        taken = [(await island.run(alone(members, steps_max=15))).steps for _ in range(3)]
         assert taken == [STEPS, 3, 0]
         await by_blob(members, NOT_COUNTED)
         with pytest.raises(RunFailedError, match="is over"):
-            await island.do(msgspec.structs.replace(alone(members), round=members.round - 1))
+            await island.run(msgspec.structs.replace(alone(members), round=members.round - 1))
 
     story(tell, swarm(tmp_path, book))
 
@@ -262,7 +262,7 @@ def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, b
         assert torch.equal(island.away.held.delta_F, held.delta_F)
         await members.play(here=REST)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, None, late=True))
+        await island.run(AdoptState(members.round - 1, members.vertex(), members.state, None, late=True))
         assert island.away.held is None
         floats = members.learning.layout.floats
         assert read_private(members.stores[OUT], floats)[0].late is None
@@ -271,7 +271,7 @@ def test_a_crash_costs_no_whole_worth_of_steps_and_counts_none_twice(tmp_path, b
         await members.islands[OUT].close()
         members.trainers[OUT] = Inside()
         island = members.islands[OUT] = members.island(OUT)
-        assert await island.do(members.restore(OUT))
+        assert await island.run(members.restore(OUT))
         return island
 
     story(tell, swarm(tmp_path, book))
@@ -283,10 +283,10 @@ def test_a_trainer_that_dies_apart_costs_its_last_worth_of_steps(tmp_path, book)
     async def tell(members: Members) -> None:
         await members.train(OUT)
         island = members.islands[OUT]
-        await island.do(alone(members))
+        await island.run(alone(members))
         first_F = island.away.base_F - members.trainers[OUT].child.x_F
         island.tended.ready = False
-        await island.do(alone(members))
+        await island.run(alone(members))
         assert torch.equal(island.away.held.delta_F, first_F)
         second_F = island.head.anchor_F - members.trainers[OUT].child.x_F
         await by_blob(members, NOT_COUNTED)
@@ -314,11 +314,11 @@ def test_a_round_that_is_over_before_its_trainer_has_started_is_not_gone_on_with
         island = members.islands[OUT]
         island.tended.ready, island.tended.trainer = False, Slow()
         members.trainers[OUT] = island.trainer = island.tended.trainer
-        asked = asyncio.create_task(island.do(alone(members)))
+        asked = asyncio.create_task(island.run(alone(members)))
         await starts.wait()
         await members.play(here=REST)
         members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
-        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, (True,) * 3))
+        await island.run(AdoptState(members.round - 1, members.vertex(), members.state, (True,) * 3))
         started.set()
         with pytest.raises(RunFailedError, match="is over"):
             await asked
@@ -365,7 +365,7 @@ def test_steps_apart_are_taken_on_data_that_nobody_else_has(tmp_path, book, monk
         for index in (1, OUT):
             await members.train(index)
             for _ in range(3):
-                await members.islands[index].do(msgspec.structs.replace(alone(members), shard=index))
+                await members.islands[index].run(msgspec.structs.replace(alone(members), shard=index))
         for _ in range(4):
             await members.play(here=(0,))
 
@@ -410,7 +410,7 @@ UNFIT = {
 @pytest.mark.parametrize("recipe", UNFIT.values(), ids=UNFIT)
 def test_recipes_that_cannot_take_late_work_are_refused_when_the_run_is_founded(book, recipe):
     settings = RunSettings(apart=PartitionPolicy("merge", 10))
-    assert found(built_in(WHOLE, book), settings).settings.apart == settings.apart
+    assert founding_blobs(start_of_built_in(WHOLE, book), settings).settings.apart == settings.apart
     with pytest.raises(UsageError, match="cannot train apart") as refused:
-        found(built_in(recipe, book), settings)
+        founding_blobs(start_of_built_in(recipe, book), settings)
     assert refused.value.code == "E-RUN-20"

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.runtime.control.socket import PATH_MAX, REQUEST_MAX, ControlServer, ask, ask_soon, door_path, neighbours
+from atoll.runtime.control.socket import (
+    PATH_MAX,
+    REQUEST_MAX,
+    ControlServer,
+    count_local_peers,
+    door_path,
+    send_request,
+    send_request_async,
+)
 
 
 async def echo(with_: dict[str, Any]) -> Any:
@@ -43,7 +51,7 @@ def with_door(folder: Path, story: Callable[[ControlServer], Any]) -> None:
 
 def test_an_answer_comes_back_as_it_was_given(tmp_path: Path):
     async def story(_: ControlServer) -> None:
-        assert await ask_soon(tmp_path, "echo", name="ada", numbers=[1, 2.5]) == {
+        assert await send_request_async(tmp_path, "echo", name="ada", numbers=[1, 2.5]) == {
             "name": "ada",
             "numbers": [1, 2.5],
         }
@@ -54,12 +62,12 @@ def test_an_answer_comes_back_as_it_was_given(tmp_path: Path):
 def test_an_error_arrives_with_its_code_its_class_and_its_advice(tmp_path: Path):
     async def story(_: ControlServer) -> None:
         with pytest.raises(RefusedError) as caught:
-            await ask_soon(tmp_path, "refuse")
+            await send_request_async(tmp_path, "refuse")
         assert (caught.value.code, caught.value.cause, caught.value.fix) == ("E-TST-01", "because", "do not")
         with pytest.raises(UsageError, match="a count must be positive"):
-            await ask_soon(tmp_path, "break")
+            await send_request_async(tmp_path, "break")
         with pytest.raises(UsageError, match="does not know 'fly'"):
-            await ask_soon(tmp_path, "fly")
+            await send_request_async(tmp_path, "fly")
 
     with_door(tmp_path, story)
 
@@ -85,7 +93,7 @@ def test_noise_costs_only_its_own_connection(tmp_path: Path):
     async def story(door: ControlServer) -> None:
         for noise in (b"hello\n", b"x" * (2 * REQUEST_MAX), b'{"verb":', b'{"verb":"echo","extra":1}\n'):
             await asyncio.to_thread(shout, door.path, noise)
-        assert await ask_soon(tmp_path, "echo", still=True) == {"still": True}
+        assert await send_request_async(tmp_path, "echo", still=True) == {"still": True}
 
     with_door(tmp_path, story)
 
@@ -93,20 +101,20 @@ def test_noise_costs_only_its_own_connection(tmp_path: Path):
 def test_a_folder_without_a_peer_says_so(tmp_path: Path):
     """Never started; ended in good order; killed, so that its socket is still lying there."""
     with pytest.raises(NetworkError, match="nothing was founded or joined"):
-        ask(tmp_path, "status")
+        send_request(tmp_path, "status")
 
     async def story(door: ControlServer) -> None:
         (tmp_path / "kept.sqlite").touch()
 
     with_door(tmp_path, story)
     with pytest.raises(NetworkError, match="it was stopped"):
-        ask(tmp_path, "status")
+        send_request(tmp_path, "status")
     dead = door_path(tmp_path)
     with socket.socket(socket.AF_UNIX) as line:
         line.bind(str(dead))
     (tmp_path / "door").write_text(f"{dead}\n")
     with pytest.raises(NetworkError, match="it was stopped"):
-        ask(tmp_path, "status")
+        send_request(tmp_path, "status")
     with_door(tmp_path, story)  # the next peer takes its place
     dead.unlink(missing_ok=True)
 
@@ -144,5 +152,5 @@ def test_the_socket_of_a_killed_peer_is_removed_a_young_one_is_not(tmp_path: Pat
         lines[2].listen()
         for place in (places[0], places[2]):
             os.utime(place, (0, 0))
-        assert neighbours() == 1
+        assert count_local_peers() == 1
         assert [place.exists() for place in places] == [False, True, True]

@@ -26,10 +26,10 @@ from atoll.runtime.embed.loop_model import LoopModel
 from atoll.runtime.embed.messages import AttachLoop, LoopRunOver
 from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchor, WriteParameters
-from atoll.runtime.training_spec import decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
-from atoll.training.recipe.recipes import BATCH, SEQ_LEN, Recipe, in_swarm, over_tokens
+from atoll.training.recipe.recipes import BATCH, SEQ_LEN, Recipe, for_real_run, over_tokens
 from training import network, train
 
 pytestmark = [pytest.mark.net]
@@ -123,8 +123,8 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
             refused.add(name)
             continue
         beginning, settings = _run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats))
-        recipe = decode_learning(found(beginning, settings).settings).recipe
-        asked = in_swarm(method())
+        recipe = parse_training_spec(founding_blobs(beginning, settings).settings).recipe
+        asked = for_real_run(method())
         if name == "delayed_nesterov":  # four whole updates, counted in samples
             assert (recipe.outer.every, asked.outer.every) == (4 * 50 * 32, 4 * 50 * BATCH * SEQ_LEN)
             asked = replace(asked, outer=replace(asked.outer, every=recipe.outer.every))

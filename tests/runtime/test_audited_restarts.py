@@ -42,7 +42,7 @@ def test_a_restart_goes_on_from_the_last_claim_and_one_without_its_files_from_fr
                 (tmp_path / "bob" / "private.bin").unlink()
             island = swarm.again(1)
             found = RestoreState(swarm.round - 1, swarm.vertex(swarm.round - 1), swarm.state, mine=swarm.mine[1])
-            assert await island.do(found)
+            assert await island.run(found)
             assert (island.auditing.last is None) == lost
             await swarm.play()
             said = await swarm.audited(1, 0)
@@ -61,9 +61,9 @@ def test_who_was_killed_before_its_vertex_came_goes_on_from_the_claim_that_this_
         old = swarm.islands[1]
         await old.close()
         island = swarm.again(1)
-        assert await island.do(before)
+        assert await island.run(before)
         held = swarm.mine[1][0]
-        await island.do(AdoptState(1, swarm.vertex(1), swarm.state, None, held.claim, mine=held))
+        await island.run(AdoptState(1, swarm.vertex(1), swarm.state, None, held.claim, mine=held))
         assert torch.equal(island.mine.memory_F, old.mine.memory_F) and island.auditing.last == old.auditing.last
         assert bytes(island.live.inner) == bytes(old.live.inner) != b""
         await swarm.play()
@@ -80,18 +80,18 @@ def test_a_trainer_that_restarts_before_its_round_is_agreed_goes_on_with_fresh_m
     async def story(swarm: Swarm) -> None:
         await swarm.play()
         bob = swarm.islands[1]
-        own_do, old = bob.do, bob.live.inner
+        own_do, old = bob.run, bob.live.inner
 
-        async def do(work: Any) -> Any:
+        async def run(work: Any) -> Any:
             if isinstance(work, AdoptState):
                 await swarm.trainers[1].set_inner_state(old)
                 bob.tended.lives += 1
             return await own_do(work)
 
-        bob.do = do
+        bob.run = run
         await swarm.play()
         assert bob.live.inner == b""
-        bob.do = own_do
+        bob.run = own_do
         await swarm.play()
         said = await swarm.audited(1, 0)
         assert said.finding == "accepted", said
@@ -109,21 +109,21 @@ def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(
     async def story(swarm: Swarm) -> None:
         await swarm.play()
         bob = swarm.islands[1]
-        own_do = bob.do
+        own_do = bob.run
 
-        async def do(work: Any) -> Any:
+        async def run(work: Any) -> Any:
             if isinstance(work, EncodeUpdate):
                 await bob.tended.failed()
                 await bob.warm_up()
                 assert torch.equal(swarm.trainers[1].read_x(), bob.head.anchor_F)
             return await own_do(work)
 
-        bob.do = do
+        bob.run = run
         await swarm.play()
         assert swarm.roots[1] is None and swarm.roots[0] is not None
-        bob.do = own_do
+        bob.run = own_do
         with pytest.raises(RunFailedError, match="E-TRN-14"):
-            await bob.do(EncodeUpdate(swarm.round, SHARES))
+            await bob.run(EncodeUpdate(swarm.round, SHARES))
         for segment in range(3):
             await swarm.play()
             said = await swarm.audited(1, segment)
@@ -143,7 +143,7 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
     async def story(swarm: Swarm) -> None:
         await swarm.play()
         bob, trainer = swarm.islands[1], swarm.trainers[1]
-        own_do, own_encode, old, disk = bob.do, bob.mine.encode, bytes(bob.live.inner), dict[str, bytes]()
+        own_do, own_encode, old, disk = bob.run, bob.mine.encode, bytes(bob.live.inner), dict[str, bytes]()
 
         def encode(*given: Any) -> Any:
             made = own_encode(*given)  # of x as the steps left it
@@ -152,7 +152,7 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
             bob.tended.lives += 1
             return made
 
-        async def do(work: Any) -> Any:
+        async def run(work: Any) -> Any:
             if isinstance(work, EncodeUpdate) and again:
                 bob.mine.encode = encode
             elif isinstance(work, EncodeUpdate):
@@ -161,12 +161,12 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
                 disk.update((path.name, path.read_bytes()) for path in bob.store.folder.glob("private.*"))
             return await own_do(work)
 
-        bob.do = do
+        bob.run = run
         await swarm.play()
         await bob.close()
         for name, data in disk.items():
             (bob.store.folder / name).write_bytes(data)
-        assert await swarm.again(1).do(RestoreState(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
+        assert await swarm.again(1).run(RestoreState(1, swarm.vertex(1), swarm.state, mine=swarm.mine[1]))
         await swarm.play()
         said = await swarm.audited(1, 0)
         assert said.finding == "accepted", said
@@ -181,12 +181,12 @@ def test_what_a_crash_took_is_never_a_lie(tmp_path: Path, book: str):
         await swarm.play()
         swarm.islands[1].auditing.made.clear()
         with pytest.raises(RunFailedError, match="E-AUD-02"):
-            await swarm.islands[1].do(BuildExhibit(0, 0))
+            await swarm.islands[1].run(BuildExhibit(0, 0))
         island = swarm.islands[1]
-        await island.do(TrainAsked(1, STEPS, 600.0, 1, 3))
-        await island.do(EncodeUpdate(1, SHARES))
+        await island.run(TrainAsked(1, STEPS, 600.0, 1, 3))
+        await island.run(EncodeUpdate(1, SHARES))
         island.auditing.made.clear()
-        await island.do(
+        await island.run(
             AdoptState(1, swarm.vertex(1), swarm.state, (True,) * 3, digest(b"what I said in a life before"))
         )
         assert island.live.inner == b"" and island.mine.memory_F is None and island.auditing.last is None

@@ -22,9 +22,9 @@ from atoll.policy.plan import RoundSettings
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.protocol import TrainSteps
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.codec.byte_compression import PLAIN
-from atoll.training.recipe.recipes import diloco, overlapping
+from atoll.training.recipe.recipes import diloco, with_overlap
 from atoll.verification.replay_audit.state_chain import claim_name
 from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 
@@ -108,8 +108,8 @@ def test_a_busy_auditor_shows_its_own_round_in_the_middle_of_a_replay(tmp_path: 
         while not bob.audited:
             await asyncio.sleep(0)
         waiting = asyncio.create_task(swarm.audited(2, 0, by=1))
-        await swarm.islands[1].do(PinBlobs((swarm.before,)))
-        shown = await swarm.islands[1].do(BuildExhibit(0, 1))
+        await swarm.islands[1].run(PinBlobs((swarm.before,)))
+        shown = await swarm.islands[1].run(BuildExhibit(0, 1))
         assert swarm.stores[1].read_blob(shown.blob) is not None
         assert not judging.done() and not waiting.done()
         assert (await swarm.audited(1, 1, by=0)).finding == "accepted"
@@ -156,11 +156,11 @@ def test_a_replay_that_has_waited_for_a_training_goes_before_the_next(tmp_path: 
             return await train(*given, **named)
 
         bob.audit, bob.train = audits, trains
-        tasks = [asyncio.create_task(island.do(TrainAsked(1, STEPS, 600.0, 1, 3)))]
+        tasks = [asyncio.create_task(island.run(TrainAsked(1, STEPS, 600.0, 1, 3)))]
         await turn.was_asked(1)
         tasks.append(asyncio.create_task(swarm.audited(0, 0, by=1)))
         await turn.was_asked(2)
-        tasks.append(asyncio.create_task(island.do(TrainAsked(1, STEPS, 600.0, 1, 3))))
+        tasks.append(asyncio.create_task(island.run(TrainAsked(1, STEPS, 600.0, 1, 3))))
         await turn.was_asked(3)
         go_on.set()
         await asyncio.wait(tasks)
@@ -242,4 +242,6 @@ def test_junk_in_the_place_of_an_exhibit_is_no_show(tmp_path: Path, book: str):
 def test_runs_that_cannot_be_audited_are_not_founded(book: str):
     """Overlap merges while anchors arrive: nobody could take such steps again."""
     with pytest.raises(UsageError, match="E-RUN-16"):
-        found(built_in(overlapping(diloco("gpt-nano", rounds=8, inner_steps=20), 4, 1), book), SETTINGS)
+        founding_blobs(
+            start_of_built_in(with_overlap(diloco("gpt-nano", rounds=8, inner_steps=20), 4, 1), book), SETTINGS
+        )

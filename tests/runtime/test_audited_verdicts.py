@@ -13,7 +13,7 @@ from atoll.base.ids import ZERO_DIGEST
 from atoll.cli.verdicts import judged_again, verdicts_text
 from atoll.crypto.identity import SessionVerifier
 from atoll.peer.verify.chain import ContributionShare, VerificationReport, reading
-from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.training_spec import parse_training_spec
 from atoll.verification.offline import AuditorReport, DisputedCase, VerdictHistory
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, fallen
 from atoll.verification.replay_audit import replay_judge
@@ -28,7 +28,7 @@ class Reader:
     def __init__(self, swarm: Swarm, of: int, by: int = 0) -> None:
         self.swarm, self.of, self.folder = swarm, of, swarm.stores[by].folder
         self.court = OfflineJudge(
-            [self.folder], swarm.founded.settings, reading(RUN, SessionVerifier()), decode_learning
+            [self.folder], swarm.founded.settings, reading(RUN, SessionVerifier()), parse_training_spec
         )
 
     async def refuted(self, segment: int) -> SegmentExhibit:
@@ -79,7 +79,7 @@ def test_an_exhibit_convicts_a_cheat_again_in_the_hands_of_a_stranger(tmp_path: 
         assert problems == ["E-VER-16"] and any("differs  ada said mismatch" in line for line in lines)
         reader.folder.joinpath("blobs", reader.work.before.hex()).unlink()
         reader.court = OfflineJudge(
-            [reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()), decode_learning
+            [reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()), parse_training_spec
         )
         looked = reader.looks()
         assert looked.result == "unknown" and "state" in looked.what and reader.stands
@@ -103,7 +103,7 @@ def test_what_other_machines_may_find_otherwise_is_not_held_against_auditors(
             monkeypatch.setattr(replay_judge, "judge_segment", lambda *_, found=found: found)
             monkeypatch.setattr(replay_judge, "pinned", lambda one, other, bits=bits: bits and one is other)
             reader.court = OfflineJudge(
-                [reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()), decode_learning
+                [reader.folder], swarm.founded.settings, reading(RUN, SessionVerifier()), parse_training_spec
             )
             assert reader.looks().result == result, distance
 

@@ -15,10 +15,10 @@ from islands import ClockworkLoop, Island, clockwork, closed, pair
 from atoll.base.limits import MIB
 from atoll.base.machine import BandwidthMeasured, Lane
 from atoll.peer.settings import RunSettings
-from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, training
+from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, training_peer_factory
 from atoll.runtime.network.link_settings import LinkSettings
 from atoll.runtime.network.upload_limiter import BURST_S, DEBT_MAX_S, QUANTUM_MIN_BYTES, QUANTUM_S, UploadLimiter
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import diloco
 
 pytestmark = pytest.mark.net
@@ -36,11 +36,13 @@ async def sent_bytes_each(period_s: float, periods: int, island: Island) -> list
 
 def test_a_peer_takes_its_link_to_carry_what_was_seen_and_no_more_than_its_cap(tmp_path: Path):
     """Its rows are packed for that."""
-    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+    beginning = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
     where = ListenOptions(("/ip4/127.0.0.1/tcp/0",), upload_bytes_s=3_000_000)
 
     async def story() -> None:
-        host, _ = await found_run(tmp_path, beginning, "ada", where, TicketTerms(), training(1, lambda _: None))
+        host, _ = await found_run(
+            tmp_path, beginning, "ada", where, TicketTerms(), training_peer_factory(1, lambda _: None)
+        )
         rate = host.island.mine.uplink_bytes_s
         assert rate() == 3_000_000
         for seen, carried in ((2e6, 2e6), (9e6, 3e6)):

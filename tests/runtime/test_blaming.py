@@ -23,7 +23,7 @@ class Host:
         self.machine, self.has_state, self.island = machine, has_state, self
         self.asked: list[Any] = []
 
-    async def do(self, work: Any) -> bool:
+    async def run(self, work: Any) -> bool:
         self.asked.append(work)
         return self.has_state
 

@@ -26,7 +26,7 @@ from atoll.runtime.storage import partial_blobs
 from atoll.runtime.storage import store as stores
 from atoll.runtime.storage.chunk_pipeline import ARRIVING_MAX, ChunkPipeline
 from atoll.runtime.storage.partial_blobs import PartialBlobStore
-from atoll.runtime.storage.store import NotInMemory, PeerStore, stored
+from atoll.runtime.storage.store import NotInMemory, PeerStore, run_store_task
 from atoll.wire.messages.history import ChunkResponse
 
 SIZE = 2 * BLOB_CHUNK + 5000
@@ -54,13 +54,13 @@ async def taken(chunks: ChunkPipeline, *arriving: tuple[int, memoryview], blob: 
     """These chunks come in one turn of the loop; what the machine is told about them."""
     told = [asyncio.get_running_loop().create_future() for _ in arriving]
     for (index, data), future in zip(arriving, told, strict=True):
-        chunks.take(ChunkResponse(blob, index), data, future.set_result)
+        chunks.receive_chunk(ChunkResponse(blob, index), data, future.set_result)
     return list(await asyncio.gather(*told))
 
 
 async def done(chunks: ChunkPipeline, work: Any) -> Any:
     answer = asyncio.get_running_loop().create_future()
-    chunks.do(work, answer.set_result)
+    chunks.run(work, answer.set_result)
     assert not answer.done(), "answered inside the call that asked"
     return await answer
 
@@ -133,7 +133,7 @@ async def test_a_flood_of_chunks_waits_in_the_network_and_not_in_memory(tmp_path
     with disk(tmp_path) as (_, chunks):
         told: list[Payload] = []
         for _ in range(10 * ARRIVING_MAX):
-            chunks.take(ChunkResponse(BLOB, 0), memoryview(b"flood"), told.append)
+            chunks.receive_chunk(ChunkResponse(BLOB, 0), memoryview(b"flood"), told.append)
         assert len(told) >= 9 * ARRIVING_MAX - 16
         while len(told) < 10 * ARRIVING_MAX:
             await asyncio.sleep(0)
@@ -150,14 +150,14 @@ async def test_what_the_thread_does_not_keep_up_with_is_on_disk_all_the_same(
     with disk(tmp_path) as (store, chunks):
         store.open_blob(BLOB, MANIFEST)
         told: list[Payload] = []
-        chunks.take(ChunkResponse(BLOB, 0), piece(0), told.append)
+        chunks.receive_chunk(ChunkResponse(BLOB, 0), piece(0), told.append)
         held.wait()
         for _ in range(ARRIVING_MAX):
-            chunks.take(ChunkResponse(BLOB, 0), piece(0), told.append)
-        chunks.take(ChunkResponse(BLOB, 1), piece(1), told.append)
+            chunks.receive_chunk(ChunkResponse(BLOB, 0), piece(0), told.append)
+        chunks.receive_chunk(ChunkResponse(BLOB, 1), piece(1), told.append)
         assert len(told) == 1 and on_disk(store)[BLOB_CHUNK : 2 * BLOB_CHUNK] == piece(1)
         monkeypatch.setattr(PartialBlobStore, "is_behind", lambda store, name: True)
-        chunks.take(ChunkResponse(BLOB, 2), piece(2), told.append)
+        chunks.receive_chunk(ChunkResponse(BLOB, 2), piece(2), told.append)
         assert len(told) == 2 and told[1].digest == MANIFEST.chunks[2]
         assert on_disk(store)[2 * BLOB_CHUNK :] == bytes(5000)
         let_go.set()
@@ -405,7 +405,7 @@ async def test_bytes_too_long_for_any_chunk_are_neither_hashed_nor_kept(tmp_path
     with disk(tmp_path) as (_, chunks):
         told: list[Payload] = []
         long = bytes(BLOB_CHUNK + 1)
-        chunks.take(ChunkResponse(BLOB, 0), memoryview(long), told.append)
+        chunks.receive_chunk(ChunkResponse(BLOB, 0), memoryview(long), told.append)
         assert [len(payload.data) for payload in told] == [0]
         assert told[0].size_bytes == len(long) and told[0].digest != digest(long)
 
@@ -573,13 +573,13 @@ async def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(
     changed since is not given; after the last chunk it is a blob like any other."""
     monkeypatch.setattr(stores, "AT_ONCE", 0)  # a disk that has to be waited for, and below one that need not be
     with disk(tmp_path) as (store, chunks):
-        assert stored(store, ReadManifest(BLOB, partly=True)) is None
+        assert run_store_task(store, ReadManifest(BLOB, partly=True)) is None
         store.open_blob(BLOB, MANIFEST)
-        assert stored(store, ReadManifest(BLOB, partly=True)) is None  # nothing is worth asking for
+        assert run_store_task(store, ReadManifest(BLOB, partly=True)) is None  # nothing is worth asking for
         await taken(chunks, (1, piece(1)))
         store.unfinished.store(BLOB, 2, piece(2))
-        assert stored(store, ReadManifest(BLOB)) is None  # for those who know nothing of parts
-        assert stored(store, ReadManifest(BLOB, partly=True)) == PartialManifest(MANIFEST, b"\x06")
+        assert run_store_task(store, ReadManifest(BLOB)) is None  # for those who know nothing of parts
+        assert run_store_task(store, ReadManifest(BLOB, partly=True)) == PartialManifest(MANIFEST, b"\x06")
         given = [await done(chunks, ReadChunk(BLOB, index)) for index in (0, 1, 2, 3)]
         assert [None if p is None else bytes(p.data) for p in given] == [None, piece(1), piece(2), None]
         monkeypatch.undo()
@@ -589,8 +589,8 @@ async def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(
             file.write(b"rot")
         assert await done(chunks, ReadChunk(BLOB, 1)) is None
         store.open_blob(BLOB, MANIFEST)  # after a restart: found, hashed, and the rotten one is not among them
-        assert stored(store, ReadManifest(BLOB, partly=True)) == PartialManifest(MANIFEST, b"\x04")
+        assert run_store_task(store, ReadManifest(BLOB, partly=True)) == PartialManifest(MANIFEST, b"\x04")
         await taken(chunks, (0, piece(0)), (1, piece(1)))
         store.finish_blob(BLOB)
-        assert stored(store, ReadManifest(BLOB, partly=True)) == MANIFEST
+        assert run_store_task(store, ReadManifest(BLOB, partly=True)) == MANIFEST
         assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0)

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.peer.settings import RunSettings
-from atoll.runtime.config import forgone, load_config, recipe_of, settings_of
+from atoll.runtime.config import load_config, missing_protections, recipe_of, settings_of
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.runtime.trainer.shared_memory import anonymous
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -95,14 +95,14 @@ def test_what_cannot_be_compiled_trains_as_it_is_written_and_says_so_once(book, 
 @pytest.mark.parametrize(("recipe", "word"), [(BF16, "bf16"), (COMPILED, "compiled")], ids=["bf16", "compiled"])
 def test_audits_of_such_steps_are_refused_by_name_and_scores_are_not(book, recipe, word):
     """By whoever founds such a run, and by whoever is to join one that was founded all the same."""
-    beginning = built_in(recipe, book)
+    beginning = start_of_built_in(recipe, book)
     with pytest.raises(UsageError, match=f"E-RUN-16.*{word}") as refused:
-        found(beginning, RunSettings(audit_rate=0.1))
+        founding_blobs(beginning, RunSettings(audit_rate=0.1))
     assert "train.precision" in refused.value.fix and "train.compile" in refused.value.fix
-    scored = found(beginning, RunSettings(score_rate=0.1, reputation=True)).settings
-    assert decode_learning(scored).recipe == recipe
+    scored = founding_blobs(beginning, RunSettings(score_rate=0.1, reputation=True)).settings
+    assert parse_training_spec(scored).recipe == recipe
     with pytest.raises(PeerFault, match=word):
-        decode_learning(replace(scored, audit_rate=0.1))
+        parse_training_spec(replace(scored, audit_rate=0.1))
 
 
 def test_a_config_says_how_gradients_are_computed_and_the_default_leaves_no_byte():
@@ -117,4 +117,4 @@ def test_a_config_says_how_gradients_are_computed_and_the_default_leaves_no_byte
             load_config(None, (key, "run.audit_rate=0.1"), {})
     config = load_config(None, (*sets, "run.trust=community", "run.min_peers=5", "run.start_peers=5"), {})
     assert settings_of(config, recipe).audited_share == 0.0
-    assert any("bf16" in text for text in forgone(config, recipe, 0))
+    assert any("bf16" in text for text in missing_protections(config, recipe, 0))

@@ -24,7 +24,7 @@ from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.runtime.config import data_of, load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import built_in, found, with_room
+from atoll.runtime.training_spec import check_vertex_room, founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import diloco
 
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
@@ -259,13 +259,13 @@ def test_config_survives_its_own_encoding():
 def test_a_run_whose_founders_no_vertex_could_list_is_not_founded():
     """30 billion values in fp32 are 2,300 parts, and a vertex says of each who is in it."""
     thirty = RunSettings(update_bytes=120 * 10**9, start_peers=3)
-    assert with_room(thirty) is thirty
+    assert check_vertex_room(thirty) is thirty
     with pytest.raises(UsageError, match=r"E-RUN-14 .*120 GB.*waits for 32\n.*\n.*wait for \d+ members at most"):
-        with_room(replace(thirty, start_peers=32))
+        check_vertex_room(replace(thirty, start_peers=32))
     with pytest.raises(UsageError, match="choose a smaller model"):
-        with_room(replace(thirty, update_bytes=10**12))
+        check_vertex_room(replace(thirty, update_bytes=10**12))
     with pytest.raises(UsageError, match="E-RUN-14"):
-        found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings(min_peers=4000))
+        founding_blobs(start_of_built_in(diloco("gpt-nano"), "stdlib"), RunSettings(min_peers=4000))
     with pytest.raises(UsageError, match="E-RUN-14"):
         atoll.reduce.found(peers=4000)
 
@@ -278,7 +278,7 @@ def test_what_sessions_sign_with_is_fixed_in_genesis():
     assert settings_of(load_config(None, (), {}), recipe_of(config)).round.votes is UNSET
     assert "run.votes" in trouble("run.votes=rsa").what
     with pytest.raises(UsageError, match="E-RUN-14") as refused:
-        with_room(replace(settings, update_bytes=28 * 10**9, start_peers=3))
+        check_vertex_room(replace(settings, update_bytes=28 * 10**9, start_peers=3))
     assert 'run.votes = "ed25519"' in refused.value.fix
 
 

@@ -17,10 +17,10 @@ from atoll.peer.config.validate import EXPERIMENTS, RECIPES
 from atoll.peer.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.recipe.inner import AdamW, GradientAccumulation, Muon
 from atoll.training.recipe.methods import METHODS, cooperative
-from atoll.training.recipe.recipes import Recipe, diloco, in_swarm, over_tokens, swarm_problem
+from atoll.training.recipe.recipes import Recipe, diloco, for_real_run, over_tokens, swarm_problem
 from atoll.training.recipe.schedule import SchedulePhase
 
 
@@ -31,7 +31,7 @@ def test_owners_remember_what_their_answers_left_out_where_they_are_believed(nam
     def founded(*sets: str) -> tuple[Recipe, RunSettings]:
         config = load_config(None, (f"train.recipe={name}", "model.name=gpt-tiny", *sets), {})
         recipe = recipe_of(config)
-        return recipe, found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+        return recipe, founding_blobs(start_of_built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
 
     recipe, settings = founded()
     assert (recipe.coding.down, recipe.coding.answer) == ("2bit", "remembered")
@@ -42,7 +42,7 @@ def test_owners_remember_what_their_answers_left_out_where_they_are_believed(nam
         assert b"steady" not in encode_settings(elsewhere)
     lying = replace(settings, round=replace(settings.round, quorum="two-thirds"))
     with pytest.raises(PeerFault, match="nobody could check their owners"):
-        decode_learning(lying)
+        parse_training_spec(lying)
 
 
 def test_a_parameter_server_is_a_star():
@@ -50,7 +50,7 @@ def test_a_parameter_server_is_a_star():
         sets = ("train.recipe=parameter_server", "model.name=gpt-tiny", f"sync.topology={topology}")
         config = load_config(None, sets, {})
         recipe = recipe_of(config)
-        return found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+        return founding_blobs(start_of_built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
 
     assert founded("auto").topology == founded("star").topology == "star"
     slip = trouble("train.recipe=parameter_server", "sync.topology=tree")
@@ -61,9 +61,9 @@ def test_recipes_are_those_that_exist_and_what_real_runs_cannot_do_is_refused():
     """Every method stands in one of the two lists, in the right one; those of the second are answered `not yet`."""
     assert set(RECIPES) | set(EXPERIMENTS) == {*METHODS, "demo"} and not set(RECIPES) & set(EXPERIMENTS)
     for name in set(RECIPES) - {"demo"}:
-        assert swarm_problem(in_swarm(METHODS[name]())) == ""
+        assert swarm_problem(for_real_run(METHODS[name]())) == ""
     for name in EXPERIMENTS:
-        assert swarm_problem(in_swarm(METHODS[name]()))
+        assert swarm_problem(for_real_run(METHODS[name]()))
         refused = trouble(f"train.recipe={name}")
         assert refused.code == "E-CFG-04" and "atoll.experiment" in refused.cause
     assert trouble("train.recipe=sgd").code == "E-CFG-02"
@@ -103,15 +103,15 @@ def test_a_number_that_the_inner_optimizer_does_not_have_is_refused():
 )
 def test_a_recipe_whose_owners_must_be_believed_is_founded_only_where_they_are(change: dict[str, Any], why: str):
     """And it goes through a butterfly, whatever `auto` would choose, with as many members as it needs."""
-    beginning = built_in(cooperative("gpt-nano"), "stdlib")
-    settings = found(beginning, RunSettings(topology="auto")).settings
+    beginning = start_of_built_in(cooperative("gpt-nano"), "stdlib")
+    settings = founding_blobs(beginning, RunSettings(topology="auto")).settings
     assert (settings.topology, settings.min_peers, settings.start_peers) == ("butterfly", 3, 3)
     with pytest.raises(UsageError, match=why) as refused:
-        found(beginning, RunSettings(**change))
+        founding_blobs(beginning, RunSettings(**change))
     assert refused.value.code == "E-RUN-18"
     forged = replace(settings, **change)
     with pytest.raises(PeerFault, match=why):
-        decode_learning(forged)
+        parse_training_spec(forged)
 
 
 def test_cooperative_runs_keep_the_records_that_their_rows_weigh_by_unless_told_not_to():
@@ -129,13 +129,13 @@ def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_on
     config = load_config(None, (*sets, "sync.phases=0.3:7:topk:0.1+2bit"), {})
     recipe = recipe_of(config)
     assert recipe.schedule.phases == (SchedulePhase(0.3, 7, "topk:0.1+2bit"),)
-    settings = found(built_in(recipe, book), settings_of(config, recipe)).settings
+    settings = founding_blobs(start_of_built_in(recipe, book), settings_of(config, recipe)).settings
     assert settings.round.rhythm == ((1, 50), (2, 50), (1, 7), (49, 7)) and settings.rounds == 53
     steps = [settings.round.steps_after(trained) for trained in (0, 2, 3, 52, 53)]
     assert steps == [50, 50, 7, 7, 50]
     forged = replace(settings, round=replace(settings.round, rhythm=UNSET))
     with pytest.raises(PeerFault, match="round lengths in the recipe and in the settings"):
-        decode_learning(forged)
+        parse_training_spec(forged)
     for more, why in {
         "sync.overlap=2": "whole models and synchronous rounds",
         "sync.apart=merge": "rounds of one length",
@@ -145,7 +145,7 @@ def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_on
         config = load_config(None, (*sets, "sync.phases=0.3:7", more), {})
         recipe = recipe_of(config)
         with pytest.raises(UsageError, match=why):
-            found(built_in(recipe, book), settings_of(config, recipe))
+            founding_blobs(start_of_built_in(recipe, book), settings_of(config, recipe))
     with pytest.raises(UsageError, match="is no phase"):
         recipe_of(load_config(None, (*sets, "sync.phases=later"), {}))
 
@@ -157,7 +157,7 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     recipe = recipe_of(config)
     assert (recipe.reducer.quorum, recipe.reducer.grace, recipe.reducer.statistic) == (2, 2, "radial")
     assert (recipe.merge, recipe.schedule.overlap, recipe.schedule.turn_steps) == ("delta", 2, 12)
-    settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+    settings = founding_blobs(start_of_built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
     assert settings.round.acceptance == StragglerPolicy(2, 2) and settings.topology == "butterfly"
     assert decode_settings(encode_settings(settings)) == settings
     assert b"\xaaacceptance\x82\xa6quorum\x02\xa5grace\x02" in encode_settings(settings), "as specs/round.md has it"
@@ -171,9 +171,9 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     assert refused.code == "E-CFG-11" and "sync.quorum = 0" in refused.fix
     recipe = recipe_of(load_config(None, sets, {}))
     with pytest.raises(UsageError, match="first to commit") as refused:
-        found(built_in(recipe, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
+        founding_blobs(start_of_built_in(recipe, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
     assert refused.value.code == "E-RUN-19"
-    mean = found(built_in(recipe, "stdlib"), RunSettings(topology="auto")).settings
+    mean = founding_blobs(start_of_built_in(recipe, "stdlib"), RunSettings(topology="auto")).settings
     assert mean.round.acceptance == StragglerPolicy(3, 4) and mean.topology == "butterfly"
     assert swarm_problem(recipe_of(load_config(None, ("train.recipe=eager", "sync.quorum=2"), {})))
     with pytest.raises(UsageError, match="changes nothing"):
@@ -181,7 +181,9 @@ def test_rounds_that_wait_for_a_quorum_are_founded_only_among_friends():
     everybody = recipe_of(load_config(None, ("train.recipe=decoupled", "sync.quorum=0"), {}))
     assert (everybody.reducer.quorum, everybody.reducer.grace) == (0, 0)
     plain = recipe_of(load_config(None, ("model.name=gpt-nano",), {}))
-    assert b"acceptance" not in encode_settings(found(built_in(plain, "stdlib"), RunSettings()).settings)
+    assert b"acceptance" not in encode_settings(
+        founding_blobs(start_of_built_in(plain, "stdlib"), RunSettings()).settings
+    )
 
 
 def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_and_no_others():
@@ -192,13 +194,13 @@ def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_a
     assert isinstance(recipe.inner, GradientAccumulation) and isinstance(recipe.outer, AdamW)
     outer = recipe.outer
     assert (outer.lr, outer.clip_norm, outer.total_steps, outer.warmup_steps) == (0.01, 0.5, 300, 30)
-    settings = found(built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
+    settings = founding_blobs(start_of_built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
     assert (settings.rounds, settings.round.inner_steps, settings.topology) == (300, 1, "auto")
     demo = recipe_of(load_config(None, ("train.recipe=demo_", "train.lr=0.002", "train.warmup_steps=7"), {}))
     assert (demo.coding.up, demo.coding.beta) == ("demo", 0.999)
     assert (demo.outer.lr, demo.outer.warmup_steps) == (0.002, 7)
     with pytest.raises(UsageError, match="nobody could check their owners"):
-        found(built_in(demo, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
+        founding_blobs(start_of_built_in(demo, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
     for wrong, what in (
         ("train.inner_steps=4", "data_parallel has no train.inner_steps"),
         ("sync.up=int8", "data_parallel has no sync.up"),
@@ -221,41 +223,41 @@ def test_overlap_and_fragments_stretch_over_the_plan_as_they_do_over_the_schedul
     assert (plain.schedule.overlap, plain.schedule.turn_steps, plain.merge) == (5, 10, "delta")
     unequal = recipe_of(load_config(None, ("sync.fragments=3",), {}))
     with pytest.raises(UsageError, match="3 fragments in rounds of 50 steps"):
-        found(built_in(unequal, "stdlib"), RunSettings())
+        founding_blobs(start_of_built_in(unequal, "stdlib"), RunSettings())
     crowded = recipe_of(load_config(None, ("sync.overlap=25", "sync.fragments=2"), {}))
     with pytest.raises(UsageError, match="needs more than 50 steps"):
-        found(built_in(crowded, "stdlib"), RunSettings())
+        founding_blobs(start_of_built_in(crowded, "stdlib"), RunSettings())
     tiny = recipe_of(load_config(None, ("sync.fragments=10", "model.name=gpt-nano"), {}))
     with pytest.raises(UsageError, match="cannot be cut into 10 fragments"):
-        found(built_in(tiny, "stdlib"), RunSettings())
+        founding_blobs(start_of_built_in(tiny, "stdlib"), RunSettings())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_run_with_a_recipe_that_real_runs_cannot_do_is_not_founded(name: str):
     """Neither from Python, nor by believing a genesis that another version made."""
-    beginning = built_in(METHODS[name]("gpt-nano"), "stdlib")
+    beginning = start_of_built_in(METHODS[name]("gpt-nano"), "stdlib")
     with pytest.raises(UsageError, match="this outer step") as refused:
-        found(beginning, RunSettings())
+        founding_blobs(beginning, RunSettings())
     assert "atoll.experiment" in refused.value.cause and "diloco" in refused.value.fix
-    good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
-    learning = replace(decode_learning(good), recipe=beginning.recipe)
+    good = founding_blobs(start_of_built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
+    learning = replace(parse_training_spec(good), recipe=beginning.recipe)
     with pytest.raises(PeerFault, match="this outer step"):
-        decode_learning(replace(good, learning=msgspec.msgpack.encode(learning)))
+        parse_training_spec(replace(good, learning=msgspec.msgpack.encode(learning)))
 
 
 def test_a_genesis_that_no_version_could_have_made_is_a_fault_and_not_our_end():
     """Words that are no UTF-8, lists in lists in lists, rounds of no steps or no fragments."""
-    good = found(built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
-    learning = decode_learning(good)
+    good = founding_blobs(start_of_built_in(diloco("gpt-nano"), "stdlib"), RunSettings()).settings
+    learning = parse_training_spec(good)
     nested = b"\xa1z" + b"\x91" * 5000 + b"\x90"
     for data in (good.learning.replace(b"gpt-nano", b"gpt-\xff\xffno"), b"\x81" + nested):
         with pytest.raises(PeerFault, match="invalid training spec"):
-            decode_learning(replace(good, learning=data))
+            parse_training_spec(replace(good, learning=data))
     for none in ({"fragments": 0}, {"inner_steps": 0}, {"overlap": -1}):
         recipe = replace(learning.recipe, schedule=replace(learning.recipe.schedule, **none))
         forged = replace(good, learning=msgspec.msgpack.encode(replace(learning, recipe=recipe)))
         with pytest.raises(PeerFault, match=r"at least|>= [01] - at"):
-            decode_learning(forged)
+            parse_training_spec(forged)
     settings = encode_settings(replace(good, name="a run of ours"))
     for data in (settings.replace(b"of ours", b"of \xff\xffrs"), b"\x82\xa5rules" + bytes([RULES]) + nested):
         with pytest.raises(PeerFault, match="invalid settings"):
@@ -285,7 +287,9 @@ def test_rounds_follow_the_run_where_it_is_written_and_leave_no_byte_elsewhere()
     assert effort_of("train.total_tokens=5000000000") == WorkloadPolicy(4, bounded=True)
     tied = recipe_of(load_config(None, ("train.total_tokens=5000000000",), {}))
     assert tied == over_tokens(recipe_of(RunConfig()), 5_000_000_000)
-    assert found(built_in(tied, "stdlib"), RunSettings(round=RoundSettings(effort=WorkloadPolicy(4, bounded=True))))
+    assert founding_blobs(
+        start_of_built_in(tied, "stdlib"), RunSettings(round=RoundSettings(effort=WorkloadPolicy(4, bounded=True)))
+    )
 
 
 def test_who_lets_rounds_be_shorter_is_told_what_rates_then_go_by():

@@ -14,8 +14,8 @@ from atoll.policy.capability_terms import PartitionPolicy, ValidationRule
 from atoll.policy.fault_tolerance import DISTANCES
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.presets import PRESETS
-from atoll.runtime.config import forgone, load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.config import load_config, missing_protections, recipe_of, settings_of
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import sample_problem
 
 # ---- robust statistics -------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_few_owners_watch_a_part_where_openings_find_what_they_say_together():
         settings_of(config, recipe_of(config))
     for word, lacks in (("run.rounds=9", True), ("run.captured_parts=0", False), ("run.openings=0", False)):
         config = load_config(None, (*asked, "sync.up=topk+int8", word), {})
-        told = forgone(config, recipe_of(config), 0)
+        told = missing_protections(config, recipe_of(config), 0)
         assert any("as many owners combine every part" in text for text in told) is lacks, word
 
 
@@ -146,7 +146,7 @@ def test_codecs_whose_answers_cannot_be_opened_are_refused_by_name():
         assert "2bit" in refused.value.fix and "run.openings = 0" in refused.value.fix
         config = load_config(None, (*COMMUNITY, *codecs), {})  # nobody asked: the run has none, with a word
         assert settings_of(config, recipe_of(config)).opened is None
-        assert any("run.openings = 0" in text for text in forgone(config, recipe_of(config), 0))
+        assert any("run.openings = 0" in text for text in missing_protections(config, recipe_of(config), 0))
         believed = load_config(None, (*COMMUNITY, *codecs, "run.openings=0"), {})
         assert settings_of(believed, recipe_of(believed)).opened is None
 
@@ -267,7 +267,7 @@ def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():
     asked, _ = trusted(*sets, "run.audit_rate=0.5")
     assert asked.audited_share == 0.5
     with pytest.raises(UsageError, match="E-RUN-16"):
-        found(built_in(recipe_of(load_config(None, sets, {})), "stdlib"), asked)
+        founding_blobs(start_of_built_in(recipe_of(load_config(None, sets, {})), "stdlib"), asked)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_who_trains_in_a_round_is_a_word_of_genesis_and_what_cannot_be_sampled_i
         assert sample_problem(recipe_of(load_config(None, (*half, asked), {})))
     config = load_config(None, (*half, "sync.overlap=4"), {})
     with pytest.raises(UsageError, match="E-RUN-22"):
-        found(built_in(recipe_of(config), "stdlib"), settings_of(config, recipe_of(config)))
+        founding_blobs(start_of_built_in(recipe_of(config), "stdlib"), settings_of(config, recipe_of(config)))
 
 
 def test_everything_that_a_trust_stands_for_can_be_written_otherwise():

@@ -11,7 +11,7 @@ from atoll.base.errors import RunFailedError
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.messages import DeclineRounds, ToUser
 from atoll.runtime.trainer.protocol import LENGTH, StepsTrained, TrainSteps
-from atoll.training.recipe.recipes import own_loop
+from atoll.training.recipe.recipes import custom_loop_recipe
 
 
 class Pipe:
@@ -36,7 +36,7 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[TrainStep
     async def told() -> tuple[TrainSteps, object, list[int]]:
         reader, pipe, declined = asyncio.StreamReader(), Pipe(), list[int]()
         trainer = AttachedTrainer(reader, pipe, None)  # pyright: ignore[reportArgumentType]
-        trainer.recipe = own_loop(rounds=3, inner_steps=20, epochs=epochs)
+        trainer.recipe = custom_loop_recipe(rounds=3, inner_steps=20, epochs=epochs)
         trainer.pass_steps, trainer.on_decline = pass_steps, declined.append
         hearing = asyncio.create_task(trainer.read_messages())
         training = asyncio.create_task(trainer.train(20, cursor=0, shard=0, shards=1, global_step=0))

@@ -45,10 +45,10 @@ class MemoryDiscovery:
 class Idle:
     """A worker without work."""
 
-    async def do(self, work: object) -> object:
+    async def run(self, work: object) -> object:
         return await asyncio.Event().wait()
 
-    def name_of(self, message: object, payload: object) -> Digest:
+    def digest_of(self, message: object, payload: object) -> Digest:
         raise AssertionError
 
     async def close(self) -> None:

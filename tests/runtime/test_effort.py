@@ -17,7 +17,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import RollbackState
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -69,7 +69,7 @@ def test_rates_over_tokens_are_those_of_the_experiment(tmp_path, book, how):
     recipe = recipe_for(how, up="fp32", down="fp32")
     total = PEERS * recipe.schedule.steps * recipe.batch * recipe.seq_len * 2 // 3
     run = beside(tmp_path, book, over_tokens(recipe, total))
-    assert run.rhythm.rate_step(run.now - 1) >= recipe.schedule.steps
+    assert run.round_clock.rate_step(run.now - 1) >= recipe.schedule.steps
 
 
 def test_outer_rates_over_tokens_are_those_of_the_experiment(tmp_path, book):
@@ -86,13 +86,13 @@ def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, 
     run = beside(tmp_path, book, recipe, asks)
     assert [one.batch for one in run.history[:4]] == [2, 3, 4, 5]
     assert [one.step for one in run.history[:3]] == [7, 12, 16]
-    assert run.rhythm.rate_step(run.now) > 40 and run.now == 48, "the horizon is nearly reached"
+    assert run.round_clock.rate_step(run.now) > 40 and run.now == 48, "the horizon is nearly reached"
 
 
 def test_steps_by_each_members_own_speed_are_those_of_the_experiment(tmp_path, book):
     """One has a third of the others' speed: it takes four steps of twelve, and its update weighs as much less."""
     run = beside(tmp_path, book, recipe_for(PLAIN), WorkloadPolicy(2, by_speed=True), fewer={1: 4})
-    assert run.rhythm.tokens == 3 * (12 + 4) * 2 * 16
+    assert run.round_clock.tokens == 3 * (12 + 4) * 2 * 16
 
 
 def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes_back(tmp_path, book):
@@ -101,9 +101,9 @@ def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes
         members.batch = 5
         await members.play()
         island = members.islands[0]
-        done = await island.do(TrainAsked(1, 12, 600.0, 0, PEERS, 3))
+        done = await island.run(TrainAsked(1, 12, 600.0, 0, PEERS, 3))
         assert done.samples == 12 * 3
-        back = await island.do(RollbackState(1, members.state, first, 12, PEERS, 5))
+        back = await island.run(RollbackState(1, members.state, first, 12, PEERS, 5))
         assert island.states.load(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
 
     story(tell, Members(tmp_path, recipe_for(PLAIN), book))
@@ -127,9 +127,9 @@ def test_a_round_in_minutes_counts_them_from_when_its_trainer_runs(tmp_path, boo
 
         island.live.ready, trainer.train = starts, trains
         begun = time.monotonic()
-        await island.do(TrainAsked(0, 10**6, 9000.0, 0, PEERS, limit_s=600.0))
-        await island.do(TrainAsked(0, 10**6, 9000.0, 0, PEERS))
-        await island.do(TrainAsked(0, 10**6, 60.0, 0, PEERS, limit_s=600.0))
+        await island.run(TrainAsked(0, 10**6, 9000.0, 0, PEERS, limit_s=600.0))
+        await island.run(TrainAsked(0, 10**6, 9000.0, 0, PEERS))
+        await island.run(TrainAsked(0, 10**6, 60.0, 0, PEERS, limit_s=600.0))
         assert runs[0] + 600.0 <= ends[0] <= time.monotonic() + 600.0
         assert ends[1] >= begun + 9000.0 and ends[2] <= runs[2] + 60.0
 
@@ -166,15 +166,17 @@ def test_rounds_that_cannot_follow_the_run_are_neither_founded_nor_joined(book, 
     """A stranger's genesis says it all the same."""
     effort = WorkloadPolicy(**{"batch": 2, **asks})
     settings = RunSettings(round=RoundSettings(inner_steps=recipe.schedule.turn_steps, effort=effort))
-    beginning = built_in(recipe, book)
+    beginning = start_of_built_in(recipe, book)
     with pytest.raises(UsageError, match=why) as refused:
-        found(beginning, settings)
+        founding_blobs(beginning, settings)
     assert refused.value.code == "E-RUN-22"
     if recipe.reducer.quorum or effort.steps_min > 12:
         return  # genesis itself is refused: tests/policy/test_effort.py
     untied = replace(recipe, schedule=replace(recipe.schedule, total_tokens=UNSET))
-    innocent = found(replace(beginning, recipe=untied), RunSettings())
+    innocent = founding_blobs(replace(beginning, recipe=untied), RunSettings())
     learning = msgspec.msgpack.decode(innocent.settings.learning, type=TrainingSpec)
     forged = replace(learning, recipe=recipe)
     with pytest.raises(PeerFault, match=why):
-        decode_learning(replace(innocent.settings, learning=msgspec.msgpack.encode(forged), round=settings.round))
+        parse_training_spec(
+            replace(innocent.settings, learning=msgspec.msgpack.encode(forged), round=settings.round)
+        )

@@ -14,7 +14,7 @@ from atoll.base.errors import PeerFault
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import EncodeUpdate
 from atoll.peer.tasks import TrainRound as TrainAsked
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import batch, cursor_after, load_data
 from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.exchange.tensorfile import dump, load
@@ -23,7 +23,7 @@ from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.methods import data_parallel, demo_, parameter_server, pipelined, powersgd
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.state import initial_state, moved_by, state_bytes, state_from_bytes
+from atoll.training.recipe.state import apply_update, initial_state, state_bytes, state_from_bytes
 
 SMALL = {"batch": 2, "seq_len": 16}
 
@@ -95,9 +95,9 @@ def test_a_gradient_that_comes_too_late_is_dropped_and_one_that_did_not_count_to
         await members.play(counted=(0,))
         assert recipe.coding.beta == 0.0, "what lies in the feedback of an exact codec is never looked at"
         before_F = island.head.anchor_F
-        await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS))
+        await island.run(TrainAsked(members.round, 1, 600.0, 1, PEERS))
         alone = batch(load_data(book), 1, PEERS, 3 * 2, 2, 16, 0)
-        await island.do(EncodeUpdate(members.round, SHARES))
+        await island.run(EncodeUpdate(members.round, SHARES))
         assert torch.equal(sums_sent(members, 1), gradient_at(before_F, alone)), "of this step alone"
 
     story(tell, Members(tmp_path, recipe, book))
@@ -169,7 +169,7 @@ def test_a_pipelined_gradient_is_ready_when_its_round_begins_and_of_older_parame
         await island.close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(members.restore(1))
+        assert await island.run(members.restore(1))
         await members.train(1)
         assert torch.equal(sums_sent(members, 1), gradient_at(island.head.anchor_F, of_round_4))
 
@@ -189,8 +189,8 @@ def test_who_was_late_fills_its_queue_anew_and_who_is_dealt_other_samples_too(tm
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
         await island.live.wait_merged()
         assert len(child.waiting) == 3
-        await island.do(TrainAsked(members.round, 1, 600.0, 1, PEERS + 1))
-        await island.do(EncodeUpdate(members.round, SHARES))
+        await island.run(TrainAsked(members.round, 1, 600.0, 1, PEERS + 1))
+        await island.run(EncodeUpdate(members.round, SHARES))
         cursor = cursor_after(island.head.samples, PEERS + 1)
         others = batch(load_data(book), 1, PEERS + 1, cursor, 2, 16, 0)
         assert torch.equal(sums_sent(members, 1), gradient_at(child.x_F, others))
@@ -199,12 +199,12 @@ def test_who_was_late_fills_its_queue_anew_and_who_is_dealt_other_samples_too(tm
 
 
 def test_a_queue_longer_than_anybody_would_keep_is_refused_in_genesis(book):
-    founded = found(built_in(PIPELINED, book), RunSettings()).settings
-    learning = decode_learning(founded)
+    founded = founding_blobs(start_of_built_in(PIPELINED, book), RunSettings()).settings
+    learning = parse_training_spec(founded)
     endless = replace(PIPELINED, inner=replace(PIPELINED.inner, depth=10**9))
     genesis = replace(founded, learning=msgspec.msgpack.encode(replace(learning, recipe=endless)))
     with pytest.raises(PeerFault, match=r"inner\.depth"):
-        decode_learning(genesis)
+        parse_training_spec(genesis)
 
 
 def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):
@@ -217,7 +217,7 @@ def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):
         await members.islands[1].close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(members.restore(1))
+        assert await island.run(members.restore(1))
         assert torch.equal(island.head.second_P, members.islands[0].head.second_P)
         assert bool((island.head.second_P > 0).any())
         await members.play()
@@ -230,11 +230,11 @@ def test_a_restarted_member_has_both_moments_from_the_state(tmp_path, book):
 def test_numbers_that_would_end_every_peer_are_refused_in_genesis(book, wrong: dict[str, float]):
     """They come from whoever founded the run, and are read by whoever follows its ticket."""
     good = data_parallel("gpt-nano", **SMALL)
-    founded = found(built_in(good, book), RunSettings()).settings
-    learning = decode_learning(founded)
+    founded = founding_blobs(start_of_built_in(good, book), RunSettings()).settings
+    learning = parse_training_spec(founded)
     bad = replace(learning, recipe=replace(good, outer=replace(good.outer, **wrong)))
     with pytest.raises(PeerFault, match=r"divide by zero|recipe\.outer"):
-        decode_learning(replace(founded, learning=msgspec.msgpack.encode(bad)))
+        parse_training_spec(replace(founded, learning=msgspec.msgpack.encode(bad)))
 
 
 def test_a_state_with_impossible_squares_is_refused():
@@ -243,7 +243,7 @@ def test_a_state_with_impossible_squares_is_refused():
     layout, outer = layout_of(model), AdamW(warmup_steps=0)
     first = initial_state(model)
     assert b"second" not in state_bytes(first, layout)[:400], "there are none before the first step"
-    after = moved_by(first.anchor_F * 0.01, first, outer, steps=1, samples=1, tokens=1)
+    after = apply_update(first.anchor_F * 0.01, first, outer, steps=1, samples=1, tokens=1)
     data = state_bytes(after, layout)
     again = state_from_bytes(data, layout)
     assert torch.equal(again.second_P, after.second_P) and state_bytes(again, layout) == data

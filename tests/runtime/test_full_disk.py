@@ -40,12 +40,12 @@ def test_a_step_that_a_full_disk_refuses_is_not_kept_in_part_and_the_next_one_is
     full(store)
     with pytest.raises(RunFailedError, match="E-DISK-01"):
         store.keep([("a", b"2"), ("b", bytes(1 << 20))])
-    assert store.kept() == {"a": b"1"}
+    assert store.startup_values() == {"a": b"1"}
     with_room(store)
     store.keep([("a", b"3")])
     store.close()
     again = PeerStore(tmp_path)
-    assert again.kept() == {"a": b"3"}
+    assert again.startup_values() == {"a": b"3"}
     again.close()
 
 
@@ -66,7 +66,7 @@ def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp
         store = PeerStore(tmp_path)
         driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         driver.machine, driver.links, ended = Machine(), Links(), []
-        driver.on_unkept = ended.append
+        driver.on_persist_failed = ended.append
         full(store)
         driver.handle(TimerFired("beat"))
         with_room(store)
@@ -118,7 +118,7 @@ def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):
         signing = SimpleNamespace(round=SimpleNamespace(signing=SimpleNamespace(kind="ml-dsa-65")))
         step = lambda event, now: [Send("somebody", VerticesRequest(signer.sign(b"a word")))]  # noqa: E731
         driver.machine = SimpleNamespace(genesis=b"known", settings=signing, handle=step)
-        driver.on_unkept = ended.append
+        driver.on_persist_failed = ended.append
         (tmp_path / "session.key.tmp").mkdir()  # stands where the file has to go
         driver.handle(TimerFired("beat"))
         driver.handle(TimerFired("beat"))

@@ -210,7 +210,7 @@ def test_tensors_of_a_gpu_and_of_the_host_in_one_call(codec: str):
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_a_kernel_that_still_writes_the_tensor_is_waited_for(codec: str):
     """On a stream of its own, with a tenth of a second of work before it; its memory is dropped right after."""
-    assert device.works_on(codec_named("int8"), torch.empty(1, device="cuda"))
+    assert device.is_supported_on(codec_named("int8"), torch.empty(1, device="cuda"))
     with groups(1, codec=codec) as (member,):
         for value in (1.0, 2.0):
             busy, stream = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()

@@ -18,7 +18,7 @@ from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.capability_terms import ErasureParams, SumCheckTerms
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.runtime.config import load_config
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import diloco
 from atoll.training.spec import TrainingSpec
 from atoll.wire.messages.statements import RunNumbers
@@ -140,7 +140,7 @@ def test_a_founder_with_a_recipe_that_members_refuse_is_told_so_before_the_run_b
     recipe = diloco("gpt-nano", rounds=1, inner_steps=4, seq_len=16)
     recipe = replace(recipe, inner=replace(recipe.inner, lr=nan))
     with pytest.raises(UsageError, match=r"E-RUN-39 .*\.lr"):
-        found(built_in(recipe, str(tmp_path / "text.txt")), RunSettings())
+        founding_blobs(start_of_built_in(recipe, str(tmp_path / "text.txt")), RunSettings())
 
 
 def test_what_is_left_out_stays_out():

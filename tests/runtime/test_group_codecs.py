@@ -114,7 +114,7 @@ def coded(x: torch.Tensor) -> torch.Tensor:
 
 def wires_begin_with(member: atoll.reduce.Group, made: type) -> list[int]:
     """The first byte of every row (Encoded) or answer (Combined) that it makes from now on."""
-    kinds, do = list[int](), member._host.island.do
+    kinds, do = list[int](), member._host.island.run
 
     async def told(work: object) -> object:
         done = await do(work)
@@ -123,7 +123,7 @@ def wires_begin_with(member: atoll.reduce.Group, made: type) -> list[int]:
             kinds.extend(wire.data[0] for wire in wires if wire.size_bytes)
         return done
 
-    member._host.island.do = told
+    member._host.island.run = told
     return kinds
 
 

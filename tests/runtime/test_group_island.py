@@ -47,7 +47,7 @@ def story(
         island.terms = terms
         island.call(call := ReduceCall(torch.arange(N) / N, 1, terms.codec))
         try:
-            await tell(island, await island.do(EncodeUpdate(0, SHARES)))
+            await tell(island, await island.run(EncodeUpdate(0, SHARES)))
         finally:
             call.future.cancel()
             await island.close()
@@ -63,7 +63,7 @@ def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str)
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         (row,) = encoded.parts
-        done = await island.do(CombineRows(0, 0, SHARES, (TaskRow(A, 1, row, (A,)), TaskRow(B, 2, row, (B,)))))
+        done = await island.run(CombineRows(0, 0, SHARES, (TaskRow(A, 1, row, (A,)), TaskRow(B, 2, row, (B,)))))
         words = (
             (row, (RowContribution(0, 0, "", 0, 0, (), nothing), RowResponse(0, 0, "", 0, (), nothing))),
             (done.payload, (PartResult(0, 0, "", nothing), PartResponse(0, 0, "", done.payload.digest))),
@@ -73,7 +73,7 @@ def test_bytes_have_one_name_wherever_they_are_named(tmp_path: Path, codec: str)
             for at in range(0, len(data), 100_000):
                 follower.update(data[at : at + 100_000])
             for message in messages:
-                assert island.name_of(message, data) == payload.digest
+                assert island.digest_of(message, data) == payload.digest
                 assert island.named(message, follower.digest()) == payload.digest
         handed = PartialSum(0, 0, "", 0, 0, 1, (A,))
         assert island.named(handed, b"quick") is None  # its name is a slower one
@@ -87,7 +87,7 @@ def test_a_round_that_goes_on_after_its_call_was_told_of_a_failure_is_declined(t
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         island.fail_all(RunFailedError("E-RED-05", "the quorum is lost"))
         with pytest.raises(RunFailedError, match="E-RED-06"):
-            await island.do(EncodeUpdate(1, SHARES))
+            await island.run(EncodeUpdate(1, SHARES))
 
     story(tmp_path, GroupTerms("fp32"), tell)
 
@@ -112,7 +112,7 @@ def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_
             CheckedArithmetic(island.store, "fp32", "fp32", opened=False),
         )
         island.call(slow)
-        encoding = asyncio.ensure_future(island.do(EncodeUpdate(1, SHARES)))
+        encoding = asyncio.ensure_future(island.run(EncodeUpdate(1, SHARES)))
         await asyncio.to_thread(began.wait, 60.0)
         island.fail_all(RunFailedError("E-RED-05", "the quorum is lost"))
         island.call(later)
@@ -133,7 +133,7 @@ def test_an_answer_lies_where_rows_lay(tmp_path: Path):
 
     async def tell(island: GroupWorker, encoded: UpdateEncoded) -> None:
         island.room = memory
-        done = await island.do(CombineRows(0, 0, SHARES, (TaskRow(A, 1, encoded.parts[0], (A,)),)))
+        done = await island.run(CombineRows(0, 0, SHARES, (TaskRow(A, 1, encoded.parts[0], (A,)),)))
         assert torch.frombuffer(done.payload.data, dtype=torch.uint8).data_ptr() == address
 
     assert 4 * N >= MIB  # smaller wires are no business of this memory
@@ -147,10 +147,10 @@ def test_sums_on_the_way_travel_as_answers_do(tmp_path: Path):
         (row,) = encoded.parts
         rough, fine = codec_named("2bit"), codec_named("fp32")
         below = (TaskRow(A, 1, row, (A,)), TaskRow(B, 1, row, (B,)))
-        sum_ = await island.do(CombineRows(0, 0, SHARES, below, onward=True))
+        sum_ = await island.run(CombineRows(0, 0, SHARES, below, onward=True))
         assert torch.equal(fine.decode(sum_.payload.data, N), rough.decode(row.data, N))
         rows = (TaskRow(A, 2, sum_.payload, (A, B), handed=True), TaskRow(C, 2, row, (C,)))
-        done = await island.do(CombineRows(0, 0, SHARES, rows))
+        done = await island.run(CombineRows(0, 0, SHARES, rows))
         assert done.counted == (A, C)
         assert torch.equal(fine.decode(done.payload.data, N), rough.decode(row.data, N))
 
@@ -166,7 +166,7 @@ def test_an_answer_to_many_is_packed_for_a_link_that_is_too_fast_for_one_receive
         rows = tuple(TaskRow(PeerId(name), 1, row, (PeerId(name),)) for name in "abcde")
         works = [CombineRows(0, 0, SHARES, rows[:2]), CombineRows(0, 0, SHARES, rows)]
         works += [CombineRows(0, 0, SHARES, rows, onward=True)]
-        begin = [(await island.do(work)).payload.data[0] for work in works]
+        begin = [(await island.run(work)).payload.data[0] for work in works]
         assert begin == [PLAIN, METHODS["zstd:3"].code, PLAIN]
 
     story(tmp_path, GroupTerms("int8", "int8+zstd"), tell)
@@ -181,9 +181,9 @@ def test_sums_on_the_way_hold_the_places_that_members_drew(tmp_path: Path):
         (row,) = encoded.parts
         assert bytes(row.data) == bytes(codec.encode(x_N))
         below = (TaskRow(A, 1, row, (A,)), TaskRow(B, 1, row, (B,)))
-        sum_ = await island.do(CombineRows(0, 0, SHARES, below, onward=True))
+        sum_ = await island.run(CombineRows(0, 0, SHARES, below, onward=True))
         rows = (TaskRow(A, 2, sum_.payload, (A, B), handed=True), TaskRow(C, 2, row, (C,)))
-        done = await island.do(CombineRows(0, 0, SHARES, rows))
+        done = await island.run(CombineRows(0, 0, SHARES, rows))
         assert bytes(done.payload.data) == bytes(row.data)
 
     story(tmp_path, GroupTerms("randk:0.25+fp32"), tell)
@@ -198,14 +198,14 @@ def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path:
         island.calls.popleft().future.cancel()
         shares, sent_N = (1, 1, 1), torch.arange(N) / N
         island.call(call := ReduceCall(sent_N.clone(), 1, "int8"))
-        rows = (await island.do(EncodeUpdate(1, shares))).parts
+        rows = (await island.run(EncodeUpdate(1, shares))).parts
         answers = []
         for part, row in enumerate(rows):
-            answers.append((await island.do(CombineRows(1, part, shares, (TaskRow(A, 1, row, (A,)),)))).payload)
+            answers.append((await island.run(CombineRows(1, part, shares, (TaskRow(A, 1, row, (A,)),)))).payload)
         short = bytes(answers[1].data)[:-1]
         answers[1] = Payload(digest(short), len(short), short)
-        state = (await island.do(AdvanceState(1, digest(b"before"), tuple(answers), 1, 1, 1))).state
-        await island.do(AdoptState(1, state, state, (True, True, True)))
+        state = (await island.run(AdvanceState(1, digest(b"before"), tuple(answers), 1, 1, 1))).state
+        await island.run(AdoptState(1, state, state, (True, True, True)))
         island.deliver_round(ReduceResult(1, (A,), (), (), ()), again=False)
         with pytest.raises(RunFailedError, match="E-RED-17"):
             await asyncio.wrap_future(call.future)
@@ -262,12 +262,12 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
         island.calls.popleft().future.cancel()
         sent_N = torch.arange(N) / N
         island.call(call := ReduceCall(sent_N.clone(), 1, "2bit", owed_N))
-        (row,) = (await island.do(EncodeUpdate(1, SHARES))).parts
+        (row,) = (await island.run(EncodeUpdate(1, SHARES))).parts
         left_N = sent_N - codec.decode(row.data, N)
-        answer = (await island.do(CombineRows(1, 0, SHARES, (TaskRow(A, 1, row, (A,)),)))).payload
+        answer = (await island.run(CombineRows(1, 0, SHARES, (TaskRow(A, 1, row, (A,)),)))).payload
         answers = (None,) if ends == "unanswered" else (answer,)
-        state = (await island.do(AdvanceState(1, digest(b"before"), answers, 1, 1, 1))).state
-        await island.do(AdoptState(1, state, state, (ends == "counted",)))
+        state = (await island.run(AdvanceState(1, digest(b"before"), answers, 1, 1, 1))).state
+        await island.run(AdoptState(1, state, state, (ends == "counted",)))
         if ends == "failed":
             island.fail_call(1, RunFailedError("E-RED-09", "others called with other sizes"))
         island.deliver_round(
@@ -277,7 +277,7 @@ def test_what_is_owed_depends_on_how_a_call_ended(tmp_path: Path, ends: str):
             await asyncio.wrap_future(call.future)
         assert torch.equal(call.flat_N, sent_N) == (ends in ("unanswered", "failed", "of others"))
         island.call(last := ReduceCall(torch.zeros(N), 1, "fp32", owed_N))
-        (row,) = (await island.do(EncodeUpdate(2, SHARES))).parts
+        (row,) = (await island.run(EncodeUpdate(2, SHARES))).parts
         wanted = {"counted": left_N, "uncounted": sent_N}.get(ends, torch.zeros(N))
         assert torch.equal(codec_named("fp32").decode(row.data, N), wanted)
         last.future.cancel()

@@ -292,7 +292,7 @@ def test_a_mean_of_other_calls_is_not_taken_for_ones_own():
 
 def loses_calls(host: GroupDriver, third: PeerId, cut_off: threading.Event) -> None:
     """While it is cut off the third hears of no call, and no member hears of its own, or that it is there."""
-    hear, gone = host.machine.handle, host.machine.heartbeat.gone
+    hear, gone = host.machine.handle, host.machine.heartbeat.is_gone
 
     def handle(event: Event, now: float) -> list[Effect]:
         of_calls = isinstance(event, Received) and isinstance(
@@ -302,8 +302,8 @@ def loses_calls(host: GroupDriver, third: PeerId, cut_off: threading.Event) -> N
         return [] if lost else hear(event, now)
 
     host.machine.handle = handle
-    host.machine.heartbeat.gone = lambda peer: (peer == third and cut_off.is_set()) or gone(peer)
-    host.machine.known.gone = host.machine.heartbeat.gone
+    host.machine.heartbeat.is_gone = lambda peer: (peer == third and cut_off.is_set()) or gone(peer)
+    host.machine.known.gone = host.machine.heartbeat.is_gone
 
 
 @pytest.mark.parametrize(("standing", "code"), [("away", "E-RED-15"), ("expelled", "E-RED-16")])

@@ -31,15 +31,15 @@ def test_a_sum_made_on_the_way_counts_at_the_owner_beside_updates(tmp_path: Path
 
     async def tell(members: Members) -> None:
         for index, island in enumerate(members.islands):
-            await island.do(TrainAsked(0, recipe.schedule.turn_steps, 600.0, index, PEERS))
-        updates = [await island.do(EncodeUpdate(0, SHARES)) for island in members.islands]
+            await island.run(TrainAsked(0, recipe.schedule.turn_steps, 600.0, index, PEERS))
+        updates = [await island.run(EncodeUpdate(0, SHARES)) for island in members.islands]
         first, second = (u.parts[0] for u in updates[:2])
         relay, owner = members.islands[:2]
         below = (TaskRow(A, 1, first, (A,)), TaskRow(B, 2, second, (B,)))
-        sum_ = await relay.do(CombineRows(0, 0, SHARES, below, onward=True))
+        sum_ = await relay.run(CombineRows(0, 0, SHARES, below, onward=True))
         assert sum_.counted == (A, B) and sum_.payload is not None
         rows = (TaskRow(A, 3, sum_.payload, (A, B), handed=True), TaskRow(C, 1, first, (C,)))
-        done = await owner.do(CombineRows(0, 0, SHARES, rows))
+        done = await owner.run(CombineRows(0, 0, SHARES, rows))
         assert done.counted == (A, C) and done.undecodable == () and done.payload is not None
         ((lo, hi), *_), rough, fine = (
             part_bounds(len(relay.head.anchor_F), SHARES),

@@ -33,8 +33,8 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
 
     async def tell(members: Members) -> None:
         for index, island in enumerate(members.islands):
-            await island.do(TrainAsked(0, recipe.schedule.turn_steps, 600.0, index, PEERS))
-        updates = [await island.do(EncodeUpdate(0, SHARES)) for island in members.islands]
+            await island.run(TrainAsked(0, recipe.schedule.turn_steps, 600.0, index, PEERS))
+        updates = [await island.run(EncodeUpdate(0, SHARES)) for island in members.islands]
         senders = [updates[0], updates[1], updates[1], updates[0], updates[1]]
         rows = [
             tuple(
@@ -43,13 +43,13 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
             for part in range(PEERS)
         ]
         compared = [
-            await members.islands[part].do(CompareRows(0, part, SHARES, rows[part])) for part in range(PEERS)
+            await members.islands[part].run(CompareRows(0, part, SHARES, rows[part])) for part in range(PEERS)
         ]
         assert all(done.counted == names and done.undecodable == () for done in compared)
         given = tuple((names[:4], done.products) for done in compared)
-        weights = (await members.islands[0].do(WeighRows(0, "geometric_median", 1, names[:4], given))).weights
+        weights = (await members.islands[0].run(WeighRows(0, "geometric_median", 1, names[:4], given))).weights
         assert (
-            await members.islands[1].do(WeighRows(0, "geometric_median", 1, names[:4], given))
+            await members.islands[1].run(WeighRows(0, "geometric_median", 1, names[:4], given))
         ).weights == weights
         floats = len(members.islands[0].head.anchor_F)
         bounds, codec = part_bounds(floats, SHARES), codec_named(up)
@@ -60,7 +60,7 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
         expected = RULES["geometric_median"]([whole[0], whole[1], whole[1], whole[0]], f=1)
         for part, (lo, hi) in enumerate(bounds):
             work = CombineRows(0, part, SHARES, rows[part], False, "geometric_median", 1, (*weights, 0.0))
-            done = await members.islands[part].do(work)
+            done = await members.islands[part].run(work)
             made = codec_named("fp32").decode(done.payload.data, hi - lo)
             assert done.counted == names
             torch.testing.assert_close(made, expected[lo:hi], rtol=1e-5, atol=1e-7)

@@ -12,7 +12,7 @@ from test_overlap import build_flat
 from atoll.base.errors import PeerFault
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import RestoreState
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -31,7 +31,7 @@ async def restarted(members: Members, index: int):
     await members.islands[index].close()
     members.trainers[index] = Inside()
     members.islands[index] = island = members.island(index)
-    assert await island.do(members.restore(index))
+    assert await island.run(members.restore(index))
     return island
 
 
@@ -98,7 +98,7 @@ def test_who_missed_rounds_takes_what_moved_since_and_keeps_its_own_of_the_rest(
         members.stores[1].put_blob(members.stores[0].read_blob(members.state))
         island = members.islands[1]
         if alive:
-            assert await island.do(members.restore(1))
+            assert await island.run(members.restore(1))
         else:
             island = await restarted(members, 1)
         await island._ready()
@@ -136,7 +136,7 @@ def test_whoever_went_back_begins_from_the_agreed_state(tmp_path, book):
         await members.play()
         island = members.islands[1]
         assert island.mine.kept is not None
-        assert await island.do(RestoreState(-1, begun, first))
+        assert await island.run(RestoreState(-1, begun, first))
         assert island.mine.kept is None and torch.equal(
             island.mine.start_point(island.head), build_flat("gpt-nano", 0)
         )
@@ -162,12 +162,12 @@ def test_what_is_looked_at_is_the_agreed_model_where_members_hold_others(tmp_pat
 
 def test_a_swap_with_error_feedback_or_another_outer_step_is_refused_in_genesis(book):
     """It comes from whoever founded the run: values would move that nobody drew, or be made good twice."""
-    founded = found(built_in(RECIPE, book), RunSettings()).settings
-    learning = decode_learning(founded)
+    founded = founding_blobs(start_of_built_in(RECIPE, book), RunSettings()).settings
+    learning = parse_training_spec(founded)
     for bad in (
         replace(RECIPE, coding=replace(RECIPE.coding, beta=1.0)),
         replace(RECIPE, outer=replace(RECIPE.outer, momentum=0.5)),
     ):
         genesis = replace(founded, learning=msgspec.msgpack.encode(replace(learning, recipe=bad)))
         with pytest.raises(PeerFault, match="merge='swap'"):
-            decode_learning(genesis)
+            parse_training_spec(genesis)

@@ -89,10 +89,10 @@ async def watched_round(members: Members, disks: list[Disk], parts: tuple[bool, 
             for k, update in enumerate(updates)
             if k == 0 or parts[part]
         )
-        answers.append((await members.islands[part].do(CombineRows(members.round, part, SHARES, rows))).payload)
+        answers.append((await members.islands[part].run(CombineRows(members.round, part, SHARES, rows))).payload)
     steps = members.steps
     work = AdvanceState(members.round, members.state, tuple(answers), steps, 48, PEERS, SHARES)
-    (state,) = {(await island.do(work)).state for island in members.islands}
+    (state,) = {(await island.run(work)).state for island in members.islands}
     members.state = state
     for disk in disks:
         disk.copy()
@@ -101,7 +101,7 @@ async def watched_round(members: Members, disks: list[Disk], parts: tuple[bool, 
     members.round += 1
     for index, counted in enumerate(((True,) * PEERS, parts)):
         mine = members.counts(index, updates[index], counted)
-        await members.islands[index].do(AdoptState(members.round - 1, members.vertex(), state, counted, mine=mine))
+        await members.islands[index].run(AdoptState(members.round - 1, members.vertex(), state, counted, mine=mine))
     for disk in disks:
         disk.copy()
         disk.watching = False
@@ -118,11 +118,11 @@ async def life_from(
     island = TrainingWorker(store, 1, trainer=Inside())
     island.learning = members.learning
     island.equip(members.book)
-    assert await island.do(after if copy.kept else before)
+    assert await island.run(after if copy.kept else before)
     if ready:
         await island._ready()
     if not copy.kept and after != before:
-        await island.do(AdoptState(after.round, after.vertex, after.state, None, mine=after.mine[0]))
+        await island.run(AdoptState(after.round, after.vertex, after.state, None, mine=after.mine[0]))
     return island
 
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_written_ahead_costs_no_round(
     async def tell(members: Members) -> None:
         monkeypatch.setattr("atoll.runtime.worker.training_worker.write_private", write)
         await members.play()
-        assert await members.islands[1].do(members.restore(1))
+        assert await members.islands[1].run(members.restore(1))
         assert owns(members.islands[1])[0].any()
 
     story(tell, Members(tmp_path, recipe_for(WHOLE), book))

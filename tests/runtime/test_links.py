@@ -68,8 +68,8 @@ async def test_what_goes_to_a_peer_on_this_computer_is_no_link_to_be_measured_un
     for sender, receiver in ((ada, bob), (eve, bea)):
         sender.links.send(receiver.name, b"part", Lane.BULK, bytes(MIB))
         await receiver.until(lambda to=receiver: to.heard)
-    assert ada.links.uploading() == {}
-    assert eve.links.uploading()[bea.name][0] > 0
+    assert ada.links.upload_progress() == {}
+    assert eve.links.upload_progress()[bea.name][0] > 0
     await closed(ada, bob, eve, bea)
 
 
@@ -82,9 +82,9 @@ async def test_a_part_that_was_handed_to_its_connection_still_waits_for_the_netw
     ada.links.send(bob.name, b"part", Lane.BULK, bytes(256 * 1024))
     ada.links.send(bob.name, b"a word that does not wait")
     await bob.until(lambda: len(bob.heard) == 2)
-    assert ada.links.uploading()[bob.name][1]
+    assert ada.links.upload_progress()[bob.name][1]
     await bob.until(lambda: len(bob.heard) == 3)
-    assert not ada.links.uploading()[bob.name][1]
+    assert not ada.links.upload_progress()[bob.name][1]
     await closed(ada, bob)
 
 

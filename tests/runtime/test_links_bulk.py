@@ -318,7 +318,7 @@ async def test_what_was_said_in_rounds_long_over_is_not_sent_to_a_peer_that_coul
         (b"answer 5", None, 5),
     ):
         send(bob.name, word, Lane.BULK, word * 1000, place, of_round)
-    ada.links.rounds_over(5)
+    ada.links.drop_rounds(5)
     assert lane.queued_bytes == sum(len(word) * 1001 for word in (b"asked for", b"answer 5"))
     send(bob.name, b"row 6", Lane.BULK, b"a", 7, 6)  # the place of what is gone is free
     await bob.until(lambda: len(bob.heard) == 3)

@@ -21,7 +21,7 @@ from atoll.runtime.embed.messages import AttachLoop
 from atoll.runtime.embed.peer_process import _run_start, _ticket_uses
 from atoll.runtime.embed.trust_defaults import forgone
 from atoll.runtime.event_log import entries_in
-from atoll.runtime.training_spec import FoundingBlobs, decode_learning, found
+from atoll.runtime.training_spec import FoundingBlobs, founding_blobs, parse_training_spec
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import cooperative, data_parallel, demo_, powersgd, sparta
 from atoll.training.recipe.recipes import RecipeReducer, diloco
@@ -34,12 +34,12 @@ LOOPS = 5
 def founded(tmp_path: Path, **wish: object) -> FoundingBlobs:
     layout = layout_of(nn.Sequential(*(nn.Linear(64, 128) for _ in range(4))))
     run = found_loop(folder=tmp_path, **wish)
-    return found(*_run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats)))
+    return founding_blobs(*_run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats)))
 
 
 def settings_of(tmp_path: Path, **wish: object) -> RunSettings:
     settings = founded(tmp_path, **wish).settings
-    assert decode_settings(encode_settings(settings)) == settings and decode_learning(settings)
+    assert decode_settings(encode_settings(settings)) == settings and parse_training_spec(settings)
     return settings
 
 

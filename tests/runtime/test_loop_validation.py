@@ -113,13 +113,13 @@ def test_a_loop_that_looks_at_older_states_trains_as_if_it_never_did(tmp_path: P
         first = watched.state
         for _ in range(3):
             for k in range(2):
-                said = await watched.islands[k].do(ValidateState(0, first))
+                said = await watched.islands[k].run(ValidateState(0, first))
                 assert 3.0 <= said.losses[0] < 4.0 and said.right == ()
             await watched.play()
             await plain.play()
             assert watched.state == plain.state
         with pytest.raises(TrainerFailed, match="validate="):
-            await plain.islands[0].do(ValidateState(0, first))
+            await plain.islands[0].run(ValidateState(0, first))
         with pytest.raises(TrainerFailed, match="validate="):
             await watched.trainers[0].validate(NextBatch())
         await watched.close()
@@ -140,7 +140,7 @@ def test_a_held_out_loss_that_fails_costs_a_look_and_not_the_loop(tmp_path: Path
         await watched.begin()
         await watched.play()
         with pytest.raises(TrainerFailed, match="validate= failed"):
-            await watched.islands[0].do(ValidateState(0, watched.state))
+            await watched.islands[0].run(ValidateState(0, watched.state))
         await watched.play()
         await watched.close()
 

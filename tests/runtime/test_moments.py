@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.peer.settings import RunSettings
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -64,7 +64,7 @@ def test_who_begins_afresh_has_the_agreed_moments_once_there_are_both(tmp_path, 
             members.stores[index].private.write(b"", ahead=ahead)
         members.trainers[index] = Inside()
         members.islands[index] = island = members.island(index)
-        assert await island.do(members.restore(index))
+        assert await island.run(members.restore(index))
         await island._ready()
         return moments_of(members, index)
 
@@ -110,8 +110,8 @@ def test_who_was_not_counted_takes_the_moments_of_the_others(tmp_path, book):
 )
 def test_moments_that_are_no_plain_means_are_refused_in_genesis(book, odd):
     """It comes from whoever founded the run."""
-    founded = found(built_in(RECIPE, book), RunSettings()).settings
-    assert founded.update_bytes == 3 * 4 * decode_learning(founded).layout.floats
-    bad = replace(decode_learning(founded), recipe=replace(RECIPE, **odd))
+    founded = founding_blobs(start_of_built_in(RECIPE, book), RunSettings()).settings
+    assert founded.update_bytes == 3 * 4 * parse_training_spec(founded).layout.floats
+    bad = replace(parse_training_spec(founded), recipe=replace(RECIPE, **odd))
     with pytest.raises(PeerFault, match="moments are plain means"):
-        decode_learning(replace(founded, learning=msgspec.msgpack.encode(bad)))
+        parse_training_spec(replace(founded, learning=msgspec.msgpack.encode(bad)))

@@ -16,7 +16,7 @@ from atoll.peer.tasks import AdoptState, AdvanceState, HandOver, RestoreState
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed, TrainerSpec
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
@@ -31,9 +31,9 @@ from atoll.training.recipe.methods import (
     sparseloco,
     streaming,
 )
-from atoll.training.recipe.recipes import Recipe, diloco, in_swarm, overlapping
+from atoll.training.recipe.recipes import Recipe, diloco, for_real_run, with_overlap
 from atoll.training.recipe.reducer import RecipeReducer
-from atoll.training.recipe.schedule import phases_named
+from atoll.training.recipe.schedule import parse_phases
 
 WAYS = {
     "overlap": {"fragments": 1, "overlap": 5, "merge": "delta"},
@@ -85,7 +85,7 @@ def test_islands_do_what_the_experiment_does_bit_for_bit(tmp_path, book, how, up
 
 def test_what_we_recommend_does_in_islands_what_it_does_in_the_experiment(tmp_path, book):
     """Muon inside, fragments that overlap, a momentum that settles: as `auto` runs among real peers."""
-    recipe = in_swarm(auto("gpt-nano", rounds=3, inner_steps=12, fragments=3, overlap=2, batch=2, seq_len=16))
+    recipe = for_real_run(auto("gpt-nano", rounds=3, inner_steps=12, fragments=3, overlap=2, batch=2, seq_len=16))
     assert isinstance(recipe.inner, Muon) and recipe.outer.settle and recipe.merge == "delta"
     assert (recipe.coding.down, recipe.coding.answer) == ("2bit", "remembered")
     beside_the_experiment(tmp_path, recipe, book)
@@ -94,7 +94,7 @@ def test_what_we_recommend_does_in_islands_what_it_does_in_the_experiment(tmp_pa
 def test_a_closing_average_is_the_experiments_whatever_the_rounds_before_it_were(tmp_path, book):
     """Fragments that overlap, owners that remember, an outer momentum: the last round has none of these."""
     sizes = {"rounds": 3, "inner_steps": 12, "fragments": 3, "overlap": 2, "batch": 2, "seq_len": 16}
-    recipe = in_swarm(streaming("gpt-nano", closing="int8", **sizes))
+    recipe = for_real_run(streaming("gpt-nano", closing="int8", **sizes))
     assert recipe.coding.answer == "remembered" and recipe.outer.momentum
     beside_the_experiment(tmp_path, recipe, book)
 
@@ -102,7 +102,7 @@ def test_a_closing_average_is_the_experiments_whatever_the_rounds_before_it_were
 def test_rounds_that_change_their_length_and_codecs_are_the_experiments(tmp_path, book):
     """Rounds of 6, 8, 4, 4 and 2 steps, the last two with updates in two bits: phases begin within rounds."""
     recipe = diloco("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, up="int8", down="int8")
-    schedule = replace(recipe.schedule, phases=phases_named("0.4:4,0.8:3:2bit:fp16"))
+    schedule = replace(recipe.schedule, phases=parse_phases("0.4:4,0.8:3:2bit:fp16"))
     recipe = replace(recipe, schedule=schedule)
     run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, FaultSpec(), loss_of)
 
@@ -121,7 +121,7 @@ def test_rounds_that_change_their_length_and_codecs_are_the_experiments(tmp_path
 
 def test_delayed_momentum_is_the_experiments_also_in_a_round_without_a_late_member(tmp_path, book):
     """Two members, a round that one of them misses: half as much is learned, and the renewal waits for that."""
-    recipe = in_swarm(delayed_nesterov("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, every=2))
+    recipe = for_real_run(delayed_nesterov("gpt-nano", rounds=4, inner_steps=6, batch=2, seq_len=16, every=2))
     run = ExperimentSimulator(recipe, build_model("gpt-nano", 0), load_data(book), PEERS, 24, FaultSpec(), loss_of)
 
     async def tell(members: Members) -> None:
@@ -204,7 +204,7 @@ def test_a_round_without_a_late_member_is_what_the_experiment_makes_of_it(tmp_pa
     """
     recipe = decoupled("gpt-nano", rounds=3, inner_steps=12, fragments=2, overlap=2, batch=2, seq_len=16)
     reducer = replace(recipe.reducer, statistic=statistic)
-    recipe = replace(overlapping(recipe, None, None), reducer=reducer)
+    recipe = replace(with_overlap(recipe, None, None), reducer=reducer)
     assert (recipe.merge, reducer.quorum, reducer.weight) == ("delta", 1, "tokens")
     schedule = recipe.schedule
     run = ExperimentSimulator(
@@ -232,11 +232,11 @@ def test_a_round_without_a_late_member_is_what_the_experiment_makes_of_it(tmp_pa
 
 def test_whoever_is_hurried_hands_over_what_it_has_and_goes_on(tmp_path, book):
     """Told between two steps: one step, handed over, ahead it goes. Told before it began: what it took ahead."""
-    recipe = overlapping(replace(recipe_for(WAYS["overlap"]), reducer=RecipeReducer(quorum=1)), None, None)
+    recipe = with_overlap(replace(recipe_for(WAYS["overlap"]), reducer=RecipeReducer(quorum=1)), None, None)
 
     async def tell(members: Members) -> None:
         island, trainer = members.islands[1], members.trainers[1]
-        await island.do(TrainAsked(0, 0, 600.0, 1, PEERS))  # it starts
+        await island.run(TrainAsked(0, 0, 600.0, 1, PEERS))  # it starts
         take, steps = trainer.child._take_step, []
 
         def watched(job):
@@ -246,17 +246,17 @@ def test_whoever_is_hurried_hands_over_what_it_has_and_goes_on(tmp_path, book):
                 trainer.hand_over()
 
         trainer.child._take_step = watched
-        trained = await island.do(TrainAsked(0, 12, 600.0, 1, PEERS))
+        trained = await island.run(TrainAsked(0, 12, 600.0, 1, PEERS))
         assert trained.steps == 3 and trainer.child.span.steps == recipe.schedule.overlap
-        await island.do(HandOver(1))
-        again = await island.do(TrainAsked(1, 12, 600.0, 1, PEERS))
+        await island.run(HandOver(1))
+        again = await island.run(TrainAsked(1, 12, 600.0, 1, PEERS))
         assert again.steps == 3 + recipe.schedule.overlap and again.samples == 2 * again.steps
-        await island.do(HandOver(2))
+        await island.run(HandOver(2))
         trainer.quiet = False
         trainer.child.onward = None
-        assert (await island.do(TrainAsked(2, 12, 600.0, 1, PEERS))).steps == 3 + 2 * recipe.schedule.overlap
-        assert (await island.do(TrainAsked(2, 12, 600.0, 1, PEERS))).steps == 3 + 2 * recipe.schedule.overlap
-        assert (await island.do(TrainAsked(3, 12, 600.0, 1, PEERS))).steps == 15 + 2 * recipe.schedule.overlap
+        assert (await island.run(TrainAsked(2, 12, 600.0, 1, PEERS))).steps == 3 + 2 * recipe.schedule.overlap
+        assert (await island.run(TrainAsked(2, 12, 600.0, 1, PEERS))).steps == 3 + 2 * recipe.schedule.overlap
+        assert (await island.run(TrainAsked(3, 12, 600.0, 1, PEERS))).steps == 15 + 2 * recipe.schedule.overlap
 
     story(tell, Members(tmp_path, recipe, book))
 
@@ -301,7 +301,7 @@ def test_an_eager_member_whose_round_was_agreed_without_it_sends_all_of_it_again
         await members.islands[1].close()
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(members.restore(1))
+        assert await island.run(members.restore(1))
         assert torch.equal(island.mine.own.anchor_F, island.head.anchor_F)
         await members.play()
         assert torch.equal(island.head.anchor_F, members.islands[0].head.anchor_F)
@@ -331,10 +331,10 @@ def test_eager_members_rest_in_a_round_that_counts_nobody(tmp_path, book):
         sent = await members.train(1)
         assert not torch.equal(own.anchor_F, before[0]), "what it sends moves its own at once"
         nobody = AdvanceState(2, members.state, (None,) * PEERS, 0, 0, PEERS, members.shares)
-        state = (await island.do(nobody)).state
+        state = (await island.run(nobody)).state
         counted = (False,) * PEERS
         members.round += 1
-        await island.do(AdoptState(2, members.vertex(), state, counted, mine=members.counts(1, sent, counted)))
+        await island.run(AdoptState(2, members.vertex(), state, counted, mine=members.counts(1, sent, counted)))
         await island.live.wait_merged()
         assert torch.equal(island.head.anchor_F, head.anchor_F)
         assert torch.equal(island.head.momentum_P, head.momentum_P)
@@ -389,7 +389,7 @@ def test_whoever_encoded_nothing_keeps_all_its_steps_on_top_of_the_new_anchor(tm
         assert island.live.steps_since == recipe.schedule.turn_steps
 
         before_F = island.head.anchor_F
-        trained = await island.do(TrainAsked(members.round, 12, 600.0, 1, PEERS))
+        trained = await island.run(TrainAsked(members.round, 12, 600.0, 1, PEERS))
         assert trained.steps == 24 and trained.samples == 48
         alone = trainer.read_x() - before_F
         assert float(alone.norm()) > 0
@@ -412,7 +412,7 @@ def test_a_round_closes_while_a_step_is_long_and_the_next_waits_for_its_merge(tm
         trainer.merge = slow
         await members.play()
         assert island.head.round == 1 and not island.live._merging.done()
-        training = asyncio.create_task(island.do(TrainAsked(1, 12, 600.0, 1, PEERS)))
+        training = asyncio.create_task(island.run(TrainAsked(1, 12, 600.0, 1, PEERS)))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not training.done()
@@ -453,7 +453,7 @@ def test_a_restarted_member_goes_on_from_the_head_with_its_feedback(tmp_path, bo
         old = members.islands[1]
         members.trainers[1] = Inside()
         members.islands[1] = island = members.island(1)
-        assert await island.do(members.restore(1))
+        assert await island.run(members.restore(1))
         assert torch.equal(island.mine.memory_F, old.mine.memory_F) and torch.equal(
             island.head.anchor_F, old.head.anchor_F
         )
@@ -480,7 +480,7 @@ def test_who_fetched_the_state_begins_anew_from_it(tmp_path, book):
         members.trainers[1] = Inside()
         members.islands = [*both, members.island(1)]
         island = members.islands[1]
-        assert await island.do(RestoreState(members.round - 1, members.vertex(), members.state))
+        assert await island.run(RestoreState(members.round - 1, members.vertex(), members.state))
         assert island.mine.memory_F is None and not island.live.inner
         await members.play()
         assert torch.equal(island.head.anchor_F, both[0].head.anchor_F)
@@ -572,4 +572,4 @@ def test_a_private_file_holds_what_was_written_last_whatever_was_there_before(tm
 
 
 def test_streaming_as_a_real_run_has_it_can_be_founded(book):
-    found(built_in(in_swarm(streaming("gpt-nano", fragments=2)), book), RunSettings())
+    founding_blobs(start_of_built_in(for_real_run(streaming("gpt-nano", fragments=2)), book), RunSettings())

@@ -17,7 +17,7 @@ def answered(owing: DownlinkErrorFeedback, mean_N: Tensor, at: int = 0) -> tuple
     """Its answer to one row, and what it says."""
     done, left_N = owing.combine([(1, UP.encode(mean_N))], at, len(mean_N), UP, DOWN)
     wire = bytes(done.wire)
-    owing.waits(digest(wire), at, left_N)
+    owing.stage(digest(wire), at, left_N)
     return wire, DOWN.decode(wire, len(mean_N))
 
 
@@ -28,7 +28,7 @@ def test_answers_together_say_what_rows_said():
     for _ in range(20):
         wire, value_N = answered(owing, mean_N)
         said_N += value_N
-        owing.settle([digest(wire)], FLOATS)
+        owing.commit([digest(wire)], FLOATS)
     wrong = float((said_N - 20 * mean_N).norm() / (20 * mean_N).norm())
     assert wrong < 0.1 < float((once_N - 20 * mean_N).norm() / (20 * mean_N).norm())
 
@@ -36,13 +36,13 @@ def test_answers_together_say_what_rows_said():
 def test_an_answer_that_no_vertex_holds_changes_nothing():
     owing, mean_N = DownlinkErrorFeedback(), torch.randn(N, generator=torch.Generator().manual_seed(2))
     first, _ = answered(owing, mean_N)
-    owing.settle([], FLOATS)
+    owing.commit([], FLOATS)
     again, _ = answered(owing, mean_N)
     assert again == first
-    owing.settle([digest(again)], FLOATS)
+    owing.commit([digest(again)], FLOATS)
     after, _ = answered(owing, mean_N)
     assert after != first
-    owing.forget()
+    owing.reset()
     assert answered(owing, mean_N)[0] == first
 
 
@@ -50,7 +50,7 @@ def test_values_that_others_owned_meanwhile_keep_what_is_owed_for_them():
     """Part borders move: the second half is answered for alone, then both halves in one part."""
     owing, mean_N = DownlinkErrorFeedback(), torch.randn(FLOATS, generator=torch.Generator().manual_seed(3))
     wire, value_N = answered(owing, mean_N[N:], at=N)
-    owing.settle([digest(wire)], FLOATS)
+    owing.commit([digest(wire)], FLOATS)
     done, left_N = owing.combine([(1, UP.encode(mean_N))], 0, FLOATS, UP, DOWN)
     wanted_N = mean_N.clone()
     wanted_N[N:] += mean_N[N:] - value_N

@@ -16,13 +16,13 @@ from test_every_step import gradient_at, sums_sent
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
-from atoll.base.workload import BatchGrowth, WorkloadPolicy, quota_of
+from atoll.base.workload import BatchGrowth, WorkloadPolicy, workload_of
 from atoll.runtime.embed.loop_model import LoopModel
 from atoll.runtime.embed.messages import AttachLoop, DeclineRounds, RoundsBegin, RunRequest
 from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.embed.run import Run
 from atoll.runtime.trainer.protocol import CommandDone, MergeAnchor
-from atoll.runtime.training_spec import decode_learning, effort_misfit, found
+from atoll.runtime.training_spec import effort_misfit, founding_blobs, parse_training_spec
 from atoll.training.data import batch, load_data
 from atoll.training.exchange.layout import layout_of
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
@@ -38,7 +38,7 @@ from atoll.training.recipe.methods import (
     pipelined,
     powersgd,
 )
-from atoll.training.recipe.recipes import Recipe, in_own_loop, in_swarm
+from atoll.training.recipe.recipes import Recipe, for_custom_loop, for_real_run
 
 SMALL = {"batch": 2, "seq_len": 16}
 
@@ -112,7 +112,7 @@ def test_delayed_momentum_counts_the_samples_of_loops_as_tokens_of_trainers(tmp_
     """Two members, a round that one of them misses: the renewal waits as the experiment's does."""
     recipe = delayed_nesterov("gpt-nano", rounds=4, inner_steps=2, every=2, **SMALL)
     run = ExperimentSimulator(
-        in_swarm(recipe), build_model("gpt-nano", 0), load_data(book), PEERS, 8, FaultSpec(), loss_of
+        for_real_run(recipe), build_model("gpt-nano", 0), load_data(book), PEERS, 8, FaultSpec(), loss_of
     )
 
     async def tell(members: Loops) -> None:
@@ -206,10 +206,10 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
     run = found_loop(folder=tmp_path, inner_steps=32, **asked)
     layout = layout_of(model)
     beginning, settings = _run_start(AttachLoop(run._request, layout, batch=16), torch.zeros(layout.floats))
-    effort = found(beginning, settings).settings.round.effort
+    effort = founding_blobs(beginning, settings).settings.round.effort
     assert effort == WorkloadPolicy(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
-    assert decode_learning(found(beginning, settings).settings).recipe == run._request.recipe
-    assert quota_of(effort, 32, UNSET, 16).steps == 16, "4096 samples of 16 members whose steps have 16 each"
+    assert parse_training_spec(founding_blobs(beginning, settings).settings).recipe == run._request.recipe
+    assert workload_of(effort, 32, UNSET, 16).steps == 16, "4096 samples of 16 members whose steps have 16 each"
     for wrong, why in (
         ({"inner_steps_min": 4}, "inner_steps_min changes nothing"),
         ({"target_samples": 64, "inner_steps_min": 60}, "at least 60 steps cannot have at most 50"),
@@ -248,7 +248,7 @@ def test_an_optimizer_that_a_recipe_cannot_work_with_is_refused_in_words(tmp_pat
         joiner = Run(RunRequest(str(tmp_path / "one"), ticket="a ticket"))
         joiner._local = LoopModel(model, optimizer)
         with pytest.raises(atoll.UsageError, match=f"E-ATT-13 .*{why}"):
-            joiner._handle(RoundsBegin(in_own_loop(recipe)))
+            joiner._handle(RoundsBegin(for_custom_loop(recipe)))
     assert not (tmp_path / "one").exists()
 
 
@@ -350,7 +350,7 @@ def test_moments_of_two_loops_are_averaged_on_their_clocks(tmp_path, book):
             seen.append(tuple(torch.equal(one, two) for one, two in pairs))
         head = members.islands[0].head
         again = await members.anew(1)
-        assert await again.do(members.restore(1))
+        assert await again.run(members.restore(1))
         await members.train(1)
         fresh = members.trainers[1]
         assert {int(state["step"]) for state in fresh.optimizer.state.values()} == {head.steps + 2}

@@ -18,7 +18,7 @@ from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.cli.hub import write_files
 from atoll.crypto.digest import blob_id, manifest_of
-from atoll.runtime.bootstrap import prepare
+from atoll.runtime.bootstrap import prepare_folder
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.demo import DemoRun, DemoSettings
 from atoll.runtime.event_log import EventLog
@@ -62,7 +62,7 @@ def fill(folder: Path) -> PeerStore:
 def test_what_a_peer_writes_is_its_users_alone_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.root, "handlers", [])
     folder = tmp_path / "run"
-    prepare(folder)
+    prepare_folder(folder)
     logging.getLogger("atoll").warning("a line")
     store = fill(folder)
     assert {"kept.sqlite", "kept.sqlite-wal", "facts.old.jsonl", "atoll.log"} <= set(os.listdir(folder))
@@ -100,7 +100,7 @@ def test_a_folder_of_another_user_is_refused_and_left_as_it_is(tmp_path: Path, m
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-    for use in (prepare, PeerStore):
+    for use in (prepare_folder, PeerStore):
         with pytest.raises(UsageError, match=r"E-DIR-08 .*belongs to another user(.*\n)+.*--dir.*chown"):
             use(folder)
     assert os.listdir(folder) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o755
@@ -262,7 +262,7 @@ def test_a_folder_that_holds_other_things_is_not_closed(tmp_path: Path, mode: in
     (home / "public_html").mkdir()
     home.chmod(mode)
     with pytest.raises(UsageError, match=r"E-DIR-11 .*home(.*\n)+.*--dir \S+home/atoll-run"):
-        prepare(home)
+        prepare_folder(home)
     assert stat.S_IMODE(home.stat().st_mode) == mode and os.listdir(home) == ["public_html"]
     (home / "public_html").rmdir()
     PeerStore(home).close()

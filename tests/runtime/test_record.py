@@ -10,7 +10,15 @@ from atoll.base.ids import NAME_SHOWN_MAX, PeerId
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings, StragglerPolicy, VoterTurnout
 from atoll.runtime.control.status import uncounted_text
-from atoll.runtime.event_log import TURNED, EventLog, RunStatus, data_parallel_bytes, entries_in, paused_text, plain
+from atoll.runtime.event_log import (
+    ROTATED,
+    EventLog,
+    RunStatus,
+    data_parallel_bytes,
+    entries_in,
+    paused_text,
+    plain,
+)
 
 LEARNING = {
     "at": 0.0,
@@ -79,7 +87,7 @@ def test_a_record_is_two_files_at_most_and_is_read_as_one(tmp_path: Path, monkey
     found = list(entries_in(path))
     assert {file.name for file in tmp_path.iterdir()} == {"facts.jsonl", "facts.old.jsonl"}
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 24 * line_bytes
-    assert found[0]["fact"] == TURNED and found[1] == LEARNING
+    assert found[0]["fact"] == ROTATED and found[1] == LEARNING
     rounds = [entry["trained"] for entry in found if entry["fact"] == "RoundClosed"]
     assert rounds == list(range(rounds[0], 101)) and 1 < rounds[0] < 95
     assert record.tail() == found
@@ -97,7 +105,7 @@ def test_a_turn_that_was_cut_off_or_refused_loses_no_line(tmp_path: Path, monkey
         broken.setattr("atoll.runtime.event_log.open_private", no_room)
         record.write({"fact": "B"})
     record.write({"fact": "C"})
-    assert [entry["fact"] for entry in entries_in(path)] == ["A", TURNED, "C"]
+    assert [entry["fact"] for entry in entries_in(path)] == ["A", ROTATED, "C"]
     record.close()
 
 
@@ -139,7 +147,7 @@ def test_a_paused_run_says_who_is_missed_and_what_helps():
     assert told is not None and "and 31 others sign with new keys" in told
     assert plain({"paused": told}) == {"paused": told} and told.endswith("atoll recover in the founder's folder")
     progress = RunStatus()
-    progress.see({"fact": "PeerSuspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
+    progress.fold({"fact": "PeerSuspected", "peer": "bob", "why": "silent", "paused": "paused: 1 of 2"})
     assert progress.trouble == "paused: 1 of 2"
-    progress.see({"fact": "PeerReturned", "peer": "bob"})
+    progress.fold({"fact": "PeerReturned", "peer": "bob"})
     assert not progress.trouble

@@ -24,8 +24,8 @@ from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import des_loc, eager
-from atoll.training.recipe.recipes import Recipe, in_swarm
-from atoll.training.recipe.state import gone_back, initial_state, state_from_bytes
+from atoll.training.recipe.recipes import Recipe, for_real_run
+from atoll.training.recipe.state import initial_state, rolled_back, state_from_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import RoundMetrics, Vertex, VertexBody
 from atoll.worker.shared_states import SharedStates
@@ -34,22 +34,22 @@ RECIPES = {
     "plain": recipe_for({"overlap": 0, "fragments": 1}, rounds=9),
     "overlap": recipe_for({"overlap": 4, "fragments": 1, "merge": "delta"}, rounds=9),
     "fragments": recipe_for({"overlap": 2, "fragments": 2, "merge": "delta"}, rounds=9),
-    "eager": in_swarm(replace(eager("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16)), "int8"),
+    "eager": for_real_run(replace(eager("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16)), "int8"),
 }
 
-AVERAGED = in_swarm(des_loc("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16), "int8")
+AVERAGED = for_real_run(des_loc("gpt-nano", rounds=9, inner_steps=12, batch=2, seq_len=16), "int8")
 
 
 async def to(members: Members, back_to: Digest) -> None:
     """A round that everybody trained in goes back instead."""
     recipe = members.recipe
     work = RollbackState(members.round, members.state, back_to, recipe.schedule.turn_steps, len(members.islands))
-    states = {(await island.do(work)).state for island in members.islands}
+    states = {(await island.run(work)).state for island in members.islands}
     assert len(states) == 1
     (members.state,) = states
     members.round += 1
     for island in members.islands:
-        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, None, afresh=True))
+        await island.run(AdoptState(members.round - 1, members.vertex(), members.state, None, afresh=True))
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
@@ -103,12 +103,12 @@ def test_moments_of_a_past_that_is_gone_do_not_come_back_with_a_round_of_others(
             await to(members, first)
         rests = members.islands[1]
         await rests._ready()
-        does = rests.do
+        does = rests.run
 
-        async def do(work: object) -> object:
+        async def run(work: object) -> object:
             return None if isinstance(work, TrainRound) else await does(work)
 
-        rests.do = do
+        rests.run = run
         await members.play(encoding=[0])
         assert rests.live.inner == await rests.trainer.inner_state()
 
@@ -164,12 +164,12 @@ def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Pat
         for _ in range(6):  # until it is not in memory any more
             await members.play()
         island, store = members.islands[0], members.stores[0]
-        assert await island.do(FindState(first))
+        assert await island.run(FindState(first))
         path = store.blob_path(first)
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-        assert not await island.do(FindState(first)) and not path.exists()
+        assert not await island.run(FindState(first)) and not path.exists()
         with pytest.raises(RunFailedError, match="not on this disk"):
-            await island.do(RollbackState(members.round, members.state, first, 12, 2))
+            await island.run(RollbackState(members.round, members.state, first, 12, 2))
 
     asyncio.run(story())
 
@@ -190,7 +190,7 @@ class History:
     def goes_on(self, rounds: int) -> None:
         for _ in range(rounds):
             round = len(self.state) - 1
-            state = gone_back(initial_state(self.model), initial_state(self.model), len(self.state))
+            state = rolled_back(initial_state(self.model), initial_state(self.model), len(self.state))
             states = FileStateStore(self.store, self.retention)
             self.state[round] = SharedStates(states).stage(state, self.layout)
             body = VertexBody(

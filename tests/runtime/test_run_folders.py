@@ -24,14 +24,14 @@ from atoll.runtime.bootstrap import (
     holds_run,
     identity_of,
     join_run,
-    prepare,
+    prepare_folder,
     resume_run,
-    training,
+    training_peer_factory,
 )
 from atoll.runtime.driver import PeerConfig
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.supervisor import PeerOptions, run_up
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training import spec
 from atoll.training.recipe.recipes import diloco
 from atoll.wire.codec import encode, vertex_id
@@ -77,7 +77,7 @@ def test_a_folder_whose_history_a_member_can_mend_is_opened_and_that_of_a_lone_f
         store.close()
 
         async def opened(folder: Path = folder) -> None:
-            make = training(1, lambda _: None)
+            make = training_peer_factory(1, lambda _: None)
             await (await resume_run(folder, "", ListenOptions((), ()), make)).stop(farewell=False)
 
         if alone:
@@ -102,7 +102,7 @@ def test_a_database_that_the_disk_changed_is_told_so(zeroed: slice, tmp_path: Pa
 
 def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_at_first(tmp_path: Path):
     """Nothing said at the second start: same address, same port, same word to others; said otherwise: that."""
-    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+    beginning = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
     quiet = ListenOptions(as_before=True)
 
     names: list[str] = []
@@ -110,7 +110,7 @@ def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_a
     async def addresses(
         listening: ListenOptions, first: bool = False, name: str = ""
     ) -> tuple[list[str], tuple[str, ...]]:
-        make = training(1, lambda _: None)
+        make = training_peer_factory(1, lambda _: None)
         if first:
             host, _ = await found_run(tmp_path, beginning, "ada@clinic", listening, TicketTerms(), make)
         else:
@@ -132,15 +132,15 @@ def test_a_peer_that_comes_back_is_who_it_was_and_listens_where_it_was_told_to_a
 def test_a_path_in_genesis_is_not_opened_on_the_disk_of_a_joiner(tmp_path: Path, book, monkeypatch):
     """Genesis names the very file that its data came from, and it lies here, too: the joiner fetches the blob."""
     opened: list[str] = []
-    beginning = replace(built_in(diloco("gpt-nano", rounds=2), book), data=book)
+    beginning = replace(start_of_built_in(diloco("gpt-nano", rounds=2), book), data=book)
     monkeypatch.setattr(spec, "load_data", opened.append)
 
     async def wanted_by_a_joiner() -> list[object]:
         store, wanted = PeerStore(tmp_path / "joiner"), list[object]()
         seat = PeerConfig(store, identity_of(store), ZERO_DIGEST, DesiredRole("trainer"))
-        host = training(1, lambda _: None)(seat)
-        host.island.learning = decode_learning(found(beginning, RunSettings()).settings)
-        monkeypatch.setattr(host, "_do", wanted.append)
+        host = training_peer_factory(1, lambda _: None)(seat)
+        host.island.learning = parse_training_spec(founding_blobs(beginning, RunSettings()).settings)
+        monkeypatch.setattr(host, "run_step", wanted.append)
         await host._find_data()
         await host.island.close()
         host.record.close()
@@ -155,8 +155,8 @@ def test_genesis_says_no_folder_of_its_founders_disk(tmp_path: Path, book, name:
     """Others see what the file is called; a file that is called like no file is `own data`."""
     path = tmp_path / name
     path.write_bytes(Path(book).read_bytes())
-    founded = found(built_in(diloco("gpt-nano", rounds=2), str(path)), RunSettings())
-    label = decode_learning(founded.settings).data
+    founded = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), str(path)), RunSettings())
+    label = parse_training_spec(founded.settings).data
     assert label == (name if name == "book.txt" else "own data")
     assert str(tmp_path).encode() not in founded.settings.learning
 
@@ -164,12 +164,12 @@ def test_genesis_says_no_folder_of_its_founders_disk(tmp_path: Path, book, name:
 def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The port is taken: nothing is founded, so the next start may say anything else and still gets a ticket.
     Whoever forgot that its environment names the port is told."""
-    beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+    beginning = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
 
     async def founded(port: int) -> str:
         where = ListenOptions((f"/ip4/127.0.0.1/tcp/{port}",))
         host, ticket = await found_run(
-            tmp_path, beginning, "ada", where, TicketTerms(), training(1, lambda _: None)
+            tmp_path, beginning, "ada", where, TicketTerms(), training_peer_factory(1, lambda _: None)
         )
         assert host.ticket_text() == ticket.text
         await host.stop(farewell=False)
@@ -195,15 +195,17 @@ def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another
 
     def joined(folder: Path, text: str) -> None:
         async def once() -> None:
-            make = training(1, lambda _: None)
+            make = training_peer_factory(1, lambda _: None)
             await (await join_run(folder, text, "trainer", "bob", ListenOptions((), ()), make)).stop(farewell=False)
 
         asyncio.run(once())
 
     async def founded() -> Digest:
-        beginning = found(built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+        beginning = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
         where = ListenOptions(("/ip4/127.0.0.1/tcp/0",))
-        host, _ = await found_run(there, beginning, "ada", where, TicketTerms(), training(1, lambda _: None))
+        host, _ = await found_run(
+            there, beginning, "ada", where, TicketTerms(), training_peer_factory(1, lambda _: None)
+        )
         await host.stop(farewell=False)
         return host.run_id
 
@@ -228,6 +230,6 @@ def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
     start = PeerOptions(tmp_path / "taken", RunConfig())
     (nowhere := tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     with pytest.raises(UsageError, match=r"E-DIR-05 .*nowhere cannot be .*it is a link that leads nowhere"):
-        prepare(nowhere)
+        prepare_folder(nowhere)
     with pytest.raises(UsageError, match=r"E-DIR-05 .*taken cannot be(.*\n)+.*--dir"):
         asyncio.run(run_up(start, SummaryView()))

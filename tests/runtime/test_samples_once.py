@@ -15,8 +15,8 @@ def test_the_place_in_the_data_is_where_a_round_of_other_members_ended(tmp_path,
     async def tell(m: Members) -> None:
         island = m.islands[0]
         nothing = (None,) * m.peers
-        three = await island.do(AdvanceState(0, m.state, nothing, 12, 72, 3, m.shares))
-        five = await island.do(AdvanceState(1, three.state, nothing, 12, 120, 5, m.shares))
+        three = await island.run(AdvanceState(0, m.state, nothing, 12, 72, 3, m.shares))
+        five = await island.run(AdvanceState(1, three.state, nothing, 12, 120, 5, m.shares))
         assert island.states.load(three.state, m.learning.layout).samples == 72
         assert island.states.load(five.state, m.learning.layout).samples == 75 + 120
 
@@ -32,7 +32,7 @@ def test_a_round_that_counts_nobody_leaves_model_momentum_and_place_in_the_data(
         before = m.islands[0].head
         assert float(before.momentum_P.abs().max()) > 0
         nobody = AdvanceState(1, m.state, (None,) * m.peers, 0, 0, m.peers, m.shares)
-        done = await m.islands[0].do(nobody)
+        done = await m.islands[0].run(nobody)
         after = m.islands[0].states.load(done.state, m.learning.layout)
         assert torch.equal(after.anchor_F, before.anchor_F) and torch.equal(after.momentum_P, before.momentum_P)
         assert (after.round, after.samples, after.tokens) == (before.round + 1, before.samples, before.tokens)

@@ -16,7 +16,7 @@ from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import ScoreUpdate, ShowUpdate
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_loss_scoring
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.verification.loss_scoring.policy import opinion_of
@@ -41,7 +41,7 @@ class Scored:
 
     async def work(self, author: int, blob: Digest | None = None, **more) -> ScoreUpdate:
         members, steps = self.members, self.members.recipe.schedule.turn_steps
-        shown = blob or (await members.islands[author].do(ShowUpdate(self.round))).blob
+        shown = blob or (await members.islands[author].run(ShowUpdate(self.round))).blob
         wires = members.islands[author].outbox.wires[self.round]
         work = ScoreUpdate(
             blob=shown,
@@ -62,7 +62,7 @@ class Scored:
         for store in self.members.stores:
             if store.has_blob(work.blob):
                 self.members.stores[scorer].put_blob(store.read_blob(work.blob))
-        return (await self.members.islands[scorer].do(work)).falls
+        return (await self.members.islands[scorer].run(work)).falls
 
 
 async def closed(members: Members, rounds: int) -> Scored:
@@ -102,9 +102,9 @@ def test_what_was_not_committed_to_is_nothing_and_what_is_gone_is_nobodys_fault(
         assert await asked.falls(1, told) == ()
         assert opinion_of(()) == "hollow"
         with pytest.raises(RunFailedError, match="E-SCO-02"):
-            await members.islands[1].do(replace(work, before=digest(b"gone")))
+            await members.islands[1].run(replace(work, before=digest(b"gone")))
         with pytest.raises(RunFailedError, match="E-SCO-01"):
-            await members.islands[0].do(ShowUpdate(99))
+            await members.islands[0].run(ShowUpdate(99))
 
     play(tmp_path, book, tell)
 
@@ -138,13 +138,13 @@ def test_runs_that_cannot_be_scored_are_not_founded_and_not_joined(tmp_path: Pat
     recipe = recipe_for(PLAIN)
     sums = replace(recipe, inner=GradientAccumulation())
     scored = RunSettings(score_rate=0.1, reputation=True)
-    founded = found(built_in(recipe, book), scored)
-    decode_learning(founded.settings)
+    founded = founding_blobs(start_of_built_in(recipe, book), scored)
+    parse_training_spec(founded.settings)
     with pytest.raises(UsageError, match="E-RUN-21"):
-        found(built_in(sums, book), scored)
-    other = found(built_in(sums, book), RunSettings(reputation=True))
+        founding_blobs(start_of_built_in(sums, book), scored)
+    other = founding_blobs(start_of_built_in(sums, book), RunSettings(reputation=True))
     with pytest.raises(PeerFault, match="sums of gradients"):
-        decode_learning(replace(other.settings, score_rate=0.1))
+        parse_training_spec(replace(other.settings, score_rate=0.1))
 
 
 def test_scores_without_records_are_refused_by_name(tmp_path: Path):

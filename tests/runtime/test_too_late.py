@@ -42,7 +42,7 @@ def test_nothing_of_a_peer_comes_after_its_link_is_gone(
             return []
 
     class Island:
-        def name_of(self, message, payload):
+        def digest_of(self, message, payload):
             free.wait(10)
             return Digest(bytes(32))
 

@@ -18,11 +18,11 @@ from atoll.runtime.control.settings_change import (
     numbers_from,
     problem,
 )
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.recipe.inner import rate_at, tuned
 from atoll.training.recipe.methods import data_parallel
 from atoll.training.recipe.recipes import Recipe, diloco
-from atoll.training.spec import TrainingSpec, learning_after
+from atoll.training.spec import TrainingSpec, spec_after
 from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 
 THIRDS = {"fragments": 3, "overlap": 2, "merge": "delta"}
@@ -52,19 +52,19 @@ def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numb
 
 
 def learning_of(recipe: Recipe, book: str) -> TrainingSpec:
-    return decode_learning(found(built_in(recipe, book), RunSettings()).settings)
+    return parse_training_spec(founding_blobs(start_of_built_in(recipe, book), RunSettings()).settings)
 
 
 def test_rates_fall_over_the_steps_that_were_taken_and_those_to_come(book):
     """Ten rounds of 50 steps, then ten of 20: after 700 steps the rate is at its floor, and was not before."""
     before = learning_of(diloco("gpt-nano", rounds=30, seq_len=16), book)
-    after = learning_after(before, ChangedNumbers(RunNumbers(rounds=20, inner_steps=20), 10, 500)).recipe
+    after = spec_after(before, ChangedNumbers(RunNumbers(rounds=20, inner_steps=20), 10, 500)).recipe
     assert (after.schedule.turns, after.schedule.turn_steps) == (20, 20)
     assert rate_at(after.inner, 700) == pytest.approx(after.inner.floor * after.inner.lr)
     assert rate_at(after.inner, 600) > 1.5 * rate_at(after.inner, 700)
-    assert learning_after(before, ChangedNumbers(RunNumbers(owner_s=9.0), 10, 500)) == before
+    assert spec_after(before, ChangedNumbers(RunNumbers(owner_s=9.0), 10, 500)) == before
     each = data_parallel("gpt-nano", rounds=30, seq_len=16, lr=0.003)
-    assert learning_after(learning_of(each, book), ChangedNumbers(RunNumbers(lr=0.1), 3, 3)).recipe.outer.lr == 0.1
+    assert spec_after(learning_of(each, book), ChangedNumbers(RunNumbers(lr=0.1), 3, 3)).recipe.outer.lr == 0.1
 
 
 def test_people_write_keys_of_run_toml_and_are_told_why_others_stay():

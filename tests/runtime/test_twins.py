@@ -17,7 +17,7 @@ from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import EncodeUpdate, ReplayBoth, ShowUpdate, TrainRound, TwinUpdate, UpdateEncoded
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_redundant_training
 from atoll.training.codec import codec_named
 from atoll.training.recipe.gradient import ComputeOptions
@@ -43,8 +43,8 @@ class Twins(Members):
         torch.set_num_threads(1 + index)  # sums come in another order
         try:
             steps = self.steps // 2 if self.halved and index == 0 else self.steps
-            await self.islands[index].do(TrainRound(self.round, steps, 600.0, 1, self.peers))
-            return await self.islands[index].do(EncodeUpdate(self.round, self.shares, late))
+            await self.islands[index].run(TrainRound(self.round, steps, 600.0, 1, self.peers))
+            return await self.islands[index].run(EncodeUpdate(self.round, self.shares, late))
         finally:
             torch.set_num_threads(1)
 
@@ -67,7 +67,7 @@ class Pair:
         for k, peer in enumerate((GUEST, HOST)):
             island = self.members.islands[k]
             wires = island.outbox.wires[self.round]
-            blob = (await island.do(ShowUpdate(self.round))).blob
+            blob = (await island.run(ShowUpdate(self.round))).blob
             rows.append(TwinUpdate(peer, blob, merkle_root(tuple(map(digest, wires))), self._steps))
         return ReplayBoth(self.round, self.before, 1, 2, SHARES, (rows[0], rows[1]))
 
@@ -93,7 +93,7 @@ class Pair:
                 if store.has_blob(row.blob):
                     for other in self.members.stores:
                         other.put_blob(store.read_blob(row.blob))
-        return (await self.members.islands[0].do(work)).apart
+        return (await self.members.islands[0].run(work)).apart
 
 
 async def closed(members: Members) -> Pair:
@@ -166,7 +166,7 @@ def test_what_was_not_committed_to_was_not_shown_and_says_nothing_of_the_other(t
         other = replace(work, rows=(replace(guest, root=digest(b"another")), host))
         assert await pair.apart(other) == (APART_MOST, 0)
         with pytest.raises(RunFailedError, match="E-TWI-01"):
-            await members.islands[1].do(replace(work, before=digest(b"gone")))
+            await members.islands[1].run(replace(work, before=digest(b"gone")))
 
     play(tmp_path, book, tell)
 
@@ -206,13 +206,13 @@ def test_only_recipes_whose_rounds_begin_alike_have_twins(tmp_path: Path, book: 
     for why, other in refused.items():
         assert why in twins_problem(other)
     settings = Twins.settings
-    decode_learning(found(built_in(recipe(), book), settings).settings)
+    parse_training_spec(founding_blobs(start_of_built_in(recipe(), book), settings).settings)
     diloco_here = refused["AdamW carries moments"]
     with pytest.raises(UsageError, match="E-RUN-30"):
-        found(built_in(diloco_here, book), settings)
-    founded = found(built_in(diloco_here, book), RunSettings(reputation=True)).settings
+        founding_blobs(start_of_built_in(diloco_here, book), settings)
+    founded = founding_blobs(start_of_built_in(diloco_here, book), RunSettings(reputation=True)).settings
     with pytest.raises(PeerFault, match="AdamW"):
-        decode_learning(replace(founded, twin_rate=0.1))
+        parse_training_spec(replace(founded, twin_rate=0.1))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from atoll.policy.capability_terms import ValidationRule
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.recipe.state import state_hash
 from atoll.verification.state_validation.policy import ValidatedState, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
@@ -42,36 +42,36 @@ def play(tmp_path: Path, book: str, story: Callable[[Members], Awaitable[None]])
 
 
 async def looked(members: Members, index: int, state: Digest) -> float:
-    return (await members.islands[index].do(ValidateAsked(0, state))).losses[0]
+    return (await members.islands[index].run(ValidateAsked(0, state))).losses[0]
 
 
 async def right(members: Members, index: int, state: Digest) -> float:
-    return (await members.islands[index].do(ValidateAsked(0, state))).right[0]
+    return (await members.islands[index].run(ValidateAsked(0, state))).right[0]
 
 
 async def poisoned(members: Members) -> None:
     """A round in which one of two sends its update a hundred times as large, the other way."""
     steps, recipe = RECIPE.schedule.turn_steps, RECIPE
     for index, island in enumerate(members.islands):
-        await island.do(TrainAsked(members.round, steps, 600.0, index, PEERS))
+        await island.run(TrainAsked(members.round, steps, 600.0, index, PEERS))
     villain = members.islands[1]
     x_F = villain.trainer.read_x()
     x_F.copy_(villain.head.anchor_F - 100 * (x_F - villain.head.anchor_F))
-    updates = [await island.do(EncodeUpdate(members.round, SHARES)) for island in members.islands]
+    updates = [await island.run(EncodeUpdate(members.round, SHARES)) for island in members.islands]
     answers = []
     for part in range(PEERS):
         rows = tuple(
             TaskRow(PeerId(str(k)), steps * recipe.batch, u.parts[part], (PeerId(str(k)),))
             for k, u in enumerate(updates)
         )
-        answers.append((await members.islands[part].do(CombineRows(members.round, part, SHARES, rows))).payload)
+        answers.append((await members.islands[part].run(CombineRows(members.round, part, SHARES, rows))).payload)
     work = AdvanceState(
         members.round, members.state, tuple(answers), steps, steps * recipe.batch * PEERS, PEERS, SHARES
     )
-    (members.state,) = {(await island.do(work)).state for island in members.islands}
+    (members.state,) = {(await island.run(work)).state for island in members.islands}
     members.round += 1
     for island in members.islands:
-        await island.do(AdoptState(members.round - 1, members.vertex(), members.state, (True,) * PEERS))
+        await island.run(AdoptState(members.round - 1, members.vertex(), members.state, (True,) * PEERS))
 
 
 def test_both_measure_the_same_and_a_poisoned_mean_is_far_above_every_bound(tmp_path: Path, book: str):
@@ -147,8 +147,8 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
     async def story(members: Members) -> None:
         (path := tmp_path / "canary.txt").write_text("Quick wafting zephyrs vex bold Jim. " * 300)
         settings = RunSettings(validation=ValidationRule(sets=2))
-        founded = found(built_in(RECIPE, book, str(path)), settings)
-        learning = decode_learning(founded.settings)
+        founded = founding_blobs(start_of_built_in(RECIPE, book, str(path)), settings)
+        learning = parse_training_spec(founded.settings)
         assert learning.canary == state_hash(founded.canary)
         island = members.islands[0]
         island.learning = learning
@@ -156,16 +156,16 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
         with pytest.raises(RunFailedError, match="E-VAL-03"):
             await looked(members, 0, members.state)
         members.stores[0].put_blob(founded.canary)
-        held_out, canary = (await island.do(ValidateAsked(0, members.state))).losses
+        held_out, canary = (await island.run(ValidateAsked(0, members.state))).losses
         assert held_out == await looked(members, 1, members.state) and abs(canary - held_out) > 0.05
         for _ in range(6):
             await members.play()
             island.retention._kept_since.clear()
         assert members.stores[0].has_blob(learning.canary)
-        held_out, later = (await island.do(ValidateAsked(0, members.state))).losses
+        held_out, later = (await island.run(ValidateAsked(0, members.state))).losses
         assert later > held_out + 0.5
         with pytest.raises(PeerFault, match="other sets of data"):
-            decode_learning(replace(founded.settings, validation=ValidationRule()))
+            parse_training_spec(replace(founded.settings, validation=ValidationRule()))
 
     play(tmp_path, book, story)
 
@@ -173,7 +173,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
 def test_canaries_that_the_model_cannot_look_at_are_refused_before_there_is_a_run(tmp_path: Path, book: str):
     (path := tmp_path / "canary.txt").write_text("short")
     with pytest.raises(ValueError, match="5 bytes or tokens of text are too few"):
-        built_in(RECIPE, book, str(path))
+        start_of_built_in(RECIPE, book, str(path))
 
 
 def test_a_state_that_is_not_here_is_an_error_in_words(tmp_path: Path, book: str):
@@ -215,13 +215,13 @@ def test_states_that_validation_needs_stay_whatever_else_is_tidied_away(tmp_path
         island.retention._retention.keep = KeepSection(newest=0, every_rounds=1000, bytes_max=0)
         await members.play()
         good = members.state
-        await island.do(PinBlobs((good,), "validation"))
-        await island.do(PinBlobs((), "audits"))
+        await island.run(PinBlobs((good,), "validation"))
+        await island.run(PinBlobs((), "audits"))
         for _ in range(6):
             await members.play()
             island.retention._kept_since.clear()  # a minute went by
         assert store.has_blob(good)
-        await island.do(PinBlobs((), "validation"))
+        await island.run(PinBlobs((), "validation"))
         await members.play()
         island.retention._kept_since.clear()
         await members.play()

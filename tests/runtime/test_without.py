@@ -37,11 +37,11 @@ class Remembering(Members):
 
     async def train(self, index: int, late: bool = False) -> UpdateEncoded:
         asked = TrainAsked(self.round, self.steps, 600.0, index, self.peers, self.batch)
-        await self.islands[index].do(asked)
+        await self.islands[index].run(asked)
         if index == self.villain:
             x_F, anchor_F = self.trainers[index].read_x(), self.islands[index].head.anchor_F
             x_F.copy_(anchor_F + self.far * (x_F - anchor_F))
-        sent = await self.islands[index].do(EncodeUpdate(self.round, self.shares, late))
+        sent = await self.islands[index].run(EncodeUpdate(self.round, self.shares, late))
         self.sent[index] = sent.parts
         return sent
 
@@ -54,16 +54,16 @@ class Remembering(Members):
         weight, parts = steps * self.recipe.batch, list[PartRows]()
         for part in range(self.peers):
             rows = tuple(ArchivedRow(part, PeerId(str(k)), (), sent[part]) for k, sent in self.sent.items())
-            blobs = await self.islands[0].do(KeepRows(rows))
+            blobs = await self.islands[0].run(KeepRows(rows))
             parts.append(PartRows(tuple((row.peer, weight, blob) for row, blob in zip(rows, blobs, strict=True))))
-        await self.islands[0].do(HoldRows(tuple(blob for part in parts for _, _, blob in part.rows)))
+        await self.islands[0].run(HoldRows(tuple(blob for part in parts for _, _, blob in part.rows)))
         samples = weight * len(self.sent)
         return LeaveOneOut(
             round, before, self.state, self.shares, tuple(parts), "mean", 0, steps, samples, self.peers, self.batch
         )
 
     async def asked(self, work: LeaveOneOut) -> LeaveOneOutResult:
-        return await self.islands[0].do(work)
+        return await self.islands[0].run(work)
 
 
 @pytest.mark.parametrize("how", [{"overlap": 0, "fragments": 1}, {"overlap": 3, "fragments": 2}], ids=str)

@@ -14,7 +14,7 @@ from atoll.peer.settings import RunSettings
 from atoll.runtime.bootstrap import CLOCK_IS_RIGHT, ListenOptions, TicketTerms, found_run, join_run, resume_run
 from atoll.runtime.driver import PeerConfig
 from atoll.runtime.training_peer import TrainingPeer
-from atoll.runtime.training_spec import built_in, found
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import diloco
 
@@ -50,7 +50,7 @@ async def closes(host: TrainingPeer, rounds: int) -> None:
 
 async def founded(folder: Path, book: str) -> TrainingPeer:
     recipe = diloco("gpt-nano", rounds=1000, inner_steps=2, batch=2, seq_len=16)
-    beginning = found(built_in(recipe, book), RunSettings())
+    beginning = founding_blobs(start_of_built_in(recipe, book), RunSettings())
     host, _ = await found_run(folder, beginning, "ada", ListenOptions(), TicketTerms(), make)
     return host
 

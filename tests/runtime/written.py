@@ -6,7 +6,7 @@ import pytest
 
 from atoll.base.errors import UsageError
 from atoll.peer.settings import RunSettings
-from atoll.runtime.config import forgone, load_config, recipe_of, settings_of
+from atoll.runtime.config import load_config, missing_protections, recipe_of, settings_of
 
 
 def trouble(*sets: str) -> UsageError:
@@ -20,4 +20,4 @@ def trusted(*sets: str) -> tuple[RunSettings, list[str]]:
     """The run that they make, and what it does without."""
     config = load_config(None, sets, {})
     recipe = recipe_of(config)
-    return settings_of(config, recipe), forgone(config, recipe, 0)
+    return settings_of(config, recipe), missing_protections(config, recipe, 0)

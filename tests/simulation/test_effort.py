@@ -13,7 +13,7 @@ from atoll.base.machine import Fact
 from atoll.base.workload import BatchGrowth, WorkloadPolicy, WorkloadProgress
 from atoll.peer.events import AuditVerdict, RoundClosed, TrainEnded
 from atoll.peer.peer import Peer
-from atoll.peer.round.context import ground_after
+from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import check_body
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeReplay
@@ -63,14 +63,14 @@ class Story:
         return machine
 
     def _overhear(self, island: VirtualWorker) -> None:
-        do, island.chain = island.do, VirtualChain(island.me) if self.audited else None
+        do, island.chain = island.run, VirtualChain(island.me) if self.audited else None
 
         def does(work: object) -> object:
             if isinstance(work, JudgeReplay):
                 self.judged.append(work)
             return do(work)
 
-        island.do = does
+        island.run = does
 
     def _watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, TrainEnded):
@@ -185,5 +185,5 @@ def _head(story: Story, round: int):
 def _flaw(story: Story, body) -> str | None:
     peer, round = story.peer, body.round - 1
     plan = plan_round(*_head(story, round), peer.settings.round)
-    ground = ground_after(peer.settings, plan, _head(story, round)[1], peer.pool.recent(), peer.history.notary.run)
+    ground = context_after(peer.settings, plan, _head(story, round)[1], peer.pool.recent(), peer.history.notary.run)
     return check_body(ground, peer.history.notary, body, body.time_s)

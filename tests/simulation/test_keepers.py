@@ -34,9 +34,9 @@ def test_a_body_that_names_another_as_its_writer_gets_no_vote():
 
     def under_another_name(liar: ByzantineMember, send: Send) -> list[Effect]:
         round = liar.peer.round
-        if round is not None and "write" not in vars(round.my_body):
-            write, other = round.my_body.write, liar.others[0]
-            vars(round.my_body)["write"] = lambda *args: replace(write(*args), proposer=other)
+        if round is not None and "write" not in vars(round.proposal):
+            write, other = round.proposal.write, liar.others[0]
+            vars(round.proposal)["write"] = lambda *args: replace(write(*args), proposer=other)
         return [send]
 
     stage, facts = ScenarioContext("keepers", 1, 4, 8, "two-thirds"), list[Fact]()

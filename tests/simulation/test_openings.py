@@ -325,7 +325,7 @@ def test_who_starts_again_still_says_where_the_openings_lie_that_it_laid_out(
 
     def shown(round: int) -> dict[int, tuple[tuple[PeerId, ...], Digest | None]]:
         """By the number of each opening of what it answered: who may ask for it, and where it lies."""
-        mine = node.machine.inspectors.find(ReplayAudits)
+        mine = node.machine.verifiers.find(ReplayAudits)
         cases = (case for key, case in mine.docket.cases.items() if key[:2] == (round, owner))
         return {case.number: (case.order, mine.exhibits.get(case.key)) for case in cases}
 

@@ -49,7 +49,9 @@ def test_whoever_stands_in_and_lies_is_opened_like_any_owner():
 
     def stands_in(part: int) -> bool:
         round = cast(ByzantineMember, node.machine).peer.round
-        return round is not None and round.reduce is not None and round.reduce.gathers[part].owner_index >= OWNERS
+        return (
+            round is not None and round.reduce is not None and round.reduce.accumulators[part].owner_index >= OWNERS
+        )
 
     def standing() -> str:
         assert stage.newest is not None

@@ -141,7 +141,7 @@ def test_a_jury_makes_doubted_parts_again_and_nobody_else_asks_for_a_row(monkeyp
     open_row = AllReduce._open_row
 
     def watch(reduce: AllReduce, sender: PeerId, part: int, author: PeerId) -> list[Effect]:
-        wishes.append(reduce.plan.opens(part, sender))
+        wishes.append(reduce.plan.recomputes_disputes(part, sender))
         return open_row(reduce, sender, part, author)
 
     monkeypatch.setattr(AllReduce, "_open_row", watch)

@@ -69,7 +69,9 @@ class Placed:
         node = self.world.nodes[seeker]
         assert isinstance(node.machine, Peer)
         for e in self.old:
-            self.world.carry_out(node, node.machine.downloads.seek(e.state, node.clock.local(self.world.now)))
+            self.world.carry_out(
+                node, node.machine.downloads.fetch_state(e.state, node.clock.local(self.world.now))
+            )
         states = {e.state for e in self.old}
         self.until(
             lambda: states <= {f.state for who, f in self.facts if who == seeker and type(f) is StateRebuilt}
@@ -103,7 +105,7 @@ def test_with_five_gone_nothing_is_made_up():
     node = placed.swarm.honest[0]
     assert isinstance(node.machine, Peer)
     placed.world.carry_out(
-        node, node.machine.downloads.seek(placed.old[0].state, node.clock.local(placed.world.now))
+        node, node.machine.downloads.fetch_state(placed.old[0].state, node.clock.local(placed.world.now))
     )
     placed.until(lambda: placed.told(StateLost))
     assert placed.told(StateLost)[0].why.startswith("5 of 6 pieces") and not placed.told(StateRebuilt)

@@ -16,7 +16,7 @@ from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.scenarios.colluding_poisoners import PoisonHarm, bound, play_poisoners
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.training.exchange import statistic
-from atoll.training.robust.attacks import lies
+from atoll.training.robust.attacks import attack_rows
 
 REFUSED = ("huge", "nan", "inf")  # by every codec
 
@@ -74,7 +74,7 @@ def test_poisoners_know_what_the_honest_will_send_and_send_it_together(attack: s
     for said in gang.said.values():
         honest_HV = torch.stack([said[peer] for peer in sorted(said.keys() - gang.liars)])
         told = [said[peer] for peer in sorted(gang.liars)]
-        assert len(honest_HV) == 5 and torch.equal(torch.stack(told), lies(attack, honest_HV, 2, gang.rule))
+        assert len(honest_HV) == 5 and torch.equal(torch.stack(told), attack_rows(attack, honest_HV, 2, gang.rule))
 
 
 def test_bounds_are_those_of_the_paper():

@@ -18,11 +18,11 @@ from atoll.policy.topology_cost import AgreedLinks, predict
 from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     butterfly,
-    counts,
-    fanned,
     hierarchical,
+    limit_fan,
     ring,
     star,
+    traffic_counts,
     tree,
 )
 from atoll.simulation.signatures import peer_name
@@ -39,7 +39,7 @@ def names(count: int) -> tuple[PeerId, ...]:
 def topology_named(name: str, peers: tuple[PeerId, ...]) -> ReduceTopology:
     return {
         "butterfly": lambda: butterfly(peers, b"seed"),
-        "hierarchical": lambda: hierarchical(fanned(peers, b"seed", fan=4), b"seed"),
+        "hierarchical": lambda: hierarchical(limit_fan(peers, b"seed", fan=4), b"seed"),
         "tree": lambda: tree(peers, b"seed", pieces=4),
         "star": lambda: star(peers, b"seed", pieces=4),
         "ring": lambda: ring(peers, b"seed"),
@@ -73,7 +73,7 @@ def test_peers_send_what_the_plan_counts(name: str, count: int):
     peers = names(count)
     topology = topology_named(name, peers)
     knobs = ReductionKnobs(update_bytes=1000 * len(topology.parts))
-    outcome, planned = Reduction(3, peers, topology, knobs).run(), counts(topology, peers)
+    outcome, planned = Reduction(3, peers, topology, knobs).run(), traffic_counts(topology, peers)
     messages, sent = outcome.messages.values(), outcome.sent_bytes.values()
     assert max(messages) == planned.messages_max
     assert sum(messages) / count == pytest.approx(planned.messages_mean, rel=1e-12)
@@ -130,7 +130,7 @@ def test_three_hundred_peers_with_deaths_are_reduced_hierarchically():
     """Fifteen die; the busiest of the others still sends a handful of updates, not hundreds."""
     peers = names(300)
     knobs = ReductionKnobs(death_rate=0.05, deaths_until_s=0.25, detect_spread_s=0.0)
-    outcome = Reduction(1, peers, hierarchical(fanned(peers, b"seed"), b"seed"), knobs).run()
+    outcome = Reduction(1, peers, hierarchical(limit_fan(peers, b"seed"), b"seed"), knobs).run()
     check_counting(outcome)
     assert outcome.alive == 285 and outcome.seconds < 3 * knobs.detect_s
     assert max(outcome.sent_bytes.values()) < 20 * knobs.update_bytes
@@ -139,7 +139,7 @@ def test_three_hundred_peers_with_deaths_are_reduced_hierarchically():
 def test_everybody_holds_one_copy_of_each_answer():
     """The longest names make answers of 270 peers as long as those of more; only who made one has its own, too."""
     peers = tuple(PeerId(f"{'x' * 61}{i:03}") for i in range(270))
-    game = Reduction(1, peers, hierarchical(fanned(peers, b"seed"), b"seed"))
+    game = Reduction(1, peers, hierarchical(limit_fan(peers, b"seed"), b"seed"))
     game.run()
     for part in range(game.plan.parts):
         assert len({id(game.machines[peer].answers[part].answered) for peer in peers}) == 2

@@ -20,7 +20,7 @@ from atoll.peer.tasks import EncodeUpdate, UpdateEncoded
 from atoll.policy import reputation
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.policy.reputation import FLOOR, influence_of, scores_of, tier_of
-from atoll.protocol.allreduce.weighted import influenced
+from atoll.protocol.allreduce.weighted import apply_influence
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
@@ -190,8 +190,8 @@ class Recorder(TensorWorker):
         super().__init__(*how)  # pyright: ignore[reportArgumentType]
         self.sent: dict[int, torch.Tensor] = {}
 
-    def do(self, work: object) -> object:
-        done = super().do(work)
+    def run(self, work: object) -> object:
+        done = super().run(work)
         if isinstance(work, EncodeUpdate) and isinstance(done, UpdateEncoded):
             wire = bytearray(b"".join(bytes(part.data) for part in done.parts))
             self.sent[work.round] = torch.frombuffer(wire, dtype=torch.float32)
@@ -270,10 +270,10 @@ def weights_in(body: VertexBody) -> dict[PeerId, float]:
 
 def test_weights_keep_their_sum_and_what_is_no_weight_is_left_to_its_judges():
     names, worth = (PeerId("a"), PeerId("b"), PeerId("c")), {PeerId("a"): 1000, PeerId("b"): 3000, PeerId("c"): 7}
-    assert influenced(names, (0.5, 0.25, 0.0), worth) == pytest.approx([0.3, 0.45, 0.0])
+    assert apply_influence(names, (0.5, 0.25, 0.0), worth) == pytest.approx([0.3, 0.45, 0.0])
     for odd in ((float("nan"), 1.0, 0.0), (-1.0, 1.0, 0.0), (1e308, 1e308, 1e308), (0.0, 0.0, 0.0)):
-        assert influenced(names, odd, worth) is odd
-    assert influenced(names, (0.5, 0.25, 0.0), {}) == (0.5, 0.25, 0.0)
+        assert apply_influence(names, odd, worth) is odd
+    assert apply_influence(names, (0.5, 0.25, 0.0), {}) == (0.5, 0.25, 0.0)
 
 
 def test_order_statistics_count_every_row_once():

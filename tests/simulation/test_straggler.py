@@ -106,7 +106,7 @@ def test_an_update_that_nobody_was_told_of_is_none():
         swarm = gather(*words, **more)
         swarm.world.watchers.append(watch)
         island = swarm.world.nodes[swarm.founders[-1]].island
-        takes_s, do = island.takes_s, island.do
+        takes_s, do = island.takes_s, island.run
 
         def does(work: object) -> object:
             if isinstance(work, AdoptState):
@@ -119,7 +119,7 @@ def test_an_update_that_nobody_was_told_of_is_none():
                 return 0.55
             return takes_s(work)
 
-        island.takes_s, island.do = takes, does
+        island.takes_s, island.run = takes, does
         return swarm
 
     stage.gather = gathered

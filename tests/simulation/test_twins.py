@@ -86,9 +86,9 @@ def test_nothing_that_members_say_depends_on_whose_samples_they_take(monkeypatch
                 taken.add((island.me, work.round, work.shard))
             return plain(island, work)
 
-        plain = RedundancyVirtualWorker.do
+        plain = RedundancyVirtualWorker.run
         with monkeypatch.context() as patched:
-            patched.setattr(RedundancyVirtualWorker, "do", do)
+            patched.setattr(RedundancyVirtualWorker, "run", do)
             stage = ScenarioContext("twins", 3, 4, 8, "two-thirds")
             told = play_twins(stage, {}, share=1.0)
         revealed = min(of for of, _ in told.found) + 1 if told.found else 99

@@ -112,7 +112,7 @@ def _cry(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     """About an honest row that it holds as an owner: a true leaf, other bytes, other numbers, another round's plan,
     and a bare accusation."""
     reduce = villain.peer.round.reduce if villain.peer.round is not None else None
-    gathers = reduce.gathers.items() if reduce is not None else ()
+    gathers = reduce.accumulators.items() if reduce is not None else ()
     held = [(part, row) for part, gather in gathers for peer, row in gather.rows.items() if peer not in NAMES]
     if not held:
         return []

@@ -20,7 +20,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, encode
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.evidence import contradiction, why_not
+from atoll.wire.evidence import contradiction, evidence_flaw
 from atoll.wire.messages.statements import Vote
 from atoll.wire.messages.vertex import Vertex
 
@@ -85,12 +85,15 @@ def test_who_votes_twice_is_proven_to_have_by_signatures_of_either_kind():
     run, ada, bob = bytes(32), keys.signer(0, bytes(32)), keys.signer(1, bytes(32))
     votes = [StatementSigner(run, ada, keys.verifier).sign(Vote(4, 0, "commit", bytes([k]) * 32)) for k in (1, 2)]
     evidence = contradiction(run, ada.vote_key, *votes, certificate=ada.certificate)
-    assert why_not(evidence, keys.verifier) is None
-    assert why_not(evidence, keys.verifier, ada.vote_key) is None
+    assert evidence_flaw(evidence, keys.verifier) is None
+    assert evidence_flaw(evidence, keys.verifier, ada.vote_key) is None
     again = StatementSigner(run, ada, keys.verifier).sign(Vote(4, 0, "commit", bytes([1]) * 32))
     assert again.signature != votes[0].signature  # randomised: what is compared are words, never signatures
-    assert why_not(replace(evidence, second=again, first=votes[0]), keys.verifier) is not None
-    assert why_not(replace(evidence, vote_key=bob.vote_key, certificate=bob.certificate), keys.verifier) is not None
+    assert evidence_flaw(replace(evidence, second=again, first=votes[0]), keys.verifier) is not None
+    assert (
+        evidence_flaw(replace(evidence, vote_key=bob.vote_key, certificate=bob.certificate), keys.verifier)
+        is not None
+    )
 
 
 def test_a_genesis_whose_own_member_votes_by_another_kind_is_believed_by_nobody():

@@ -21,7 +21,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import EncodeUpdate, UpdateEncoded
 from atoll.policy.fault_tolerance import DISTANCES
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.buffers import name_of, weights_in
+from atoll.protocol.allreduce.buffers import weights_digest, weights_of
 from atoll.protocol.allreduce.events import OwnerFailed, PartAnswered, RowsWeighed, RowUndecodable
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
@@ -48,8 +48,8 @@ class Recorder(TensorWorker):
         self.sent: dict[int, torch.Tensor] = {}
         self.cuts: dict[int, tuple[int, ...]] = {}
 
-    def do(self, work: object) -> object:
-        done = super().do(work)
+    def run(self, work: object) -> object:
+        done = super().run(work)
         if isinstance(work, EncodeUpdate) and isinstance(done, UpdateEncoded):
             wire = bytearray(b"".join(bytes(part.data) for part in done.parts))
             self.sent[work.round] = torch.frombuffer(wire, dtype=torch.float32)
@@ -214,7 +214,7 @@ def test_an_owner_may_die_at_any_moment_where_neighbours_are_mixed(phase):
     bounds = part_bounds(VALUES, stage.island.cuts[0])
     for signed, (lo, hi) in zip(first.body.parts, bounds, strict=True):
         names = decode_statement(signed.body, signed.signer).contributors
-        rule = RowStatistic("nnm + trimmed_mean", 2, weights_in(weighing, names))
+        rule = RowStatistic("nnm + trimmed_mean", 2, weights_of(weighing, names))
         rows = [(1, FP32.encode(row[lo:hi].clone())) for row in stage.updates(0, names)]
         made.append(FP32.decode(combine(rows, hi - lo, FP32, FP32, rule).wire, hi - lo))
     assert torch.equal(stage.anchor(0), -torch.cat(made))
@@ -279,7 +279,7 @@ def test_voters_refuse_a_body_that_says_something_else_of_its_rows():
         ),
         (replace(body, weighing=replace(weighing, weights=weighing.weights[::-1])), "another weighing"),
         (replace(body, weighing=replace(weighing, without=(0,))), "another weighing"),
-        (replace(body, weighing=replace(weighing, compared=name_of(weighing))), "another weighing"),
+        (replace(body, weighing=replace(weighing, compared=weights_digest(weighing))), "another weighing"),
         (replace(body, parts=(None,) * len(body.parts), commits=()), "nobody weighed"),
     ):
         assert why in (check_body(ground, notary, wrong, body.time_s) or "nothing is wrong")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec
 from atoll.training.recipe.outer import SHARED
-from atoll.training.recipe.state import SharedState, decode_parts, moved_by
+from atoll.training.recipe.state import SharedState, apply_update, decode_parts
 
 
 def advance(
@@ -30,6 +30,6 @@ def advance(
     """
     lo, hi = turn or (0, len(state.anchor_F))
     combined_N = decode_parts(parts, bounds, [codec] * len(bounds), hi - lo)
-    return moved_by(
+    return apply_update(
         combined_N, state, outer, steps=steps, samples=samples, tokens=tokens, counters=counters, turn=turn
     )

@@ -17,12 +17,12 @@ from atoll.training.codec import CODECS, Codec, SharedKnowledge, codec_named
 from atoll.training.codec.compiled import native
 from atoll.training.data.order import mixed
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import SOLVES, compare, weigh
+from atoll.training.exchange.distance_weights import SOLVES, compare_rows, weigh_rows
 from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import AgreementNesterov, Nesterov, outer_step
 from atoll.training.recipe.reply_formats import ReplyFormat
-from atoll.training.recipe.state import SharedState, moved_by, state_bytes, state_hash
+from atoll.training.recipe.state import SharedState, apply_update, state_bytes, state_hash
 from atoll.training.recipe.update import part_bounds
 
 N = 300_003  # two spans, and a last block that is not full
@@ -74,7 +74,7 @@ def golden() -> dict[str, str]:
             answer = combine(rows, N, codec, family[reply]).wire
             found[f"{name} combine {reply}"] = digest(answer).hex()[:16]
         if name in COMPARED:
-            found[f"{name} compare"] = digest(compare(rows, N, codec).products).hex()[:16]
+            found[f"{name} compare"] = digest(compare_rows(rows, N, codec).products).hex()[:16]
     if native.kernels is None:
         found |= factors() | gathered() | weights()
     found["adamw state"] = two_gradients()
@@ -85,9 +85,9 @@ def golden() -> dict[str, str]:
 def gathered() -> dict[str, str]:
     """Gathered rows, in a reply without a sum by the owner; the outer step with agreement momentum."""
     how = ReplyFormat(codec_named("sparseloco"), None, "mean", False, (N - 1000, 1000))
-    answer = how.answer([(seed + 1, how.up.encode(numbers(seed))) for seed in range(3)]).wire
+    answer = how.encode([(seed + 1, how.up.encode(numbers(seed))) for seed in range(3)]).wire
     assert answer is not None
-    value_N, agree_N = how.read(answer).value_N, numbers(5).abs() * 900
+    value_N, agree_N = how.decode(answer).value_N, numbers(5).abs() * 900
     moved = outer_step(AgreementNesterov(), numbers(1), numbers(2), value_N, 3, agree_N)
     return {
         "gathered answer": digest(answer).hex()[:16],
@@ -126,9 +126,9 @@ def weights() -> dict[str, str]:
     for part in range(2):
         inputs = [numbers(seed + 10 * part, 9_000) * (30 if seed > 4 else 1) for seed in range(7)]
         parts.append(
-            (names, compare([(1, CODECS["fp32"].encode(x)) for x in inputs], 9_000, CODECS["fp32"]).products)
+            (names, compare_rows([(1, CODECS["fp32"].encode(x)) for x in inputs], 9_000, CODECS["fp32"]).products)
         )
-    found = {rule: np.array(weigh(rule, 2, names, parts)).tobytes() for rule in sorted(SOLVES)}
+    found = {rule: np.array(weigh_rows(rule, 2, names, parts)).tobytes() for rule in sorted(SOLVES)}
     return {f"{rule} weights": digest(made).hex()[:16] for rule, made in found.items()}
 
 
@@ -142,7 +142,7 @@ def two_gradients() -> str:
     state = SharedState(numbers(9) * 100, torch.zeros(N - 100), torch.zeros(0, dtype=torch.int64), 6, 333)
     outer = AdamW(clip_norm=0.01, warmup_steps=10, total_steps=1000)
     for seed in range(2):
-        state = moved_by(numbers(seed), state, outer, steps=1, samples=8, tokens=8)
+        state = apply_update(numbers(seed), state, outer, steps=1, samples=8, tokens=8)
     return state_hash(state_bytes(state, layout)).hex()[:16]
 
 

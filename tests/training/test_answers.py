@@ -34,10 +34,10 @@ def test_gathered_rows_give_everybody_the_mean_without_a_second_loss(up: str, ki
     """The same bits as if all had every row; where rows would be longer than what they make, that is sent."""
     how = answering(up)
     rows = rows_of(how.up)
-    done = how.answer(rows)
+    done = how.encode(rows)
     assert done.wire is not None and done.counted == (0, 1, 2) and HEAD.unpack_from(done.wire)[0] == kind
     wanted = gather(rows, N, how.up).mean_N
-    assert wanted is not None and torch.equal(how.read(done.wire).value_N, wanted)
+    assert wanted is not None and torch.equal(how.decode(done.wire).value_N, wanted)
     assert len(done.wire) <= 4 * N + HEAD.size
 
 
@@ -46,11 +46,11 @@ def test_gathered_rows_give_everybody_the_mean_without_a_second_loss(up: str, ki
 def test_rows_are_scaled_tensor_by_tensor_as_in_experiments(statistic: Statistic, down: str | None):
     how = answering("int8", down, statistic)
     rows = rows_of(how.up)
-    done = how.answer(rows)
+    done = how.encode(rows)
     assert done.wire is not None
     wanted = made_of(statistic, [(w, how.up.decode(wire, N)) for w, wire in rows], SIZES)
     assert wanted is not None
-    torch.testing.assert_close(how.read(done.wire).value_N, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(how.decode(done.wire).value_N, wanted, rtol=1e-5, atol=1e-6)
     plain = gather(rows, N, how.up).mean_N
     assert plain is not None and (wanted - plain).norm() > 0.1 * plain.norm(), "the long row counts for less"
 
@@ -59,9 +59,9 @@ def test_an_owner_says_how_much_the_updates_agree_beside_the_encoded_mean():
     how = answering("int8", "int8", agreeing=True)
     rows = rows_of(how.up)
     rows[2] = (3, rows[0][1])
-    done = how.answer(rows)
+    done = how.encode(rows)
     assert done.wire is not None and HEAD.unpack_from(done.wire)[0] == MEAN
-    said, plain = how.read(done.wire), combine(rows, N, how.up, codec_named("int8")).wire
+    said, plain = how.decode(done.wire), combine(rows, N, how.up, codec_named("int8")).wire
     assert said.agreement == pytest.approx(agreement(rows, N, how.up)) and 0.2 < said.agreement < 0.5
     assert plain is not None and torch.equal(said.value_N, codec_named("int8").decode(plain, N))
 
@@ -70,31 +70,31 @@ def test_rows_without_weight_are_in_it_and_add_nothing():
     how = answering("2bit", statistic="clipped")
     rows = rows_of(how.up)
     silent = [*rows, (0, rows[1][1])]
-    done = how.answer(silent)
+    done = how.encode(silent)
     assert done.wire is not None and done.counted == (0, 1, 2, 3)
-    assert done.wire == how.answer(rows).wire
-    assert how.answer([(0, rows[0][1])]).why == "no row has any weight"
+    assert done.wire == how.encode(rows).wire
+    assert how.encode([(0, rows[0][1])]).why == "no row has any weight"
 
 
 def test_a_row_that_does_not_decode_is_named_and_the_others_count():
     how = answering("2bit")
     rows = rows_of(how.up)
-    done = how.answer([rows[0], (1, b"garbage"), rows[2]])
+    done = how.encode([rows[0], (1, b"garbage"), rows[2]])
     assert [index for index, _ in done.faults] == [1] and done.counted == (0, 2)
-    assert done.wire == how.answer([rows[0], rows[2]]).wire
+    assert done.wire == how.encode([rows[0], rows[2]]).wire
 
 
 @given(st.data())
 def test_whatever_an_owner_sends_is_read_or_is_its_fault(data: st.DataObject):
     """Invariant: a PeerFault, or N finite-length values and an agreement of 0 … 1; nothing else is ever raised."""
     how = answering(data.draw(st.sampled_from(["sparseloco", "2bit"])), statistic="clipped")
-    wire = bytearray(how.answer(rows_of(how.up, 2)).wire or b"")
+    wire = bytearray(how.encode(rows_of(how.up, 2)).wire or b"")
     for _ in range(data.draw(st.integers(0, 4))):
         at = data.draw(st.integers(0, min(len(wire) - 1, 80)))
         wire[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.one_of(st.just(len(wire)), st.integers(0, len(wire))))
     try:
-        said = how.read(bytes(wire[:cut]) + data.draw(st.binary(max_size=8)))
+        said = how.decode(bytes(wire[:cut]) + data.draw(st.binary(max_size=8)))
     except PeerFault:
         return
     assert len(said.value_N) == N and 0 <= said.agreement <= 1
@@ -113,7 +113,7 @@ def test_whatever_an_owner_sends_is_read_or_is_its_fault(data: st.DataObject):
 )
 def test_an_answer_of_another_recipe_is_refused(how: ReplyFormat, wire: bytes):
     with pytest.raises(PeerFault):
-        how.read(wire)
+        how.decode(wire)
 
 
 def test_an_owner_refuses_to_answer_with_what_nobody_would_read():
@@ -123,4 +123,4 @@ def test_an_owner_refuses_to_answer_with_what_nobody_would_read():
     rows = [(1, bytes(how.up.encode(torch.ones(N) * size))) for size in (1e-3, 1e-3, 1e18)]
     rows += [(1, wire) for _, wire in rows]
     with pytest.raises(ValueError, match="diverged"):
-        how.answer(rows)
+        how.encode(rows)

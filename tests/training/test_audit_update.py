@@ -13,7 +13,7 @@ from atoll.training.exchange.layout import layout_of
 from atoll.training.models import build_model
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.recipes import diloco
-from atoll.training.recipe.update import encode_update, part_bounds, settle
+from atoll.training.recipe.update import encode_update, part_bounds, settle_error_feedback
 from atoll.verification.replay_audit.judge import ChainMismatch, ReplayAccepted, ReplayMismatch, judge_update
 from atoll.verification.replay_audit.replay import TrainerSnapshot, TrainingAssignment, name_of
 from atoll.verification.replay_audit.state_chain import ChainClaim, StateChain, memory_name
@@ -94,8 +94,8 @@ def test_error_feedback_cannot_carry_poison_from_one_round_to_the_next():
 def test_what_a_fully_counted_update_leaves_is_what_the_next_begins_with():
     """So the link between two rounds costs 32 bytes: settling changes nothing where every part was counted."""
     said = Said(memory_F=noise(3, 1e-4))
-    assert memory_name(settle(said.update, [True] * 3, INT8)) == said.claim.left
-    assert memory_name(settle(said.update, [True, False, True], INT8)) != said.claim.left
+    assert memory_name(settle_error_feedback(said.update, [True] * 3, INT8)) == said.claim.left
+    assert memory_name(settle_error_feedback(said.update, [True, False, True], INT8)) != said.claim.left
 
 
 def test_compressed_parts_are_compared_by_what_they_hold():

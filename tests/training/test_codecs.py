@@ -270,7 +270,7 @@ def test_whoever_hashes_a_wire_is_shown_all_of_it_in_order(name):
     x, codec = gaussian(n, 1.0, 3), made(name, n)
     x[SPAN + 5] = 2 * VALUE_MAX
     wire = codec.encode(x)
-    showing = codec.showing(lambda stretch: shown.append(bytes(memoryview(stretch))))
+    showing = codec.with_hashing(lambda stretch: shown.append(bytes(memoryview(stretch))))
     assert bytes(showing.encode(x)) == b"".join(shown) == bytes(wire)
     shown.clear()
     again = showing.encode_spans(n, (x[lo : lo + SPAN] for lo in range(0, n, SPAN)))

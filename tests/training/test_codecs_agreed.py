@@ -24,7 +24,14 @@ from atoll.training.recipe.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.recipe.update import RoundInputs, encode_update, part_bounds, part_codec, part_codecs, settle
+from atoll.training.recipe.update import (
+    RoundInputs,
+    encode_update,
+    part_bounds,
+    part_codec,
+    part_codecs,
+    settle_error_feedback,
+)
 
 PEERS, ROUNDS = 2, 3
 NAMES = ("randk:0.1", "randk:0.1+int8", "delta+int8", "changed+int8", "lowrank:2+int8", "topk-rice:0.1+2means+auto")
@@ -64,7 +71,7 @@ class Member:
         after = advance(
             *(self.state, answers, self.bounds, CODECS["int8"], Nesterov(1.0, 0.5)), steps=1, samples=1, tokens=1
         )
-        self.memory_F = settle(self.update, counted, self.codecs)
+        self.memory_F = settle_error_feedback(self.update, counted, self.codecs)
         self.state = state_from_bytes(state_bytes(after, self.layout), self.layout)  # as from another's disk
 
 
@@ -91,7 +98,7 @@ def test_what_was_not_counted_goes_back_into_error_feedback(name):
     member = Member(name)
     member.encode(0, 1)
     told = sum_of(member)
-    settled = settle(member.update, [True, False], member.codecs)
+    settled = settle_error_feedback(member.update, [True, False], member.codecs)
     lo, hi = member.bounds[1]
     assert torch.equal(settled[:lo], member.update.memory_F[:lo])
     assert torch.allclose(settled[lo:hi], told[lo:hi], atol=1e-7)

@@ -97,7 +97,7 @@ def test_error_feedback_there_is_that_of_the_cpu(name: str):
     codec, x_N, owed_N = codec_named(name), torch.randn(3 * SPAN // 2), torch.randn(3 * SPAN // 2) / 8
     wire, left_N = pack(codec, x_N, owed_N, 1.0)
     left_there_N = torch.empty_like(x_N)
-    assert bytes(device.pack_there(codec, x_N, owed_N, left_there_N)) == bytes(wire)
+    assert bytes(device.pack_on_device(codec, x_N, owed_N, left_there_N)) == bytes(wire)
     assert bits(left_there_N) == bits(left_N)
 
 
@@ -110,7 +110,7 @@ def test_error_feedback_there_is_that_of_the_cpu(name: str):
 @settings(max_examples=200, deadline=None)
 def test_a_gpu_makes_the_same_bytes(name: str, x: torch.Tensor):
     codec = codec_named(name)
-    assert device.works_on(codec, x.cuda())
+    assert device.is_supported_on(codec, x.cuda())
     try:
         wire = bytes(codec.encode(x))
     except ValueError:

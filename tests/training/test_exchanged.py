@@ -12,7 +12,7 @@ import atoll
 from atoll.crypto.digest import digest
 from atoll.training.data import TextDataset
 from atoll.training.exchange.layout import base_digest, difference, flatten, layout_digest, layout_of, unflatten
-from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged
+from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
 from atoll.training.models import build_model
 from atoll.training.recipe.methods import diloco
 
@@ -110,8 +110,8 @@ def test_a_base_in_another_dtype_is_another_base():
 def test_names_choose_what_travels():
     """By pattern, whatever is frozen; a tied tensor by any of its names; a buffer by its own."""
     model = tuned().requires_grad_(True)
-    assert exchanged(model, ["*lora*"]) == {"body.0.lora_a", "body.0.lora_b"}
-    assert "body.1.running_mean" in exchanged(model, ["*lora*", "*.running_*"])
+    assert exchanged_names(model, ["*lora*"]) == {"body.0.lora_a", "body.0.lora_b"}
+    assert "body.1.running_mean" in exchanged_names(model, ["*lora*", "*.running_*"])
     tied = nn.ModuleDict({"read": nn.Embedding(5, 3), "body": nn.Linear(3, 3), "write": nn.Linear(3, 5, False)})
     tied["write"].weight = tied["read"].weight
     layout = layout_of(tied, ["write.*"])
@@ -121,17 +121,17 @@ def test_names_choose_what_travels():
 
 def test_a_choice_that_cannot_be_meant_is_refused():
     with pytest.raises(ValueError, match=r"matches hed\.\*; its parameters are called"):
-        exchanged(tuned(), ["*lora*", "hed.*"])
+        exchanged_names(tuned(), ["*lora*", "hed.*"])
     with pytest.raises(ValueError, match="none of its parameters requires a gradient; unfreeze"):
-        exchanged(tuned().requires_grad_(False))
+        exchanged_names(tuned().requires_grad_(False))
     with pytest.raises(ValueError, match="only buffers are named"):
-        exchanged(tuned(), ["*.running_mean"])
+        exchanged_names(tuned(), ["*.running_mean"])
 
 
 def test_an_optimizer_that_trains_what_nobody_sends_is_refused():
     """Frozen parameters in its groups are harmless; one that trains, or one made before the adapters, is not."""
     model = tuned()
-    going = exchanged(model)
+    going = exchanged_names(model)
     check_optimizer(model, going, model.parameters())
     model["body"][2].bias.requires_grad_(True)
     with pytest.raises(ValueError, match=r"trains body\.2\.bias, which this run does not exchange"):
@@ -158,7 +158,7 @@ def change_weight(model: nn.Module) -> None:
 def test_a_base_that_moves_is_noticed(change, words):
     """Unfrozen, frozen, written to, statistics that go on, another dtype: each by its name and with a way out."""
     model = tuned()
-    base = FrozenBaseGuard(model, exchanged(model), by_name=False)
+    base = FrozenBaseGuard(model, exchanged_names(model), by_name=False)
     with torch.no_grad():
         model["head"].weight.add_(1)
         model["norm"](torch.randn(4, 4))
@@ -171,7 +171,7 @@ def test_a_base_that_moves_is_noticed(change, words):
 def test_what_is_named_may_be_frozen_for_a_while():
     """Generator and discriminator in turn: with names, requires_grad says nothing about what is exchanged."""
     model = tuned()
-    base = FrozenBaseGuard(model, exchanged(model, ["head.*", "*lora*"]), by_name=True)
+    base = FrozenBaseGuard(model, exchanged_names(model, ["head.*", "*lora*"]), by_name=True)
     model["head"].requires_grad_(False)
     assert base.problem() == ""
 

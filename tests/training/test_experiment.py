@@ -127,12 +127,14 @@ def test_members_with_data_of_their_own_learn_from_all_of_it_and_share_none():
     own = [TextDataset(part.astype(np.uint8), DATA.validation) for part in (plain, strange)]
     recipe = short(local_sgd(rounds=3, inner_steps=20))
     run = ExperimentSimulator(recipe, model(), own, 2, 60, FaultSpec(), loss_of)
-    run.whole(0, 64, None)
+    run.run_to_end(0, 64, None)
     learned = [two_hundred(run.workers[peer].x_F) for peer in range(2)]
     alone = ExperimentSimulator(recipe, model(), own[:1], 1, 60, FaultSpec(), loss_of)
-    alone.whole(0, 64, None)
+    alone.run_to_end(0, 64, None)
     assert min(learned) > two_hundred(alone.workers[0].x_F) + 0.1
-    shared = ExperimentSimulator(recipe, model(), [own[0], own[0]], 2, 60, FaultSpec(), loss_of).whole(0, 64, None)
+    shared = ExperimentSimulator(recipe, model(), [own[0], own[0]], 2, 60, FaultSpec(), loss_of).run_to_end(
+        0, 64, None
+    )
     assert torch.equal(shared.model_F, alone.agreed())  # two of the same data are one of them
     listed, paired = (atoll.experiment(recipe, model(), data, peers=2, samples=64) for data in (own, tuple(own)))
     assert torch.equal(listed.model_F, paired.model_F)  # any sequence

@@ -9,7 +9,7 @@ from safetensors.torch import load
 from atoll.crypto.digest import digest
 from atoll.training.exchange.layout import base_digest, layout_of
 from atoll.training.export import CARD_DOMAIN, CardContributor, ModelCard, hugging_face_files
-from atoll.training.models import build_model, travelling
+from atoll.training.models import build_model, exchanged_patterns
 from atoll.training.models.frozen_base import base_bytes
 from atoll.training.recipe.state import initial_state
 
@@ -56,7 +56,7 @@ def with_adapters_that_do_something(name: str) -> tuple[torch.nn.Module, dict[st
         for where, value in model.named_parameters():
             if ".lora_" in where:
                 value.copy_(torch.randn(value.shape, generator=fresh) * 0.2)
-    layout = layout_of(model, travelling(name))
+    layout = layout_of(model, exchanged_patterns(name))
     story = STORY._replace(model=name)
     return model, hugging_face_files(initial_state(model, layout), layout, story, base=base_bytes(model, layout))
 

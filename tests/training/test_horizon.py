@@ -78,8 +78,8 @@ def test_rates_follow_what_was_learned_and_not_how_often_a_clock_ticked():
     for run in (by_steps, by_tokens):
         for _ in range(2 * STEPS):
             run.step()
-    assert [run.rhythm.rate_step(2 * STEPS) for run in (by_steps, by_tokens)] == [20, 15]
-    assert by_tokens.rhythm.tokens == ALL // 2
+    assert [run.round_clock.rate_step(2 * STEPS) for run in (by_steps, by_tokens)] == [20, 15]
+    assert by_tokens.round_clock.tokens == ALL // 2
     inner = by_tokens.recipe.inner
     assert rate_at(inner, 15) > rate_at(inner, 20)
 
@@ -90,7 +90,7 @@ def test_within_a_round_rates_go_on_by_what_its_members_take_together():
     steps = []
     for now in range(STEPS):
         run.step()
-        steps.append(run.rhythm.rate_step(now) if now < STEPS - 1 else -1)
+        steps.append(run.round_clock.rate_step(now) if now < STEPS - 1 else -1)
     assert steps[:9] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
 
 
@@ -98,7 +98,7 @@ def test_an_update_that_is_lost_moves_no_rate():
     run = begun(over_tokens(plain(), ALL), trouble=FaultSpec(lost=1.0))
     for _ in range(STEPS):
         run.step()
-    assert run.rhythm.tokens == 0 and run.rhythm.rate_step(STEPS) == 0
+    assert run.round_clock.tokens == 0 and run.round_clock.rate_step(STEPS) == 0
 
 
 # ---- rounds with work that follows the run -----------------------------------------------------------------
@@ -140,17 +140,17 @@ def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
     batches, cursors = [], []
     for _ in range(96):
         before = [worker.cursor for worker in run.workers]
-        batch = run.rhythm.recipe.batch
+        batch = run.round_clock.recipe.batch
         for one in run.step():
             batches.append(one.batch)
             cursors.append(run.workers[0].cursor)
         for peer, worker in enumerate(run.workers):
             taken = set(range(before[peer], worker.cursor))
-            assert not taken & seen[peer] and len(taken) in (batch, run.rhythm.recipe.batch)
+            assert not taken & seen[peer] and len(taken) in (batch, run.round_clock.recipe.batch)
             seen[peer] |= taken
     assert batches[0] == BATCH and max(batches) > BATCH and batches[-1] < max(batches)
     assert cursors[-1] == 12 * sum(batches), "nothing is skipped either"
-    assert run.rhythm.dealt == PEERS * cursors[-1] == run.shared().samples
+    assert run.round_clock.dealt == PEERS * cursors[-1] == run.shared().samples
 
 
 def test_a_round_in_minutes_is_one_in_which_the_slow_take_fewer_steps_and_weigh_less():

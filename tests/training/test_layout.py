@@ -9,10 +9,10 @@ from atoll.training.exchange.layout import (
     flatten,
     layout_digest,
     layout_of,
-    named,
+    tensors_by_name,
     unflatten,
 )
-from atoll.training.exchange.parameter_selection import exchanged
+from atoll.training.exchange.parameter_selection import exchanged_names
 from atoll.training.models import MODELS, build_model, shape_of
 from atoll.training.recipe.user_optimizer import GradientSums
 
@@ -102,7 +102,7 @@ def test_a_bound_model_lives_in_one_vector():
 def test_tensors_by_name_keep_their_dtype():
     model = nn.BatchNorm1d(2)
     layout = layout_of(model)
-    tensors = named(*flatten(model, layout), layout)
+    tensors = tensors_by_name(*flatten(model, layout), layout)
     assert set(tensors) == set(model.state_dict()) and tensors["num_batches_tracked"].dtype == torch.int64
 
 
@@ -117,4 +117,4 @@ def test_torch_compile_leaves_no_trace_in_names():
         assert difference(layout, layout_of(model)) == ""
         unflatten(*flatten(plain, layout), model, layout)
         assert torch.equal(flatten(model, layout)[0], flatten(plain, layout)[0])
-        assert exchanged(model, only=["0.weight"]) == {"0.weight"}
+        assert exchanged_names(model, only=["0.weight"]) == {"0.weight"}

@@ -57,7 +57,7 @@ from atoll.training.recipe.outer import (
     move,
     outer_step,
 )
-from atoll.training.recipe.recipes import UpdateCoding, check_recipe, in_swarm
+from atoll.training.recipe.recipes import UpdateCoding, check_recipe, for_real_run
 from atoll.training.recipe.reducer import RecipeReducer, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.training.recipe.schedule import (
     SchedulePhase,
@@ -65,8 +65,8 @@ from atoll.training.recipe.schedule import (
     check_schedule,
     due,
     fragments_of,
+    parse_phases,
     phase_at,
-    phases_named,
 )
 
 
@@ -241,7 +241,7 @@ def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_
         anchor, state = move(outer, state, anchor, torch.ones(1), UpdateConditions(0, learned=tokens))
         at.append(anchor.item())
     assert at == [-0.5, -1.5, -3.25, -4.0, -5.125, -7.0625], "of ten times as many members no more than the mean"
-    recipe = in_swarm(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
+    recipe = for_real_run(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
     assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == RecipeReducer(quorum=1)
 
 
@@ -409,7 +409,7 @@ def test_a_cooperative_mean_weighs_members_by_their_records_and_by_those_of_the_
 )
 def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_something_is_due(steps, rounds, phases):
     """What is agreed on is counted in rounds, what is trained in steps: both say when a round ends."""
-    schedule = SyncSchedule(steps, rounds, phases=phases_named(phases))
+    schedule = SyncSchedule(steps, rounds, phases=parse_phases(phases))
     ends = [step for step in range(1, schedule.steps + 1) if due(schedule, step, schedule.steps)]
     assert [schedule.begun(turn) for turn in range(schedule.turns + 1)] == [0, *ends]
 
@@ -417,7 +417,7 @@ def test_rounds_that_change_their_length_are_those_of_the_steps_at_which_somethi
 @pytest.mark.parametrize("text", ["0.5:0", "0.5:-4"])
 def test_a_phase_of_no_steps_is_refused_as_such(text):
     with pytest.raises(ValueError, match=r"inner_steps \(also of phases\)"):
-        check_schedule(SyncSchedule(20, 5, phases=phases_named(text)))
+        check_schedule(SyncSchedule(20, 5, phases=parse_phases(text)))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_a_phase_of_no_steps_is_refused_as_such(text):
 )
 def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str, down: str):
     """A colon that ends a codec differs from a colon within a codec's name."""
-    assert phases_named(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
+    assert parse_phases(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
     for name in filter(None, (up, down)):
         check_codec_name(name)
 
@@ -440,7 +440,7 @@ def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str,
 @pytest.mark.parametrize("text", ["0.5", "half:8", "0.5:8:int8:int8:int8", "0.5:8:topk:0.1:int8:fp16", "0.5:x"])
 def test_what_is_no_phase_is_refused_with_one_that_is(text):
     with pytest.raises(ValueError, match="is no phase"):
-        phases_named(text)
+        parse_phases(text)
 
 
 # ---- gossip and eager: anchors of their own ----------------------------------------------------------------------

@@ -177,9 +177,9 @@ def test_both_sort_mixtures_of_rows_alike():
 
 def test_whether_distances_are_compiled_follows_from_how_much_there_is():
     """Not from what a codec has loaded meanwhile: two calls with the same rows give the same bits."""
-    assert native.at_once(native.PAYS_FROM - 1) is None and native.kernels is None
-    assert native.at_once(native.PAYS_FROM) is native.kernels is not None
-    assert native.at_once(native.PAYS_FROM - 1) is None
+    assert native.load_now(native.PAYS_FROM - 1) is None and native.kernels is None
+    assert native.load_now(native.PAYS_FROM) is native.kernels is not None
+    assert native.load_now(native.PAYS_FROM - 1) is None
 
 
 UNASKED = """

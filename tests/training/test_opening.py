@@ -25,7 +25,7 @@ from atoll.verification.sum_check.tensors import (
 )
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
-from atoll.wire.opening import SumOpening, opening_bytes, opening_from_bytes, rows_of
+from atoll.wire.opening import SumOpening, opening_bytes, opening_from_bytes, rows_digest
 from atoll.wire.weights import packed_mixtures
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "1000"))
@@ -51,7 +51,7 @@ class Part:
         self.answer = bytes(done.wire)
 
     def claimed(self, *blocks: int) -> ExpectedPart:
-        made_of, size = rows_of(self.commits), len(self.answer)
+        made_of, size = rows_digest(self.commits), len(self.answer)
         answered = OwnerResult(7, 0, 1, 0, self.down.name(self.answer), size, NAMES, made_of=made_of)
         commits = tuple(SignedStatement(p, encode(c), b"") for p, c in zip(NAMES, self.commits, strict=True))
         return ExpectedPart(answered, commits, self.n, blocks, self.statistic)
@@ -114,7 +114,7 @@ def test_a_row_that_is_listed_and_not_summed_or_summed_and_not_listed_is_found()
     other = Part("fp32", "fp32", 2 * LEAF)
     claimed = other.claimed(1)
     names, commits = NAMES[1:], claimed.commits[1:]
-    answered = replace(claimed.answered, contributors=names, made_of=rows_of(other.commits[1:]))
+    answered = replace(claimed.answered, contributors=names, made_of=rows_digest(other.commits[1:]))
     honest = lay_out(other.rows[1:], OpenedRow(other.answer, ()), (), [(1,)], other.up, other.down)[0]
     said, _ = judge(
         ExpectedPart(answered, commits, other.n, (1,), RowStatistic()), opening_bytes(honest), other.up, other.down

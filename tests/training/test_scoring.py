@@ -20,7 +20,7 @@ from atoll.training.data import batch, epoch_samples, samples_at
 from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW, GradientAccumulation, fresh_inner, inner_step
-from atoll.training.recipe.recipes import diloco, own_loop
+from atoll.training.recipe.recipes import custom_loop_recipe, diloco
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,
@@ -203,7 +203,7 @@ def test_an_update_that_ruins_the_model_is_hollow(after: float):
 
 def test_what_cannot_be_scored_is_named():
     assert scoring_problem(diloco(rounds=1)) == ""
-    assert "own" in scoring_problem(own_loop(rounds=1, inner_steps=5))
+    assert "own" in scoring_problem(custom_loop_recipe(rounds=1, inner_steps=5))
     assert "sparseloco" in scoring_problem(diloco(rounds=1, up="sparseloco"))
     assert scoring_problem(diloco(rounds=1, up="2bit+zstd")) == ""
     assert "gradients" in scoring_problem(msgspec.structs.replace(diloco(rounds=1), inner=GradientAccumulation()))

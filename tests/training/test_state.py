@@ -18,7 +18,7 @@ from atoll.training.recipe.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.recipe.update import encode_update, part_bounds, settle
+from atoll.training.recipe.update import encode_update, part_bounds, settle_error_feedback
 
 FP32, TWO_BIT = CODECS["fp32"], CODECS["2bit"]
 
@@ -152,7 +152,7 @@ def test_what_was_not_counted_goes_back_into_the_memory():
     x = state.anchor_F - 0.001 * random(layout.floats, 1)
     memory = 0.0005 * random(layout.floats, 2)
     update = encode_update(state.anchor_F, x, memory, bounds, TWO_BIT, beta=1.0)
-    settled = settle(update, [True, False, True], TWO_BIT)
+    settled = settle_error_feedback(update, [True, False, True], TWO_BIT)
     (_, a), (_, b) = bounds[0], bounds[1]
     owed = memory + (state.anchor_F - x)
     assert torch.allclose(settled[a:b], owed[a:b], atol=1e-7)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from atoll.base.errors import UsageError
 from atoll.peer.settings import RunSettings
-from atoll.runtime.training_spec import built_in, decode_learning, found
+from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import data_blob, data_from_blob, load_data
 from atoll.training.data.images import ImageDataset
 from atoll.training.data.records import load_records
@@ -126,7 +126,7 @@ def test_pictures_with_a_list_beside_them_are_pictures(tmp_path: Path):
 def test_records_too_few_for_the_model_are_refused_before_there_is_a_run(lines: Path):
     """300 lines leave a dozen for validation, less than one window of a model that reads 2,048."""
     with pytest.raises(ValueError, match="the validation text is shorter than one window of 2049"):
-        built_in(diloco("gpt:d=32,l=1,h=2,t=2048", seq_len=2048), str(lines))
+        start_of_built_in(diloco("gpt:d=32,l=1,h=2,t=2048", seq_len=2048), str(lines))
 
 
 def test_another_column_and_gaps(tmp_path: Path):
@@ -205,13 +205,13 @@ def test_genesis_names_the_tokenizer_and_an_export_holds_it(tokenizer: Path, lin
     model, data = "llama:d=32,l=1,h=2,t=16,v=300", read_tokenizer(tokenizer)
     assert vocabulary_of(data) == 300
     with pytest.raises(UsageError, match="E-RUN-13"):
-        built_in(diloco("gpt-nano"), str(lines), tokenizer=data)
-    founded = found(built_in(diloco(model), str(lines), tokenizer=data), RunSettings())
-    learning = decode_learning(founded.settings)
+        start_of_built_in(diloco("gpt-nano"), str(lines), tokenizer=data)
+    founded = founding_blobs(start_of_built_in(diloco(model), str(lines), tokenizer=data), RunSettings())
+    learning = parse_training_spec(founded.settings)
     assert learning.tokenizer == state_hash(data) and learning.beside == [state_hash(data)]
     assert founded.tokenizer == data
-    plain = found(built_in(diloco("gpt-nano"), str(lines)), RunSettings())
-    assert decode_learning(plain.settings).tokenizer is UNSET and b"tokenizer" not in plain.settings.learning
+    plain = founding_blobs(start_of_built_in(diloco("gpt-nano"), str(lines)), RunSettings())
+    assert parse_training_spec(plain.settings).tokenizer is UNSET and b"tokenizer" not in plain.settings.learning
 
     story = ModelCard(
         "run", 1, "aa", "bb", "cc", model, "x", 5, ("int8", "int8"), 1, tokenizer=state_hash(data).hex()

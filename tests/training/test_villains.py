@@ -22,7 +22,7 @@ BRIEF = diloco(rounds=4, inner_steps=6)  # enough for what is not to harm
 
 
 def two(attack: str) -> FaultSpec:
-    return FaultSpec(villains={6: attack, 7: attack})
+    return FaultSpec(byzantine={6: attack, 7: attack})
 
 
 @cache
@@ -57,7 +57,7 @@ def test_a_fragment_becomes_the_default_rule_of_whole_updates_although_it_is_cut
     """One lossless round with a lie in it: the anchor moves by what `default` makes of eight whole rows."""
     recipe = local_sgd(rounds=1, inner_steps=4, up="fp32", down="fp32")
     run = begun(replace(recipe, reducer=replace(recipe.reducer, statistic="robust")), peers=8)
-    run.trouble = FaultSpec(villains={2: "sign flip"})
+    run.trouble = FaultSpec(byzantine={2: "sign flip"})
     before, sent = run.agreed().clone(), {}
     launch = run._launch
     run._launch = lambda *args: sent.setdefault("flight", launch(*args))
@@ -80,8 +80,8 @@ def test_refused_rows_lower_no_f():
     nans = {peer: "nan" for peer in range(4)}
     assert liars_of(13) == 4
     recipe = replace(RECIPE, schedule=replace(RECIPE.schedule, rounds=1))
-    fine = tried(recipe, peers=13, steps=8, statistic="robust", trouble=FaultSpec(villains=nans))
-    short = tried(recipe, peers=13, steps=8, statistic="robust", trouble=FaultSpec(villains=nans | {4: "nan"}))
+    fine = tried(recipe, peers=13, steps=8, statistic="robust", trouble=FaultSpec(byzantine=nans))
+    short = tried(recipe, peers=13, steps=8, statistic="robust", trouble=FaultSpec(byzantine=nans | {4: "nan"}))
     start = tried(recipe, peers=13, steps=8, trouble=FaultSpec(lost=1.0))
     assert not torch.equal(fine.model_F, start.model_F) and torch.equal(short.model_F, start.model_F)
 
@@ -100,7 +100,7 @@ def test_a_round_of_too_few_for_any_liar_counts_for_nobody():
 
 def test_villains_may_differ():
     """A free rider beside one who turns back."""
-    mixed = FaultSpec(villains={0: "zeros", 7: "foe 2"})
+    mixed = FaultSpec(byzantine={0: "zeros", 7: "foe 2"})
     done = tried(BRIEF, peers=8, statistic="robust", trouble=mixed)
     assert done.val_loss < 1.03 * tried(BRIEF, peers=8, statistic="robust").val_loss
 
@@ -167,9 +167,9 @@ def test_members_that_learn_a_trigger_open_a_backdoor_under_a_mean_but_not_under
 def test_impossible_wishes_are_refused_in_words():
     for wrong, words in (
         ({"peers": 4, "statistic": "robust"}, "at least 5 peers"),
-        ({"peers": 4, "trouble": FaultSpec(villains={4: "nan"})}, "some of the peers 0 … 3"),
-        ({"peers": 4, "trouble": FaultSpec(villains={1: "lie"})}, "alie, optimised"),
-        ({"peers": 2, "trouble": FaultSpec(villains={0: "nan", 1: "nan"})}, "not all"),
+        ({"peers": 4, "trouble": FaultSpec(byzantine={4: "nan"})}, "some of the peers 0 … 3"),
+        ({"peers": 4, "trouble": FaultSpec(byzantine={1: "lie"})}, "alie, optimised"),
+        ({"peers": 2, "trouble": FaultSpec(byzantine={0: "nan", 1: "nan"})}, "not all"),
     ):
         with pytest.raises(ValueError, match=words):
             tried(RECIPE, **wrong)

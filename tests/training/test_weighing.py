@@ -14,7 +14,7 @@ from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.compiled import native
 from atoll.training.codec.deterministic_dot import CHUNK
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import SOLVES, compare, packed, unpack_products, weigh
+from atoll.training.exchange.distance_weights import SOLVES, compare_rows, packed, unpack_products, weigh_rows
 from atoll.training.exchange.statistic import AFTER_MIXING, RowStatistic
 from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, default
@@ -47,8 +47,8 @@ def weighed(rows: torch.Tensor, statistic: str, codec=FP32, order=None) -> tuple
     for lo, hi in BOUNDS:
         wires = [(1, codec.encode(row_of[name][lo:hi].clone())) for name in sorted(names)]
         held.append(wires)
-        parts.append((sorted(names), compare(wires, hi - lo, codec).products))
-    weights = weigh(statistic, 2, sorted(names), parts)
+        parts.append((sorted(names), compare_rows(wires, hi - lo, codec).products))
+    weights = weigh_rows(statistic, 2, sorted(names), parts)
     pieces = zip(BOUNDS, held, strict=True)
     rule = RowStatistic(statistic, 2, weights)
     answers = [combine(wires, hi - lo, codec, FP32, rule).wire for (lo, hi), wires in pieces]
@@ -154,12 +154,17 @@ def test_rows_that_not_all_parts_have_are_weighed_as_if_they_had_not_come():
     for k, (lo, hi) in enumerate(BOUNDS):
         here = names if k else names[1:]
         wires = [(1, FP32.encode(rows[int(name[1:]), lo:hi].clone())) for name in here]
-        parts.append((here, compare(wires, hi - lo, FP32).products))
+        parts.append((here, compare_rows(wires, hi - lo, FP32).products))
     without = [
-        (names[1:], compare([(1, FP32.encode(row[lo:hi].clone())) for row in rows[1:]], hi - lo, FP32).products)
+        (
+            names[1:],
+            compare_rows([(1, FP32.encode(row[lo:hi].clone())) for row in rows[1:]], hi - lo, FP32).products,
+        )
         for lo, hi in BOUNDS
     ]
-    assert weigh("robust", 2, names[1:], parts) == pytest.approx(weigh("robust", 2, names[1:], without), abs=1e-12)
+    assert weigh_rows("robust", 2, names[1:], parts) == pytest.approx(
+        weigh_rows("robust", 2, names[1:], without), abs=1e-12
+    )
 
 
 def test_products_are_those_of_the_decoded_values_over_more_than_one_span():
@@ -168,17 +173,17 @@ def test_products_are_those_of_the_decoded_values_over_more_than_one_span():
     wires = [(1, INT8.encode(x)) for x in xs]
     decoded = torch.stack([INT8.decode(wire, n) for _, wire in wires]).to(torch.float64)
     np.testing.assert_allclose(
-        unpack_products(compare(wires, n, INT8).products, 4), decoded @ decoded.T, rtol=1e-12
+        unpack_products(compare_rows(wires, n, INT8).products, 4), decoded @ decoded.T, rtol=1e-12
     )
 
 
 def test_a_newcomer_and_rubbish_are_told_apart_and_neither_has_products():
     """A newcomer's row decodes and counts for nothing; rubbish is named by its place."""
     good = [(1, FP32.encode(torch.full((10,), float(k)))) for k in (1, 2)]
-    done = compare([good[0], (0, FP32.encode(torch.full((10,), 1e6))), (1, b"rubbish"), good[1]], 10, FP32)
+    done = compare_rows([good[0], (0, FP32.encode(torch.full((10,), 1e6))), (1, b"rubbish"), good[1]], 10, FP32)
     assert done.counted == (0, 1, 3) and [index for index, _ in done.faults] == [2]
     assert unpack_products(done.products, 2).tolist() == [[10.0, 20.0], [20.0, 40.0]]
-    assert compare([(1, b"rubbish")], 10, FP32).products == b""
+    assert compare_rows([(1, b"rubbish")], 10, FP32).products == b""
 
 
 def test_packing_is_the_upper_triangle_row_by_row():
@@ -204,7 +209,7 @@ def test_sums_are_taken_in_the_order_that_the_page_has(n: int):
                 total += tree[0]
             expected.append(total)
     wires = [(1, FP32.encode(torch.from_numpy(row.copy()))) for row in rows]
-    assert np.frombuffer(compare(wires, n, FP32).products).tolist() == expected
+    assert np.frombuffer(compare_rows(wires, n, FP32).products).tolist() == expected
 
 
 def test_equal_shares_are_the_mean_and_a_row_that_spoils_after_it_was_compared_is_no_answer():
@@ -228,8 +233,8 @@ def test_weights_are_shares_for_any_rows_at_all(statistic: str):
             if kind in ("huge", "spread"):
                 for row in rows:
                     row *= draw.random() * (1e17 if kind == "huge" and draw.random() < 0.3 else 1.0)
-            products = compare([(1, FP32.encode(row.clone())) for row in rows], 40, FP32).products
-            weights = shares_of(weigh(statistic, liars, names_of(count), [(names_of(count), products)]), count)
+            products = compare_rows([(1, FP32.encode(row.clone())) for row in rows], 40, FP32).products
+            weights = shares_of(weigh_rows(statistic, liars, names_of(count), [(names_of(count), products)]), count)
             assert all(0 <= weight <= 1 for weight in weights) and 0 < sum(weights) <= 1 + 1e-9
 
 
@@ -240,6 +245,6 @@ def test_products_that_are_none_end_in_weights_too(statistic: str):
     for size in (1e-300, 1.0, 1e30, 1e60):
         for _ in range(20):
             garbage = draw.uniform(-1, 1, 28) * size
-            made = weigh(statistic, 2, names_of(7), [(names_of(7), garbage.astype("<f8").tobytes())])
+            made = weigh_rows(statistic, 2, names_of(7), [(names_of(7), garbage.astype("<f8").tobytes())])
             weights = shares_of(made, 7)
             assert len(weights) == 7 and all(isinstance(weight, float) for weight in weights)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.runtime.training_spec import built_in
+from atoll.runtime.training_spec import start_of_built_in
 from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.export import ModelCard, hugging_face_files
 from atoll.training.models import build_model
@@ -60,7 +60,7 @@ def test_a_llama_of_others_is_named_by_its_config(tmp_path: Path):
 
 def test_the_first_state_of_a_run_holds_them(tmp_path: Path):
     theirs = exported("gpt-nano", tmp_path)
-    beginning = built_in(diloco("gpt-nano"), "stdlib", weights=str(tmp_path))
+    beginning = start_of_built_in(diloco("gpt-nano"), "stdlib", weights=str(tmp_path))
     anchor = state_from_bytes(beginning.state, beginning.layout).anchor_F
     assert torch.equal(anchor, flatten(theirs, beginning.layout)[0])
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.evidence import Evidence, contradiction, slot_of, two_updates, why_not
+from atoll.wire.evidence import Evidence, commits_to_two_updates, contradiction, evidence_flaw, slot_of
 from atoll.wire.messages.statements import (
     Commitment,
     LeaveReport,
@@ -42,7 +42,7 @@ def of(one: Statement, other: Statement) -> Evidence:
 
 @given(statements, statements)
 def test_two_statements_are_evidence_if_and_only_if_they_differ_in_one_slot(one: Statement, other: Statement):
-    proves = why_not(of(one, other), VirtualVerifier()) is None
+    proves = evidence_flaw(of(one, other), VirtualVerifier()) is None
     assert proves == (one != other and slot_of(one) is not None and slot_of(one) == slot_of(other))
     assert of(one, other) == of(other, one)
 
@@ -57,7 +57,7 @@ def test_a_changed_bit_anywhere_proves_nothing_any_more(data: st.DataObject):
         evidence = msgspec.msgpack.decode(bytes(raw), type=Evidence)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return
-    assert evidence == REAL or why_not(evidence, KEYS.verifier) is not None
+    assert evidence == REAL or evidence_flaw(evidence, KEYS.verifier) is not None
 
 
 KEYS = RealKeys(5)
@@ -72,11 +72,11 @@ REAL = contradiction(
 
 
 def test_it_needs_nothing_but_itself_or_the_agreed_key():
-    assert why_not(REAL, KEYS.verifier) is None
+    assert evidence_flaw(REAL, KEYS.verifier) is None
     bare = replace(REAL, certificate=b"")
-    assert "no certificate binds" in (why_not(bare, KEYS.verifier) or "")
-    assert why_not(bare, KEYS.verifier, KEYS.vote_key(0)) is None
-    assert "not the agreed key" in (why_not(REAL, KEYS.verifier, KEYS.vote_key(1)) or "")
+    assert "no certificate binds" in (evidence_flaw(bare, KEYS.verifier) or "")
+    assert evidence_flaw(bare, KEYS.verifier, KEYS.vote_key(0)) is None
+    assert "not the agreed key" in (evidence_flaw(REAL, KEYS.verifier, KEYS.vote_key(1)) or "")
 
 
 def test_words_of_another_run_another_peer_or_another_session_frame_nobody():
@@ -84,15 +84,15 @@ def test_words_of_another_run_another_peer_or_another_session_frame_nobody():
     vote, other = Vote(3, 1, "commit", A), Vote(3, 1, "commit", B)
     elsewhere = StatementSigner(Digest(b"r" * 32), SIGNER, VirtualVerifier()).sign(other)
     mixed = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), elsewhere, SIGNER.certificate)
-    assert "did not sign" in (why_not(mixed, VirtualVerifier()) or "")
+    assert "did not sign" in (evidence_flaw(mixed, VirtualVerifier()) or "")
     returned = VirtualSigner(PeerId("ada"), session=1)
     later = StatementSigner(RUN, returned, VirtualVerifier()).sign(other)
     for key in (SIGNER, returned):
         evidence = contradiction(RUN, key.vote_key, NOTARY.sign(vote), later, key.certificate)
-        assert "did not sign" in (why_not(evidence, VirtualVerifier()) or "")
+        assert "did not sign" in (evidence_flaw(evidence, VirtualVerifier()) or "")
     bob = StatementSigner(RUN, VirtualSigner(PeerId("bob")), VirtualVerifier()).sign(other)
     two = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), bob, SIGNER.certificate)
-    assert "two signers" in (why_not(two, VirtualVerifier()) or "")
+    assert "two signers" in (evidence_flaw(two, VirtualVerifier()) or "")
 
 
 def test_its_bytes_are_what_they_were():
@@ -112,7 +112,7 @@ def test_two_attempts_of_a_round_share_one_update_or_none():
 
     first, second, none = said(0, b"a", 3), said(1, b"b", 3), said(0, b"\0", 0)
     for later in (said(1, b"a", 3), said(1, b"\0", 0), said(1, b"b", 3, round=8), said(0, b"b", 3)):
-        assert not two_updates(first, later) and not two_updates(later, first)
-    assert two_updates(first, second) and two_updates(second, first)
-    assert two_updates(none, second) and not two_updates(none, said(1, b"\0", 0))
-    assert two_updates(first, said(1, b"a", 2))
+        assert not commits_to_two_updates(first, later) and not commits_to_two_updates(later, first)
+    assert commits_to_two_updates(first, second) and commits_to_two_updates(second, first)
+    assert commits_to_two_updates(none, second) and not commits_to_two_updates(none, said(1, b"\0", 0))
+    assert commits_to_two_updates(first, said(1, b"a", 2))

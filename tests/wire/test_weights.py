@@ -13,7 +13,7 @@ from examples import WEIGHING, WEIGHING_MIXED
 
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import AgreedWeights
-from atoll.wire.weights import mixtures_in, packed_mixtures, shares_of, weights_left
+from atoll.wire.weights import mixtures_in, packed_mixtures, shares_of, weights_of_kept
 
 FOUR = ((0, 1, 2), (0, 1, 3), (), (1, 3, 8))  # of nine rows, so that a line takes two bytes
 NINE = (*FOUR, (), (), (), (), (0, 3, 8))
@@ -47,7 +47,7 @@ def test_a_rows_share_is_how_much_of_all_mixtures_it_is():
 
 
 def test_what_is_left_weighs_as_much_and_mixtures_lose_what_is_lost():
-    assert weights_left((0.5, 0.25, 0.25), 3, (0, 1)) == pytest.approx((2 / 3, 1 / 3))
-    assert weights_left((0.5, 0.25, 0.25), 3, (0, 1, 2)) == (0.5, 0.25, 0.25)
-    left = weights_left(packed_mixtures(NINE), 9, (0, 3, 8))
+    assert weights_of_kept((0.5, 0.25, 0.25), 3, (0, 1)) == pytest.approx((2 / 3, 1 / 3))
+    assert weights_of_kept((0.5, 0.25, 0.25), 3, (0, 1, 2)) == (0.5, 0.25, 0.25)
+    left = weights_of_kept(packed_mixtures(NINE), 9, (0, 3, 8))
     assert mixtures_in(left, 3) == ((0,), (1, 2), (0, 1, 2))

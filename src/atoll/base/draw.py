@@ -31,7 +31,7 @@ def shuffled(seed: bytes, purpose: str, items: Sequence[T]) -> list[T]:
     return [items[i] for i in _order(seed, purpose, len(items))]
 
 
-def in_pairs(round: int, items: Sequence[T]) -> list[tuple[T, ...]]:
+def draw_pairs(round: int, items: Sequence[T]) -> list[tuple[T, ...]]:
     """Random pairs of all items, different in each round; with an odd number, one item stays alone.
 
     They depend only on the round and the positions of the items, so all peers draw the same pairs.

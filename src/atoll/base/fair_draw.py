@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 from atoll.base.draw import shuffled
 
-TURN = 4  # cost of taking part, in quarters of a turn
-CALL = 1  # cost of a draw without taking part: an absent member is drawn at most four times as often
-CREDIT_MAX = 16 * TURN
+TURN_COST = 4  # cost of taking part, in quarters of a turn
+ABSENT_COST = 1  # cost of a draw without taking part: an absent member is drawn at most four times as often
+CREDIT_MAX = 16 * TURN_COST
 
 Credit: TypeAlias = "tuple[int, int]"  # (credit in its group, credit of its group)
 
@@ -40,7 +40,7 @@ def draw_sample(seed: bytes, groups: Sequence[str], credits: Sequence[Credit], c
         had, k, name = heappop(level)
         drawn.append(queues[name].pop())
         if queues[name]:
-            heappush(level, (had + TURN, k, name))
+            heappush(level, (had + TURN_COST, k, name))
     return sorted(drawn)
 
 

@@ -31,7 +31,7 @@ def names_of(peers: Iterable[tuple[PeerId, str]]) -> dict[PeerId, str]:
     lines = {peer: one_line(name, NAME_SHOWN_MAX) for peer, name in peers}
     count = Counter(lines.values())
     return {
-        peer: peer if not name else name if count[name] == 1 else f"{name} ({short(peer)})"
+        peer: peer if not name else name if count[name] == 1 else f"{name} ({short_id(peer)})"
         for peer, name in lines.items()
     }
 
@@ -51,6 +51,6 @@ def printable(text: str) -> str:
     return "\n".join(one_line(line, len(line)) for line in text.split("\n"))
 
 
-def short(name: PeerId | Digest | str | bytes) -> str:
+def short_id(name: PeerId | Digest | str | bytes) -> str:
     """Eight characters for people to compare; never an input of a decision."""
     return name.hex()[:8] if isinstance(name, bytes) else name[-8:]

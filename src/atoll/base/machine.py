@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Base of all messages on the wire. All subclasses are in wire/messages."""
 
     @property
-    def place(self) -> Hashable:
+    def replaces_key(self) -> Hashable:
         """Key by which a newer message to the same peer replaces a waiting one; None: never.
 
         Used only for messages with a payload: they wait long for a slow uplink, and obsolete ones must not delay
@@ -52,7 +52,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, tag=True):
         return None
 
     @property
-    def of_round(self) -> int | None:
+    def expires_with_round(self) -> int | None:
         """Round of a broadcast message; None for responses and messages without a round.
 
         With a payload it is dropped while waiting once its sender has closed a later round.

@@ -18,7 +18,7 @@ R = TypeVar("R")
 LAST = 16  # results held: a peer needs one or two vertices, and all peers of a simulation share them
 
 
-def of_the_same(make: Callable[[A], R], last: int = LAST) -> Callable[[A], R]:
+def memoize_by_identity(make: Callable[[A], R], last: int = LAST) -> Callable[[A], R]:
     """Wrap `make` so that it runs once per argument object."""
     known: dict[int, tuple[A, R]] = {}
 

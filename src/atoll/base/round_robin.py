@@ -20,7 +20,7 @@ AT_ONCE = (
 T = TypeVar("T")
 
 
-def in_turn(silent: Sequence[T], swarm: int, turn: int) -> Sequence[T]:
+def round_robin(silent: Sequence[T], swarm: int, turn: int) -> Sequence[T]:
     """The unresponsive peers in `silent` to contact in this turn (0, 1, …), in a swarm of `swarm` members."""
     if swarm <= COMMITTEE_MAX or len(silent) <= AT_ONCE:
         return silent

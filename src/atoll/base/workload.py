@@ -59,7 +59,7 @@ class WorkloadPolicy(msgspec.Struct, frozen=True):
     by_speed: bool | UnsetType = UNSET  # whether each member's steps follow its last reported speed
 
     @property
-    def learns(self) -> bool:
+    def tracks_progress(self) -> bool:
         """Whether vertices hold a WorkloadProgress."""
         return self.by_loss is True or self.batches is not UNSET
 
@@ -81,13 +81,13 @@ class RoundWorkload(NamedTuple):
     stretch: float = 1.0  # duration of a step relative to the members' last reports
 
 
-def quota_of(
+def workload_of(
     effort: WorkloadPolicy | UnsetType, inner_steps: int, reached: WorkloadProgress | UnsetType, members: int
 ) -> RoundWorkload:
     """Workload of the round after a vertex with `reached`. `members`: members with rows of nonzero weight."""
     if effort is UNSET:
         return RoundWorkload(inner_steps)
-    now = begun(effort, inner_steps) if reached is UNSET else reached
+    now = initial_progress(effort, inner_steps) if reached is UNSET else reached
     steps = _within(now.steps, min(effort.steps_min, inner_steps), inner_steps)
     batch = effort.batch
     if effort.batches is not UNSET:
@@ -117,21 +117,21 @@ def steps_at(step_s: Seconds, fastest_s: Seconds, steps: int, least: int) -> int
     return _within(share, min(least, steps), steps)
 
 
-def begun(effort: WorkloadPolicy, inner_steps: int) -> WorkloadProgress:
+def initial_progress(effort: WorkloadPolicy, inner_steps: int) -> WorkloadProgress:
     """Workload state before the first training round."""
     return WorkloadProgress(inner_steps, effort.batch, effort.batch, 0.0)
 
 
-def reached_after(
+def progress_after(
     effort: WorkloadPolicy, inner_steps: int, before: WorkloadProgress | UnsetType, losses: Sequence[float]
 ) -> WorkloadProgress | UnsetType:
     """Workload state after a round with these reported losses; unset if no rule follows losses.
 
     Steps: AdaComm's rule in its plain form, ceil(sqrt(loss / first loss) x the first round's steps).
     """
-    if not effort.learns:
+    if not effort.tracks_progress:
         return UNSET
-    now = begun(effort, inner_steps) if before is UNSET else before
+    now = initial_progress(effort, inner_steps) if before is UNSET else before
     loss = max(0.0, median(losses)) if losses else 0.0
     if loss == 0.0:
         return WorkloadProgress(now.steps, now.batch, now.batch, now.first_loss)

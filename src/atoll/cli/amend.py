@@ -19,11 +19,11 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
         As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members.
     """
     from atoll.policy.membership import AMEND_ROUNDS
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
     if not numbers:
         raise UsageError("E-CFG-07", "no number is named", fix="atoll amend run.rounds=60; atoll amend --help")
-    answer = ask(folder_of(dir), "amend", numbers=list(numbers))
+    answer = send_request(folder_of(dir), "amend", numbers=list(numbers))
     told = ", ".join(f"{key} = {value:g}" for key, value in answer["amended"].items())
     if json:
         say_json(answer)

@@ -136,9 +136,9 @@ def _by_loss(folder: Path, json: bool) -> None:
 
 def _without_each(folder: Path, round: int, json: bool) -> None:
     """Have the local peer recompute the round without each contributor."""
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
-    told = ask(folder, "blame", round=round)
+    told = send_request(folder, "blame", round=round)
     if json:
         say_json(told | {"cannot_tell": MEASURED})
         return

@@ -270,7 +270,7 @@ def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
 
 def could_train(members: Iterable[Member], counted: set[PeerId]) -> set[PeerId]:
     """Peers with a possible update in the round: voters, clients beside them, and every contributor."""
-    return {m.peer for m in members if m.trains} | counted
+    return {m.peer for m in members if m.may_train} | counted
 
 
 def _branch(kept: StoredHistory, round: int) -> dict[str, Any]:

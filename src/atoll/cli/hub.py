@@ -26,13 +26,13 @@ def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: byt
     """Write a model folder; returns its files. RunFailedError if this version cannot read the run or the state."""
     from atoll.cli.stored_vertices import read_vertex
     from atoll.peer.settings import decode_settings
-    from atoll.runtime.training_spec import decode_learning
+    from atoll.runtime.training_spec import parse_training_spec
     from atoll.training.export import hugging_face_files
     from atoll.training.recipe.state import state_from_bytes
 
     try:
         settings = decode_settings(read_vertex(kept, folder, -1)[1].settings)
-        learning = decode_learning(settings)
+        learning = parse_training_spec(settings)
         agreed = state_from_bytes(state, learning.layout)
         story = _story(kept, folder, round, settings.name, learning)
         beside = (_blob(folder, name) for name in (learning.tokenizer, learning.base))
@@ -128,14 +128,14 @@ def _bytes_until(record: Path, round: int) -> tuple[int | None, int | None]:
     """(bytes sent by this peer, bytes of data-parallel training) up to a round; None if the event log does not
     cover it.
     """
-    from atoll.runtime.event_log import TURNED, RunStatus, entries_in
+    from atoll.runtime.event_log import ROTATED, RunStatus, entries_in
 
     if not record.exists():
         return None, None
     progress = RunStatus()
     for number, entry in enumerate(entries_in(record)):
-        if number == 0 and entry.get("fact") == TURNED:
+        if number == 0 and entry.get("fact") == ROTATED:
             return None, None  # the log was rotated, so it does not begin where this peer did
         if entry.get("round", -2) <= round:
-            progress.see(entry)
+            progress.fold(entry)
     return (progress.bytes_out, progress.bytes_data_parallel) if progress.trained else (None, None)

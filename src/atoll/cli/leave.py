@@ -25,10 +25,10 @@ def stop(*, dir: Dir = None, json: AsJson = False) -> None:
 
 
 def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
     folder = folder_of(dir)
-    answer = ask(folder, verb, why=why)
+    answer = send_request(folder, verb, why=why)
     until = time.monotonic() + GONE_S
     while (folder / "door").exists():
         if time.monotonic() > until:
@@ -57,10 +57,10 @@ def recover(
 
     If the others are only unreachable, they will continue without this peer, and the run splits into two.
     """
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
     folder = folder_of(dir)
-    found = ask(folder, "status")
+    found = send_request(folder, "status")
     if not yes and found["present"] < found["quorum"]:
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
         lose = f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?"
@@ -70,7 +70,7 @@ def recover(
             "a quorum is here: this signs the history in this folder for members that have not "
             "signed it; do the others hold the same (atoll verify), and are those members gone for good?"
         )
-    answer = ask(folder, "recover")
+    answer = send_request(folder, "recover")
     if json:
         say_json(answer)
         return

@@ -21,10 +21,10 @@ def resume(*, dir: Dir = None, json: AsJson = False) -> None:
 
 def _say_so(paused: bool, dir: Dir, json: bool) -> None:
     from atoll.policy.membership import AMEND_ROUNDS
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
     folder = folder_of(dir)
-    answer = ask(folder, "pause", paused=paused)
+    answer = send_request(folder, "pause", paused=paused)
     if json:
         say_json(answer)
     elif not answer["agreed"]:

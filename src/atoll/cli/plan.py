@@ -89,9 +89,9 @@ def plan(
 def planned(layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tokens: int) -> dict[str, Any]:
     """Estimates of every recipe on these links, those that real runs support first, and the recommendation."""
     from atoll.training.recipe.methods import METHODS
-    from atoll.training.recipe.recipes import in_swarm
+    from atoll.training.recipe.recipes import for_real_run
 
-    recipes = {name: in_swarm(make()) for name, make in METHODS.items()}
+    recipes = {name: for_real_run(make()) for name, make in METHODS.items()}
     rows = [row_of(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
     return {
@@ -240,7 +240,7 @@ def _model(
 ) -> tuple[str, int, ModelLayout, int]:
     """(name, parameters, layout of the exchanged parameters, tokens per step) of a model."""
     from atoll.training.experiment.cost_model import layout_of_size
-    from atoll.training.models import MODELS, shape_of, travelling, with_adapters
+    from atoll.training.models import MODELS, exchanged_patterns, shape_of, with_adapters
     from atoll.training.recipe.methods import METHODS
 
     if step_tokens is not None and step_tokens < 1:
@@ -248,7 +248,7 @@ def _model(
     try:
         if name in MODELS or ":" in name:
             name = with_adapters(name, lora_rank) if lora_rank else name
-            recipe, layout = METHODS["diloco"](name), shape_of(name, travelling(name, only))
+            recipe, layout = METHODS["diloco"](name), shape_of(name, exchanged_patterns(name, only))
             return name, shape_of(name).parameters, layout, step_tokens or recipe.batch * recipe.seq_len
         layout = layout_of_size(parse_count(name))
     except ValueError as why:

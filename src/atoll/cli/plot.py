@@ -54,7 +54,7 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
         return []
     progress, rows = RunStatus(), dict[int, dict[str, Any]]()
     for entry in entries_in(record):
-        progress.see(entry)
+        progress.fold(entry)
         # later rounds than the target of a rollback are no longer part of the run
         if entry.get("fact") == "RoundClosed" and "back_to" in entry:
             rows = {trained: row for trained, row in rows.items() if trained <= entry["trained"]}

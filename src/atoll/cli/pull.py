@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
 from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_of
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
@@ -81,12 +81,12 @@ def pull(
     from atoll.cli.hub import what_is, write_model_folder
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import verify_history
-    from atoll.runtime.readonly_client import take
+    from atoll.runtime.readonly_client import download_state
 
     # laid out as a peer's folder: after an interruption the fetched blobs are used again
     aside = to.with_name(f"{to.name}.pull")
     aside.mkdir(mode=0o700, parents=True, exist_ok=True)
-    taken = asyncio.run(take(aside, run, bootstrap, timeout_s, round, ticket))
+    taken = asyncio.run(download_state(aside, run, bootstrap, timeout_s, round, ticket))
     blob = aside / "blobs" / taken.state.hex()
     with kept_in(aside) as found:
         # rounds agreed during the download are left out
@@ -104,7 +104,7 @@ def pull(
         say_json(told)
         return
     name = one_line(audit.settings.name)
-    say(f"  run {name} ({short(run)}): {audit.vertices} vertices, all as they were agreed on")
+    say(f"  run {name} ({short_id(run)}): {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
     size = f"{taken.state.hex()[:8]}, {bytes_text(size_bytes)}"
@@ -145,7 +145,7 @@ def _known_in(folder: Path) -> tuple[Digest, Bootstrap, Ticket | None]:
 
     with kept_in(folder) as kept:
         newest = read_vertex(kept, folder, max(kept.rounds, default=-1))[1]
-        there = [m for m in newest.members if m.present and m.addresses]
+        there = [m for m in newest.members if m.is_present and m.addresses]
         members: Bootstrap = [(address, m.peer) for m in there[:MEMBERS_ASKED] for address in m.addresses]
         return Digest(kept.run), members, parse(kept.ticket) if kept.ticket else None
 
@@ -156,7 +156,7 @@ def _also_in(folder: Path, run: Digest) -> tuple[Bootstrap, Ticket | None]:
     if held != run:
         raise UsageError(
             "E-CHK-15",
-            f"{folder} holds run {short(held)}, the ticket or id is of run {short(run)}",
+            f"{folder} holds run {short_id(held)}, the ticket or id is of run {short_id(run)}",
             cause="--dir names a folder of the run, for the addresses of members; the model goes to --to",
             fix="leave one of the two out",
         )

@@ -30,10 +30,10 @@ def rollback(
     round before the rollback.
     """
     from atoll.policy.membership import AMEND_ROUNDS
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
     folder = folder_of(dir)
-    answer = ask(folder, "rollback", round=round, without=without or [])
+    answer = send_request(folder, "rollback", round=round, without=without or [])
     if json:
         say_json(answer)
         return

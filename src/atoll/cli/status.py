@@ -41,10 +41,10 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 def status(*, dir: Dir = None, json: AsJson = False) -> None:
     """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
     from atoll.runtime.event_log import alike_text
 
-    s = ask(folder_of(dir), "status")
+    s = send_request(folder_of(dir), "status")
     if json:
         say_json(s)
         return
@@ -119,9 +119,9 @@ def _say_checks(s: dict[str, Any]) -> None:
 
 def peers(*, dir: Dir = None, json: AsJson = False) -> None:
     """List the agreed members, their standing, and how this peer reaches them."""
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
-    found = ask(folder_of(dir), "peers")
+    found = send_request(folder_of(dir), "peers")
     if json:
         say_json(found)
         return
@@ -147,11 +147,11 @@ def invite(
 ) -> None:
     """Make a new ticket through the members' agreement, or revoke one."""
     from atoll.base.errors import UsageError
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
     from atoll.runtime.network.dialer import endpoint_of
 
     if list:
-        found = ask(folder_of(dir), "invitations")
+        found = send_request(folder_of(dir), "invitations")
         if json:
             say_json(found)
         for t in [] if json else found:
@@ -168,7 +168,7 @@ def invite(
     for one in address:
         endpoint_of(one)  # a mistyped address would otherwise be found by the invited peer
     wish = {"uses": uses, "lasts_s": lasts_s, "role": role, "addresses": address, "revoke": revoke}
-    answer = ask(folder_of(dir), "invite", **wish)
+    answer = send_request(folder_of(dir), "invite", **wish)
     if json:
         say_json(answer)
         return
@@ -194,9 +194,9 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file."""
-    from atoll.runtime.control.socket import ask
+    from atoll.runtime.control.socket import send_request
 
-    answer = ask(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)
+    answer = send_request(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)
     if json:
         say_json(answer)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from atoll.base.ids import PeerId, names_of, short
+from atoll.base.ids import PeerId, names_of, short_id
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import VerificationReport
@@ -41,14 +41,14 @@ def judged_again(
         return []
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import reading
-    from atoll.runtime.training_spec import decode_learning
+    from atoll.runtime.training_spec import parse_training_spec
     from atoll.verification.offline_judge import OfflineJudge, fallen
 
-    court = OfflineJudge(folders, audit.settings, reading(audit.run, SessionVerifier()), decode_learning)
+    court = OfflineJudge(folders, audit.settings, reading(audit.run, SessionVerifier()), parse_training_spec)
     if fetch and (lacking := court.lacking(doubts)):
-        from atoll.runtime.control.socket import ask
+        from atoll.runtime.control.socket import send_request
 
-        ask(folders[0], "fetch", blobs=[blob.hex() for blob in lacking])
+        send_request(folders[0], "fetch", blobs=[blob.hex() for blob in lacking])
     looked = [(doubt, court.look(doubt)) for doubt in doubts]
     found = {id(doubt): words for doubt, words in looked}
     for round, peer in fallen(doubts, lambda doubt: found[id(doubt)]):
@@ -110,7 +110,7 @@ def verdicts_text(audit: VerificationReport, out: VerdictHistory, looked: Rejudg
         if agreeing := [names[one.auditor] for one in doubt.said.values() if one.finding == "accepted"]:
             yield f"    accepted by {', '.join(agreeing)}"
         if len(doubt.exhibits) > 1:
-            yield f"    different exhibits were judged: {', '.join(map(short, doubt.exhibits))}"
+            yield f"    different exhibits were judged: {', '.join(map(short_id, doubt.exhibits))}"
     if not out.departures and not looked:
         yield "no member left, and no report was disputed"
 

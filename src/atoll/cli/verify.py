@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
@@ -240,7 +240,7 @@ def _say(audit: VerificationReport, out: VerdictHistory, blobs: int | None, look
         say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
     body = audit.head_body
     trained, epoch = (body.trained, body.epoch) if body is not None else (0, 0)
-    name = f"{one_line(audit.settings.name)} ({short(audit.run)})"
+    name = f"{one_line(audit.settings.name)} ({short_id(audit.run)})"
     say(f"run {name}: {audit.vertices} vertices, {trained} trained rounds, epoch {epoch}")
     if audit.trusted >= 0:
         say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")

@@ -181,7 +181,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
                 + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
                 + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
             )
-            waits = progress.waits() if entry["left"] else None  # a newcomer has no vote yet
+            waits = progress.waiting_text() if entry["left"] else None  # a newcomer has no vote yet
             return f"{told}\n! {waits}" if waits else told
         case "PeerSuspected" if progress.over:
             return ""  # they leave as this peer does

@@ -384,7 +384,7 @@ class SessionSigner:
         return f"SessionSigner({self._peer})"
 
 
-def nobody_known(peer: PeerId) -> PublicIdentity | None:
+def no_peer_known(peer: PeerId) -> PublicIdentity | None:
     """Membership look-up before any membership is agreed: all peers are unknown."""
     return None
 

@@ -38,7 +38,7 @@ from atoll.crypto.identity import (
     canonical,
     ed25519_of_libp2p,
     libp2p_public_key,
-    nobody_known,
+    no_peer_known,
     peer_id_of,
 )
 from atoll.crypto.noise_pattern import (
@@ -92,7 +92,7 @@ def hybrid(
     *,
     network: bytes,
     expected: PeerId | None = None,
-    known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+    known: Callable[[PeerId], PublicIdentity | None] = no_peer_known,
     suites: tuple[str, ...] = (HYBRID.protocol,),
     aeads: tuple[AeadCipher, ...] = tuple(AeadCipher),
     draws: HandshakeRandomness = HandshakeRandomness(),
@@ -114,7 +114,7 @@ def classical(
     identity: Identity,
     *,
     expected: PeerId | None = None,
-    known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+    known: Callable[[PeerId], PublicIdentity | None] = no_peer_known,
     muxers: tuple[str, ...] = (),
     draws: HandshakeRandomness = HandshakeRandomness(),
 ) -> NoiseHandshake:
@@ -129,7 +129,7 @@ def resumption(
     ticket: SessionTicket,
     *,
     network: bytes,
-    known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+    known: Callable[[PeerId], PublicIdentity | None] = no_peer_known,
     draws: HandshakeRandomness = HandshakeRandomness(),
 ) -> NoiseHandshake:
     """Create the handshake that resumes the session of this ticket. The caller uses a ticket once."""

@@ -56,7 +56,7 @@ def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
     else:
         voters = tuple(m.peer for m in known.roster.members if m.votes)
         needed = quorum(len(voters), known.settings.round.quorum)
-    absent = tuple(p for p in voters if p != peer.me and not peer.heartbeat.here(p, now))
+    absent = tuple(p for p in voters if p != peer.me and not peer.heartbeat.is_present(p, now))
     anew = known.rekeyed().difference(absent)
     return VoterTurnout(voters, absent, tuple(p for p in voters if p in anew), needed)
 
@@ -76,7 +76,7 @@ def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
     known, there = peer.known, turnout(peer, now)
     if there.here >= there.needed and (vouched := known.vouch_for_eras(sign)):
         return vouched
-    linked = {p for p in peer.linked if peer.heartbeat.here(p, now)}
+    linked = {p for p in peer.linked if peer.heartbeat.is_present(p, now)}
     vertex = _new_epoch(known, there, linked, now + peer.heartbeat.offset_s, sign)
     return peer.begin_epoch(vertex, now) + known.vouch_for_eras(sign)
 
@@ -144,7 +144,7 @@ def with_waiting(peer: Peer, to: RunNumbers) -> RunNumbers:
 def _as_member(peer: Peer, also_over: bool = False) -> RunView:
     """The run view of a peer that is a present member; ValueError otherwise."""
     mine = None if peer.is_lost else peer.known.roster.mine
-    if mine is None or not mine.present:
+    if mine is None or not mine.is_present:
         raise ValueError("this peer is not a member (yet)")
     if peer.over and not also_over:
         raise ValueError("the run is over")

@@ -172,14 +172,14 @@ class Participation:
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
             return [] if was_over else [self.fact(fact)]
         self.over = False
-        mine = next((m for m in parent.members if m.peer == self.me and m.present), None)
+        mine = next((m for m in parent.members if m.peer == self.me and m.is_present), None)
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
         ground = self.known.ground_after(head, parent, self.run_time(now))
         plan = ground.plan
         env = RoundEnvironment(
             gone=self.known.mute,
-            unheard=self.heartbeat.unheard,
-            reports=lambda: pool.chosen(self.heartbeat.gone),
+            unheard=self.heartbeat.is_silent_only,
+            reports=lambda: pool.chosen(self.heartbeat.is_gone),
             held=self.old_parts.begin(plan.round),
             said=self.said,
             measured=self._measured,
@@ -187,7 +187,7 @@ class Participation:
             extension=self.capabilities.round_extension,
             keeps_rows=self.inspectors.archived_rounds > 0,
         )
-        agreement = self.known.open_door(ground, self.said.get(f"said/{plan.round}/agreement"))
+        agreement = self.known.open_agreement(ground, self.said.get(f"said/{plan.round}/agreement"))
         self.round = RoundMachine(ground, self.notary, agreement, env)
         if self.round.trains and self.resting.covers(plan.round):
             self.round.update.passes = WHY
@@ -204,7 +204,7 @@ class Participation:
         current = self.round  # a round may close inside its own first event
         if current is None or current.plan.round != round:
             return []
-        return current.learn(vertex, self.run_time(now))
+        return current.accept_vertex(vertex, self.run_time(now))
 
     def to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -229,7 +229,7 @@ class Participation:
                 case ShareBegan():
                     self._drop_adopted_parts(effect.fact)
                 case AttemptFailed() if self.round is not None:
-                    out += self.heartbeat.call(self.round.plan.committee, now, self.head())
+                    out += self.heartbeat.ping_unwatched(self.round.plan.committee, now, self.head())
                 case StateUnavailable(state=state):
                     out += self.downloads.earlier.find(state, anew=True)
                 case StateMissing():
@@ -243,7 +243,7 @@ class Participation:
     def _drop_adopted_parts(self, share: ShareBegan) -> None:
         """Drop parts of earlier rounds once all members committed to this one: no member will request them."""
         assert self.round is not None
-        if {m.peer for m in self.round.plan.members if m.present} <= set(share.committed):
+        if {m.peer for m in self.round.plan.members if m.is_present} <= set(share.committed):
             self.old_parts.keep_only(share.round)
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
@@ -272,7 +272,7 @@ class Participation:
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Abandon the round, as its state is made elsewhere; `vertex` closed it, if available."""
         current, self.round = self.round, None
-        self.regain.left = left = current.left(vertex) if current is not None else None
+        self.regain.left = left = current.settlement_on_leave(vertex) if current is not None else None
         if current is None or left is None:
             return
         bodies = [body for round, body in self.known.history.bodies.items() if round >= current.plan.round]
@@ -357,10 +357,10 @@ class Participation:
         """Update connections and heartbeats to the agreed membership."""
         roster = self.known.roster
         self.heartbeat.accusers_needed = suspicions_needed(roster.voters, self.settings.round.quorum)
-        self.heartbeat.watch(roster.present(), now)
+        self.heartbeat.set_members(roster.present(), now)
         for fetch in (self.regain.fetch, *self.downloads.wanted.values()):
             if fetch is not None:
-                fetch.suppose(roster.within_reach())
+                fetch.add_candidates(roster.within_reach())
         return roster.contacts()
 
     def within_reach(self) -> list[PeerId]:
@@ -387,7 +387,7 @@ class Participation:
         vertex = history.vertices.get(self.round.plan.round)
         if vertex is None:
             return []
-        return self.from_round(self.round.learn(vertex, self.run_time(now)), now)
+        return self.from_round(self.round.accept_vertex(vertex, self.run_time(now)), now)
 
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.known.history
@@ -463,9 +463,9 @@ class Participation:
         news = not (pool.crowded and only_counts(statement))
         match statement:
             case SuspicionReport(peer=peer) if by != self.me:
-                was_gone = self.heartbeat.gone(peer)
-                self.heartbeat.accuse(peer, by, now)
-                news = news or was_gone != self.heartbeat.gone(peer)
+                was_gone = self.heartbeat.is_gone(peer)
+                self.heartbeat.record_suspicion(peer, by, now)
+                news = news or was_gone != self.heartbeat.is_gone(peer)
             case Accusation() if self.round is not None:
                 effects += self.from_round(self.round.heed(statement, self.run_time(now)), now)
             case LeaveReport():
@@ -479,7 +479,7 @@ class Participation:
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
             effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
         if self.round is not None and news:
-            effects += self.from_round(self.round.look_again(self.run_time(now)), now)
+            effects += self.from_round(self.round.poll(self.run_time(now)), now)
         if self.over and isinstance(statement, ChangeSettings):
             effects += self.begin_round(now)
         return effects
@@ -492,11 +492,11 @@ class Participation:
         at = self.at if not self.regain.busy else -2
         audited = bool(self.settings.audited_share)
         word = self.admission.word(self.wish, self.known.history, at, now, audited)
-        return self.words.tell(word, now) if word is not None else []
+        return self.words.broadcast(word, now) if word is not None else []
 
     def _report_resting(self, now: Seconds) -> list[Effect]:
         words = self.resting.words(self.at + 1)
-        return [effect for word in words for effect in self.words.tell(word, now)]
+        return [effect for word in words for effect in self.words.broadcast(word, now)]
 
     def from_verifiers(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Report the verifiers' findings to the members; they have consequences only once a vertex holds them."""
@@ -507,7 +507,7 @@ class Participation:
             if isinstance(word, Accusation | OwnerComplaint):
                 out += self.words.accuse(word, now)
             elif word is not None:
-                out += self.words.tell(word, now)
+                out += self.words.broadcast(word, now)
         for blob, drop in self.inspectors.abandoned().items():
             if (given_up := self.downloads.give_up(blob)) is not None:
                 out += [*given_up, drop]
@@ -520,7 +520,7 @@ class Participation:
             return []
         effects = pieces.work(self.at, now)
         for word in pieces.words(now):
-            effects += self.words.tell(word, now)
+            effects += self.words.broadcast(word, now)
         return effects
 
     # ---- heartbeats and time -----------------------------------------------------------------------------
@@ -542,11 +542,11 @@ class Participation:
                 case _:
                     continue
             if self.round is not None:
-                out += self.from_round(self.round.look_again(self.run_time(now)), now)
+                out += self.from_round(self.round.poll(self.run_time(now)), now)
         return out
 
     def _measured(self) -> LocalMeasurements:
-        members = [m.peer for m in self.known.roster.members if m.present]
+        members = [m.peer for m in self.known.roster.members if m.is_present]
         links = report(self.rates, self.heartbeat.latencies(), members)
         return LocalMeasurements(self.heartbeat.offset_s, links)
 

@@ -111,7 +111,7 @@ class Peer:
         self.news, self.regain, self.downloads = mine.news, mine.regain, mine.downloads
         self.early, self.old_parts = mine.early, mine.old_parts
         self.admission, self.resting = mine.admission, mine.resting
-        self.words, self.inspectors = mine.words, mine.inspectors
+        self.words, self.verifiers = mine.words, mine.inspectors
 
     # ---- the table of contents ---------------------------------------------------------------------------
 
@@ -142,14 +142,14 @@ class Peer:
             case Start(kept):
                 return self._start(kept, now)
             case Received(sender, message):
-                alive = self.participation.from_heartbeat(self.heartbeat.heard(sender, now), now)
+                alive = self.participation.from_heartbeat(self.heartbeat.record_life(sender, now), now)
                 return alive + self.participation.judged(sender, lambda: self._hear(event, message, now))
             case LinkUp(peer):
                 return self._link_up(event, peer, now)
             case LinkDown(peer):
                 self.linked.discard(peer)
                 self.readers.shown.pop(peer, None)
-                return self.participation.from_heartbeat(self.heartbeat.link(event, now), now)
+                return self.participation.from_heartbeat(self.heartbeat.on_link_event(event, now), now)
             case Resumed():
                 return self._wake(now)
             case BandwidthMeasured(bytes_s, to, round):
@@ -164,14 +164,14 @@ class Peer:
         """Pass a finished job to its component, named by the job's prefix."""
         job, result = event.job, event.result if isinstance(event, TaskDone) else None
         match job.partition("/")[0]:
-            case name if name in self.inspectors.names:
-                return self.participation.from_verifiers(self.inspectors.on_task_done(event, now), now)
+            case name if name in self.verifiers.names:
+                return self.participation.from_verifiers(self.verifiers.on_task_done(event, now), now)
             case "restore":
                 return self.participation.on_restored(result if isinstance(result, StateRestored) else None, now)
             case "history":
                 return self.news.read(job, result or (), self.participation.within_reach())
             case "era":
-                return self.known.eras.read(job, result) if self.known.eras is not None else []
+                return self.known.eras.on_era_read(job, result) if self.known.eras is not None else []
             case "earlier":
                 return self.participation.on_earlier_found(job, result, now)
             case "pieces":
@@ -191,7 +191,7 @@ class Peer:
             case "beat":
                 return self._tick(now)
             case "silence":
-                return self.participation.from_heartbeat(self.heartbeat.look(now), now)
+                return self.participation.from_heartbeat(self.heartbeat.check_silence(now), now)
             case "fetch-again":
                 return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
             case "earlier":
@@ -211,7 +211,9 @@ class Peer:
             return self._turn_away(sender, message, code, now)
         match message:
             case Ping(head=head) | PingReply(head=head):
-                return self.heartbeat.beat(event, now, self.participation.head()) + self.news.ask(sender, head, now)
+                return self.heartbeat.on_heartbeat(event, now, self.participation.head()) + self.news.ask(
+                    sender, head, now
+                )
             case Hello(run, head, admission):
                 if run != self.run:
                     raise PeerFault(sender, "belongs to another run")
@@ -225,7 +227,7 @@ class Peer:
             case ManifestRequest() | ChunkRequest() if self.view is not None:
                 return self.serve.handle(event, now)
             case VerticesRequest(first):
-                return self.news.give(sender, first)
+                return self.news.serve(sender, first)
             case _ if self.is_lost:
                 return []  # nothing else can be judged yet
             case RoundMessage():
@@ -235,15 +237,15 @@ class Peer:
             case EraSignatures():
                 return self.known.hear_era(sender, message, now)
             case EraSignaturesRequest():
-                return self.known.eras.give(sender, message) if self.known.eras is not None else []
+                return self.known.eras.serve(sender, message) if self.known.eras is not None else []
             case ManifestResponse() | ChunkResponse():
                 return self.participation.to_fetch(event, now)
             case ExhibitRequest():
-                return self.inspectors.serve(sender, message)
+                return self.verifiers.serve(sender, message)
             case ExhibitResponse():
                 return self.participation.fetch_exhibit(sender, message, now)
             case MalformedRowShown():
-                return self.participation.from_verifiers(self.inspectors.on_malformed_row(sender, message), now)
+                return self.participation.from_verifiers(self.verifiers.on_malformed_row(sender, message), now)
             case PreferenceRequest() | PreferenceResponse():
                 return self.known.forks.hear(event, now)
             case _:
@@ -267,7 +269,7 @@ class Peer:
             return []
         if code != EXPELLED or self.news.hinted_lately(sender, now):
             return [refusal]
-        return [refusal, *self.news.give(sender, message.first - 1)]  # `may_leave` ends it
+        return [refusal, *self.news.serve(sender, message.first - 1)]  # `may_leave` ends it
 
     def _hear_refusal(self, sender: PeerId, code: RefusalCode) -> list[Effect]:
         """Count a refusal: from the dialed peer before genesis is known, later from more voters than may lie."""
@@ -275,7 +277,7 @@ class Peer:
             counts, needed = sender in self.bootstrap, 1
         else:
             roster, mine = self.known.roster, self.known.roster.mine
-            if mine is not None and mine.present:
+            if mine is not None and mine.is_present:
                 return []
             counts = any(m.peer == sender and m.votes for m in roster.members)
             liars = self.settings.round.quorum == "two-thirds"
@@ -322,7 +324,7 @@ class Peer:
         if self.known.history.head > -1:  # otherwise genesis was the last event about members
             members = self.known.history.head_body.members
             effects.append(self.participation.fact(MembershipChanged(joined=(), left=(), members=members)))
-        effects += self.participation.from_verifiers(self.inspectors.resume(kept, now), now)
+        effects += self.participation.from_verifiers(self.verifiers.resume(kept, now), now)
         effects += self.participation.seek_demanded()
         effects += [self.participation.fact(expelled(self.me))] if self.participation.is_expelled else []
         return effects + self.participation.follow_members(now) + self.regain.begin(self.known.history)
@@ -339,12 +341,12 @@ class Peer:
             raise PeerFault("", "sent a genesis that is not the one this run is named after")
         self.genesis, self.participation.settings = vertex, settings_of_run(decode_body(vertex.body))
         self.admission.knows_genesis()
-        s, gone, offered = self.settings.round, self.heartbeat.gone, self.participation.capabilities
+        s, gone, offered = self.settings.round, self.heartbeat.is_gone, self.participation.capabilities
         self.participation.view = known = RunView(
             vertex, offered, self.notary, self.wish, self.vouch, self.linked, self.identities, gone
         )
         self.news.history, self.news.eras = known.history, known.eras
-        self.inspectors.start(self.settings, known.history, known.pool)
+        self.verifiers.start(self.settings, known.history, known.pool)
         self.heartbeat.beat_s, self.heartbeat.suspect_s = s.beat_s, s.suspect_s
         return [
             Persist("genesis", encode(vertex)),
@@ -410,8 +412,10 @@ class Peer:
         if not self.regain.busy and self.round is None and not self.over:
             again = self.participation.catch_up(now) if self.at >= -1 else None
             effects += self.regain.begin(known.history, "trying again") if again is None else again
-        effects += known.eras.ask(self.participation.within_reach(), now) if known.eras is not None else []
-        effects += self.inspectors.retransmit()
+        effects += (
+            known.eras.request_missing(self.participation.within_reach(), now) if known.eras is not None else []
+        )
+        effects += self.verifiers.retransmit()
         effects += self.participation.tend_pieces(now)
         effects += self.words.again(now)
         if self.wish.role != "visitor":
@@ -421,7 +425,7 @@ class Peer:
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.add(peer)
         effects: list[Effect] = [self._hello(peer, now)]
-        effects += self.participation.from_heartbeat(self.heartbeat.link(event, now), now)
+        effects += self.participation.from_heartbeat(self.heartbeat.on_link_event(event, now), now)
         if self.is_lost:
             return [*effects, *self._ask_lost([peer])]
         known = self.known
@@ -429,8 +433,8 @@ class Peer:
         farewell = known.pool.said_by(self.me, tag_of(LeaveReport)) if self.leaving else []
         effects += [Send(peer, MemberReport(word)) for word in farewell]
         effects += self.downloads.linked(peer, now)
-        effects += self.regain.fetch.linked(peer, now) if self.regain.fetch is not None else []
-        effects += known.eras.ask_of(peer, now) if known.eras is not None else []
+        effects += self.regain.fetch.on_link_up(peer, now) if self.regain.fetch is not None else []
+        effects += known.eras.request_from(peer, now) if known.eras is not None else []
         effects += known.forks.met(peer, known.roster.put_away())
         if self.round is not None:
             effects += self.participation.from_round(self.round.greet(peer), now)
@@ -438,7 +442,7 @@ class Peer:
 
     def _wake(self, now: Seconds) -> list[Effect]:
         """After a sleep of this computer, request what happened meanwhile; the others were not silent."""
-        self.heartbeat.slept(now)
+        self.heartbeat.reset_silence(now)
         self.news.woke()
         effects: list[Effect] = [SetTimer("beat", now)]
         if not self.is_lost:
@@ -456,14 +460,14 @@ class Peer:
 
     def say(self, statement: Statement, now: Seconds) -> list[Effect]:
         """Send a report of the local peer to the members."""
-        return [self._to_local(e) for e in self.words.tell(statement, now)]
+        return [self._to_local(e) for e in self.words.broadcast(statement, now)]
 
     def begin_epoch(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         """Continue the run from this vertex, which the recovery identity has signed."""
         effects = self.participation.learn_vertex(vertex, self.me, now)
         after = self.known.history.head_body
         news = VerticesResponse((vertex,), after.round)
-        effects += [Send(m.peer, news) for m in after.members if m.present and m.peer != self.me]
+        effects += [Send(m.peer, news) for m in after.members if m.is_present and m.peer != self.me]
         effects += self.participation.from_round(self.participation.learn_round(after.round, vertex, now), now)
         return [self._to_local(e) for e in effects]
 

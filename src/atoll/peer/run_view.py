@@ -26,14 +26,14 @@ from atoll.peer.governance.settings_change import plan_after, settings_after
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.membership.roster import MemberRoster, change_of, identities_in
-from atoll.peer.round.context import RoundContext, ground_after
+from atoll.peer.round.context import RoundContext, context_after
 from atoll.peer.settings import settings_of_run
 from atoll.peer.sync.history_repair import HistoryRepair
 from atoll.peer.sync.state_archive import StateArchive
 from atoll.peer.verify.registry import ledgers_of
-from atoll.protocol.agreement.interface import ConsensusEngine, open_door
+from atoll.protocol.agreement.interface import ConsensusEngine, make_engine
 from atoll.protocol.agreement.voter import Electorate
-from atoll.protocol.history.chain import VertexChain, newest_hole
+from atoll.protocol.history.chain import VertexChain, find_missing_vertex
 from atoll.protocol.history.era_signatures import EraChain
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import StatementSigner
@@ -94,7 +94,7 @@ class RunView:
 
         None if whole.
         """
-        if (hole := newest_hole(kept, self.notary.run)) is None:
+        if (hole := find_missing_vertex(kept, self.notary.run)) is None:
             return None
         assert hole.id is not None, f"nothing names the vertex of round {hole.round}; no peer starts there"
         newest = max(int(name.split("/")[1]) for name in kept if name.startswith("vertex/"))
@@ -147,46 +147,46 @@ class RunView:
 
     def _end_era(self, eras: EraChain, body: VertexBody, handed: bool) -> list[Effect]:
         """If an era ends with this vertex, sign it while keys last; no peer waits for that."""
-        ended = eras.grew(body, handed)
-        return ended + eras.mine(body.round, self.roster.within_reach()) if ended else []
+        ended = eras.on_vertex(body, handed)
+        return ended + eras.send_own(body.round, self.roster.within_reach()) if ended else []
 
     # ---- the round that comes next -----------------------------------------------------------------------
 
     def ground_after(self, head: Digest, parent: VertexBody, run_time: Seconds) -> RoundContext:
         """The context of the round after this vertex."""
         plan = plan_after(self.settings, head, parent).set_right(run_time)
-        return ground_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
+        return context_after(self.settings, plan, parent, self.pool.recent(), self.notary.run)
 
-    def open_door(self, ground: RoundContext, kept: bytes | None) -> ConsensusEngine:
+    def open_agreement(self, ground: RoundContext, kept: bytes | None) -> ConsensusEngine:
         """The agreement on that round's vertex; `kept` is its durable state from before a restart."""
         plan, raft = ground.plan, self.settings.by_raft
         turns = plan.turns(ground.parent.proposer if raft else None)
         electorate = Electorate(plan.round, plan.trace, plan.vote_keys, plan.quorum, turns)
-        return open_door(raft, self.notary, electorate, kept)
+        return make_engine(raft, self.notary, electorate, kept)
 
     # ---- signatures under eras ---------------------------------------------------------------------------
 
     @property
     def awaits_signatures(self) -> bool:
         """True if an ended era lacks signatures that it should have by now; no later vertex is accepted then."""
-        return self.eras is not None and self.eras.demanded(self.history.head + 1) is not None
+        return self.eras is not None and self.eras.blocking_era(self.history.head + 1) is not None
 
     def demand_signatures(self, sender: PeerId, now: Seconds) -> list[Effect]:
         """Request these signatures from a peer that sends more vertices."""
-        return self.eras.demand(sender, self.history.head + 1, now) if self.eras is not None else []
+        return self.eras.request_blocking(sender, self.history.head + 1, now) if self.eras is not None else []
 
     def hear_era(self, sender: PeerId, said: EraSignatures, now: Seconds) -> list[Effect]:
         """Take era signatures; if they were missing, request the rest of the history."""
         if self.eras is None:
             return []
-        before, effects = self.awaits_signatures, self.eras.hear(sender, said, now)
+        before, effects = self.awaits_signatures, self.eras.receive_signatures(sender, said, now)
         if before and not self.awaits_signatures:
             effects += [Send(sender, VerticesRequest(self.history.head + 1))]
         return effects
 
     def vouch_for_eras(self, sign: Callable[[bytes], bytes]) -> list[Effect]:
         """The recovery identity's signatures under eras that will get no quorum."""
-        return self.eras.vouch_for(sign, self.roster.within_reach()) if self.eras is not None else []
+        return self.eras.attest_unsigned(sign, self.roster.within_reach()) if self.eras is not None else []
 
     # ---- what follows ------------------------------------------------------------------------------------
 

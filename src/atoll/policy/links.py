@@ -84,7 +84,7 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> AgreedLi
     link, as sites do: its rate is the largest sum that they sent there in one round. Sums over different rounds say
     less, since each peer may have had the link to itself.
     """
-    line = {m.peer: m for m in members if m.present}
+    line = {m.peer: m for m in members if m.is_present}
     place = {peer: i for i, peer in enumerate(line)}
     places = tuple(place[peer] for peer in peers)
     return _read(tuple(peers), places, tuple(line[peer].links for peer in peers), len(line))
@@ -92,7 +92,7 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> AgreedLi
 
 def agreed_weights(members: Sequence[Member], peers: Sequence[PeerId]) -> dict[PeerId, float] | None:
     """Weights for sharing out work: uplinks, once links are known and uplinks differ; None until then."""
-    line = {m.peer: m for m in members if m.present}
+    line = {m.peer: m for m in members if m.is_present}
     if len({line[peer].links[:1] for peer in peers}) == 1:
         return None
     links = agreed_links(members, peers)

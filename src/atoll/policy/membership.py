@@ -29,7 +29,7 @@ from atoll.base.limits import (
     WORDS_MAX,
 )
 from atoll.base.machine import tag_of
-from atoll.base.memoize import of_the_same
+from atoll.base.memoize import memoize_by_identity
 from atoll.crypto.signer import Validity
 from atoll.policy.extensions import additional_extension_bytes, extensions_bytes, extensions_problem
 from atoll.policy.findings import AGAINST, REFUTING, voices_needed
@@ -39,7 +39,7 @@ from atoll.policy.signing import ED25519, SigningPolicy
 from atoll.policy.vertex_capacity import member_bytes, room_taken
 from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement
-from atoll.wire.evidence import slot_of, two_updates
+from atoll.wire.evidence import commits_to_two_updates, slot_of
 from atoll.wire.messages.statements import (
     Accusation,
     AnyStatement,
@@ -156,7 +156,7 @@ class _Admission:
 
     @property
     def is_from_present(self) -> bool:
-        return self.sender is not None and self.sender.present
+        return self.sender is not None and self.sender.is_present
 
     @property
     def last(self) -> int:
@@ -211,9 +211,9 @@ def _ready_problem(case: _Admission, report: ReadyReport) -> str | None:
         return "only an observing trainer can become ready, or one whose device has changed"
     if unaudited and not recent.audited:
         return "no work is audited in this run"
-    if sender.trains and case.last - sender.since < RECENT:
+    if sender.may_train and case.last - sender.since < RECENT:
         return f"its device changed, or it came, less than {RECENT} rounds ago"
-    if sender.trains and recent.rounds.get(report.vertex, sender.since) < sender.since:
+    if sender.may_train and recent.rounds.get(report.vertex, sender.since) < sender.since:
         return "it was said before its device changed"
     return None if recent.states.get(report.vertex) == report.state else "its state is not the one agreed on"
 
@@ -221,7 +221,7 @@ def _ready_problem(case: _Admission, report: ReadyReport) -> str | None:
 def _leave_problem(case: _Admission, report: LeaveReport) -> str | None:
     if len(report.why) > WORDS_MAX:
         return "gives too long a reason"
-    if case.sender is None or not case.sender.present:
+    if case.sender is None or not case.sender.is_present:
         return "is not a member"
     if report.round < case.sender.since:
         return "it was said before it came back"
@@ -230,14 +230,14 @@ def _leave_problem(case: _Admission, report: LeaveReport) -> str | None:
 
 
 def _skip_problem(case: _Admission, report: SkipRound) -> str | None:
-    if case.sender is None or not case.sender.trains:
+    if case.sender is None or not case.sender.may_train:
         return "only members that train can rest"
     return None if case.last < report.round <= case.last + RESTS_AHEAD else "is out of date"
 
 
 def _suspicion_problem(case: _Admission, report: SuspicionReport) -> str | None:
     target = case.members.get(report.peer)
-    if not case.is_from_voter or target is None or not target.present:
+    if not case.is_from_voter or target is None or not target.is_present:
         return "only voting members can suspect members"
     first = max(case.last - RECENT, target.since)  # suspicions from before its return are settled
     return None if first <= report.round <= case.last + 1 else "is out of date"
@@ -311,7 +311,7 @@ def _accusation_problem(case: _Admission, caught: Accusation) -> str | None:
         return None
     again = decode_statement(other.body, other.signer)
     twice = slot_of(again) == slot and again != said and other.body != first.body
-    if other.signer == first.signer and (twice or two_updates(said, again)):
+    if other.signer == first.signer and (twice or commits_to_two_updates(said, again)):
         return None
     return "its two statements are not by one signer for one slot"
 
@@ -331,7 +331,7 @@ _RULES: dict[type[Statement], Callable[[_Admission, Any], str | None]] = {
 }
 
 
-@of_the_same  # called with every report
+@memoize_by_identity  # called with every report
 def _by_name(members: tuple[Member, ...]) -> Mapping[PeerId, Member]:
     return {m.peer: m for m in members}
 
@@ -425,7 +425,7 @@ def _no_room(case: _Admission, join: JoinRequest) -> str | None:
     free -= extensions_bytes(parent.extensions or ())
     if more <= free + sum(member_bytes(m, parts, signing) for m in forgettable(parent.members, {case.by})):
         return None
-    present = sum(m.present for m in parent.members)
+    present = sum(m.is_present for m in parent.members)
     return f"{FULL}: a vertex of {present} members and {parts} parts has no room for more"
 
 
@@ -494,7 +494,7 @@ def needs_ticket(before: Member | None, join: JoinRequest) -> bool:
 
 def is_changed_by_ready(member: Member, unaudited: bool) -> bool:
     """Whether readiness gives this member another standing."""
-    return member.standing == "observer" or (member.trains and unaudited != (member.standing == "unaudited"))
+    return member.standing == "observer" or (member.may_train and unaudited != (member.standing == "unaudited"))
 
 
 def joining_line(join: JoinRequest, identity: Digest, standing: Standing, round: int) -> Member:

@@ -114,7 +114,7 @@ class _MembershipChange:
 
         def recorded(m: Member) -> Member:
             commit, counted = commits.get(m.peer), m.peer in contributors
-            missed = 0 if counted or not m.trains else min(m.missed + 1, MISSED_MAX)
+            missed = 0 if counted or not m.may_train else min(m.missed + 1, MISSED_MAX)
             return replace(
                 m,
                 step_s=commit.step_s if commit is not None and commit.step_s > 0 else m.step_s,
@@ -135,7 +135,7 @@ class _MembershipChange:
             if m.peer in sent_away:
                 m = replace(m, standing="expelled")
             is_liar = m.peer in self.liars
-            if (is_liar or m.peer in self.leaving) and m.present:
+            if (is_liar or m.peer in self.leaving) and m.is_present:
                 if not m.votes or (self.budget > 0 and self._voters_left(done, m.peer) > 0):
                     self.budget -= m.votes
                     m = replace(m, standing="expelled" if is_liar else "away")
@@ -169,20 +169,22 @@ class _MembershipChange:
         """Let ready members train, or change their device. Runs after departures: a device change keeps no vote
         that is to end."""
         ready = {r.by: r.statement.unaudited is True for r in self.reports if isinstance(r.statement, ReadyReport)}
-        places = trainers_most - sum(m.trains for m in self.parent.members)
+        places = trainers_most - sum(m.may_train for m in self.parent.members)
         for k, m in enumerate(self.members):
             is_going = m.peer in self.leaving
             if m.peer not in ready or is_going or not is_changed_by_ready(m, ready[m.peer]):
                 continue
-            if places <= 0 and not m.trains:
+            if places <= 0 and not m.may_train:
                 continue
-            since = self.parent.round + 1 if m.trains else m.since  # earlier reports about its device are settled
+            since = (
+                self.parent.round + 1 if m.may_train else m.since
+            )  # earlier reports about its device are settled
             standing = "unaudited" if ready[m.peer] else "new"
             changed = replace(m, standing=standing, missed=0, since=since)
             turns = m.votes != changed.votes
             keeps_voter = changed.votes or self._voters_left(self.members, m.peer) > 0
             if not turns or (self.budget > 0 and keeps_voter):
-                self.budget, places = self.budget - turns, places - (not m.trains)
+                self.budget, places = self.budget - turns, places - (not m.may_train)
                 self.members[k] = changed
 
     def admit_joining(self) -> None:
@@ -217,7 +219,7 @@ class _MembershipChange:
 
     def _let_in(self, join: JoinRequest, identity: Digest) -> None:
         before = _find_member(self.members, join.peer)
-        if before is not None and before.present and before.vote_key == join.vote_key:
+        if before is not None and before.is_present and before.vote_key == join.vote_key:
             moved = replace(before, addresses=join.addresses, name=join.name)  # a new address, else unchanged
             self.members = [moved if m.peer == join.peer else m for m in self.members]
             self._set_extensions(join)
@@ -261,11 +263,11 @@ class _MembershipChange:
 
     def result(self) -> NextMembership:
         """Link reports name members by their place among those present, so they follow the new places."""
-        before = [m.peer for m in self.parent.members if m.present]
-        after = [m.peer for m in self.members if m.present]
+        before = [m.peer for m in self.parent.members if m.is_present]
+        after = [m.peer for m in self.members if m.is_present]
         if before != after:
             self.members = [
-                replace(m, links=rearranged(m.links, before, after) if m.present else b"") if m.links else m
+                replace(m, links=rearranged(m.links, before, after) if m.is_present else b"") if m.links else m
                 for m in self.members
             ]
         held = [(m.peer, self.extensions.get(m.peer)) for m in self.members]

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET
 
-from atoll.base.fair_draw import CALL, TURN, Credit, credits_after, draw_sample
+from atoll.base.fair_draw import ABSENT_COST, TURN_COST, Credit, credits_after, draw_sample
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import PEERS_MAX
 from atoll.wire.codec import statement_in
@@ -67,9 +67,9 @@ def drawn_after(head: Digest, body: VertexBody, sample: ParticipationPolicy, tru
 
     Newcomers and resting members are not drawn, unless there are no others.
     """
-    settled = [m for m in body.members if m.trains and m.standing == "member"]
+    settled = [m for m in body.members if m.may_train and m.standing == "member"]
     resting = resting_in(body, body.round + 1)
-    there = [m for m in settled if m.peer not in resting] or settled or [m for m in body.members if m.trains]
+    there = [m for m in settled if m.peer not in resting] or settled or [m for m in body.members if m.may_train]
     known, count = _credits_in(body), sample.of(len(settled) or len(there))
     credits = [known.get(m.peer, LEVEL) for m in there]
     return frozenset(there[place].peer for place in draw_sample(head, _groups(there, trusted), credits, count))
@@ -92,12 +92,12 @@ def next_credits(
     of_group = {group_of(m.name): known[m.peer][1] for m in parent.members if trusted and m.peer in known}
     credits: list[Credit] = []
     for m, group in zip(members, groups, strict=True):
-        there = m.trains and m.standing == "member" and m.peer not in resting
+        there = m.may_train and m.standing == "member" and m.peer not in resting
         counts = m.peer in known and (trusted or there)
         own, among = known[m.peer] if counts else LEVEL
         credits.append((own, of_group.get(group, among)))
-    vain = CALL if trusted else TURN
-    costs = [TURN if m.peer in contributors else vain if m.peer in drawn else 0 for m in members]
+    vain = ABSENT_COST if trusted else TURN_COST
+    costs = [TURN_COST if m.peer in contributors else vain if m.peer in drawn else 0 for m in members]
     return tuple(credits_after(groups, credits, costs))
 
 

@@ -29,7 +29,7 @@ from atoll.base.limits import (
     OWNERS_PER_PART,
     PEERS_MAX,
 )
-from atoll.base.workload import STEPS_MOST, RoundWorkload, Steps, WorkloadPolicy, fastest_of, quota_of, steps_at
+from atoll.base.workload import STEPS_MOST, RoundWorkload, Steps, WorkloadPolicy, fastest_of, steps_at, workload_of
 from atoll.policy.committee import draw_committee, on_circle, whose_turn
 from atoll.policy.participation import ParticipationPolicy, drawn_after
 from atoll.policy.reputation import on_duty, scores_of
@@ -185,7 +185,7 @@ class RoundPlan:
     def trainers(self) -> tuple[Member, ...]:
         """Members that may contribute: those that train, sampled if the run samples."""
         drawn = self.drawn
-        return tuple(m for m in self.members if m.trains and (drawn is None or m.peer in drawn))
+        return tuple(m for m in self.members if m.may_train and (drawn is None or m.peer in drawn))
 
     @cached_property
     def givers(self) -> frozenset[PeerId]:
@@ -366,9 +366,9 @@ def plan_round(head: Digest, body: VertexBody, settings: RoundSettings) -> Round
     drawn = None
     if settings.sample is not UNSET:
         drawn = drawn_after(head, body, settings.sample, settings.quorum == "majority")
-    settled = [m.peer for m in body.members if m.trains and m.standing == "member"]
+    settled = [m.peer for m in body.members if m.may_train and m.standing == "member"]
     giving = len(settled if drawn is None else drawn.intersection(settled))
-    quota = quota_of(settings.effort, settings.steps_after(body.trained), body.effort, giving)
+    quota = workload_of(settings.effort, settings.steps_after(body.trained), body.effort, giving)
     by_speed = _by_speed(body.members, drawn, settings, quota)
     train_s = _train_s(body, settings, quota, by_speed, 1.0)
     pace: FirstAttemptPace | None = None
@@ -397,7 +397,7 @@ def _by_speed(
     effort = settings.effort
     if effort is UNSET or effort.by_speed is not True:
         return {}
-    trainers = [m for m in members if m.trains and (drawn is None or m.peer in drawn)]
+    trainers = [m for m in members if m.may_train and (drawn is None or m.peer in drawn)]
     settled = [m.step_s for m in trainers if m.standing == "member"]
     liars = 0 if settings.quorum == "majority" else max(0, len(settled) - 1) // 3
     fastest_s = fastest_of(settled, liars)

@@ -109,7 +109,7 @@ def moment(conduct: MemberConduct) -> int:
     return max(FLOOR, (PROGRESS * progress + UPTIME * uptime + PARTICIPATION * participation) // 10)
 
 
-def moved(
+def shift_bounds(
     score: int,
     conduct: MemberConduct | None,
     *,

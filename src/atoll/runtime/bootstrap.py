@@ -30,11 +30,11 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import OTHER_RULES_FIX, other_rules
 from atoll.policy.participation import group_of, named
-from atoll.protocol.history.chain import genesis_digest, newest_hole, whole
+from atoll.protocol.history.chain import decode_undamaged, find_missing_vertex, genesis_digest
 from atoll.runtime.clock import SystemClock
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
-from atoll.runtime.network.addresses import as_last_time, dialable, only_here, with_ports
+from atoll.runtime.network.addresses import advertised, as_last_time, only_here, with_free_ports
 from atoll.runtime.session_keys import certify, kept_session, remember_session
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import make_private, private_folder
@@ -76,7 +76,7 @@ Host = TypeVar("Host", bound=Driver)
 Make = Callable[[PeerConfig], Host]  # makes a training peer, or one that only reduces
 
 
-def training(
+def training_peer_factory(
     threads: int,
     on_fact: Callable[[Fact], None],
     trainer: AttachedTrainer | None = None,
@@ -95,7 +95,7 @@ def training(
     return make
 
 
-def prepare(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
     """Make the folder and send log messages to a file in it. Raises UsageError."""
     path = folder / "atoll.log"
     try:
@@ -132,7 +132,7 @@ async def found_run(
 ) -> tuple[Host, Ticket]:
     """Found a run. Returns its first peer, listening but not started, and a ticket. Raises AtollError."""
     store = PeerStore(folder, durable)
-    if "genesis" in store.kept():
+    if "genesis" in store.startup_values():
         store.close()
         raise UsageError(
             "E-DIR-02",
@@ -151,8 +151,8 @@ async def found_run(
     vote_key = session_key.public_key().public_bytes_raw()
     public = public_bytes(identity.public)
     settings = msgspec.structs.replace(founded.settings, recovery=public)
-    listening = replace(listening, listen=tuple(with_ports(listening.listen)))
-    addresses = listening.announce or dialable(list(listening.listen))
+    listening = replace(listening, listen=tuple(with_free_ports(listening.listen)))
+    addresses = listening.announce or advertised(list(listening.listen))
     founder = Member(
         identity.peer, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=digest(public)
     )
@@ -191,7 +191,7 @@ async def join_run(
     """A listening peer for the ticket's run. Raises AtollError, also for an invalid ticket."""
     ticket = parse(ticket_text)
     store = PeerStore(folder, durable)
-    kept = store.kept()
+    kept = store.startup_values()
     try:
         if "genesis" not in kept:  # before genesis is known, another ticket may be tried
             ticket.verify(SystemClock().now())
@@ -218,7 +218,7 @@ async def join_run(
 async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Make[Host]) -> Host:
     """The peer in this folder, listening. `name` renames it; without a group in it, the old group stays."""
     store = PeerStore(folder)
-    kept = store.kept()
+    kept = store.startup_values()
     if "run" not in kept:
         store.close()
         raise UsageError(
@@ -256,7 +256,7 @@ async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Ma
 
 def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:
     """Raise UsageError if this disk damaged the history and no member can replace it."""
-    if "genesis" not in kept or (hole := newest_hole(kept, run)) is None:
+    if "genesis" not in kept or (hole := find_missing_vertex(kept, run)) is None:
         return
     if hole.id is not None:  # the newest vertex is whole
         newest = max(int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/"))
@@ -272,7 +272,7 @@ def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
     """
     rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
     row = kept.get(f"vertex/{max(rounds)}" if rounds else "genesis")
-    vertex = next(iter(whole([row])), None) if row is not None else None
+    vertex = next(iter(decode_undamaged([row])), None) if row is not None else None
     if vertex is None or os.environ.get(CLOCK_IS_RIGHT) == "1":
         return  # members replace what the disk lost
     agreed_s = decode_body(vertex.body).time_s
@@ -301,7 +301,7 @@ def holds_run(folder: Path) -> bool:
             )
         return False
     store = PeerStore(folder)
-    held = "run" in store.kept()
+    held = "run" in store.startup_values()
     store.close()
     return held
 
@@ -310,7 +310,7 @@ async def _open(me: PeerConfig, listening: ListenOptions, make: Make[Host]) -> H
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
         listening = replace(listening, listen=(), announce=(), as_before=False)  # a client only dials
-    kept = store.kept()
+    kept = store.startup_values()
     before = kept.get("listening", b"").decode().split()
     announced = listening.announce or tuple(kept.get("announced", b"").decode().split())
     if listening.as_before and (announced or not all(map(only_here, before))):

@@ -76,8 +76,8 @@ def recipe_of(config: RunConfig) -> Recipe:
     from atoll.training.recipe.gradient import PLAIN, ComputeOptions
     from atoll.training.recipe.inner import tuned
     from atoll.training.recipe.methods import METHODS
-    from atoll.training.recipe.recipes import check_recipe, demo_recipe, in_swarm, over_tokens, overlapping
-    from atoll.training.recipe.schedule import phases_named
+    from atoll.training.recipe.recipes import check_recipe, demo_recipe, for_real_run, over_tokens, with_overlap
+    from atoll.training.recipe.schedule import parse_phases
 
     train, sync = config.train, config.sync
     schedule = config.run.rounds if config.run.rounds is not None else None
@@ -106,15 +106,15 @@ def recipe_of(config: RunConfig) -> Recipe:
                 _check_given("delayed_nesterov", given, given.keys() - {"down"})
                 given["every"] = max(1, config.run.start_peers)
             recipe = METHODS[train.recipe](_model(config), **given)
-            recipe = in_swarm(recipe, sync.down or "int8", _owners_believed(config))
+            recipe = for_real_run(recipe, sync.down or "int8", _owners_believed(config))
         else:
             published = demo_recipe() if train.recipe == "demo" else METHODS[train.recipe]()
             recipe = _adjusted(published, given, _model(config, published.model))
-        recipe = overlapping(recipe, sync.overlap, sync.fragments)
+        recipe = with_overlap(recipe, sync.overlap, sync.fragments)
         if sync.phases:
             phases = tuple(
                 replace(phase, up=_with_numbers(phase.up, sync), down=_with_numbers(phase.down, sync))
-                for phase in phases_named(sync.phases)
+                for phase in parse_phases(sync.phases)
             )
             recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases))
             check_recipe(recipe)
@@ -349,7 +349,7 @@ def _unopened(recipe: Recipe) -> str:
     return unopened(recipe) or ""
 
 
-def forgone(config: RunConfig, recipe: Recipe, floats: int) -> list[str]:
+def missing_protections(config: RunConfig, recipe: Recipe, floats: int) -> list[str]:
     """Notices about protections that the trust level implies and this run lacks."""
     preset, said = PRESETS[config.run.trust], list[str]()
     members, least = config.run.start_peers, rows_needed("krum", 1)
@@ -426,7 +426,7 @@ def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
 def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     """Replace numbers of a tuned recipe; its schedule follows its length."""
     from atoll.training.recipe.inner import tuned
-    from atoll.training.recipe.recipes import check_recipe, fitting_seq_len, lasting
+    from atoll.training.recipe.recipes import check_recipe, fitting_seq_len, with_length
 
     schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
     inner = tuned(recipe.inner, **{k: given[k] for k in ("lr",) if k in given})
@@ -439,7 +439,7 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     rest["seq_len"] = fitting_seq_len(rest["model"], given.get("seq_len"))
     adjusted = replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
     check_recipe(adjusted)
-    return lasting(adjusted, schedule.steps)
+    return with_length(adjusted, schedule.steps)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ import msgspec
 
 from atoll.base.errors import AtollError, RunFailedError, UsageError
 from atoll.base.version import VERSION
-from atoll.runtime.control.socket import ask_soon
+from atoll.runtime.control.socket import send_request_async
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.storage.ownership import open_private, private_folder, safe_folder
 
@@ -128,17 +128,19 @@ class DemoRun:
         self.on_change(f"peer-1 founded a run; {s.peers - 1} others join with its ticket")
         for k in range(2, s.peers + 1):
             await self._start(f"peer-{k}", ["join"], ticket)
-        start = await ask_soon(founder.folder, "evaluate")
+        start = await send_request_async(founder.folder, "evaluate")
         self.on_change(f"before training: validation loss {start['loss']:.3f}")
         if s.chaos:
             await self._chaos()
         await self._until(lambda: all(c.progress.over for c in self.children if c.here))
         wall_s = time.monotonic() - began
         finished, teller = [c for c in self.children if c.here], self.teller
-        end = await ask_soon(teller.folder, "evaluate")
+        end = await send_request_async(teller.folder, "evaluate")
         sample = await self._sample(teller.folder) if teller.progress.unit == "tokens" else ""
-        model = await ask_soon(teller.folder, "export", path=str((self.folder / "model.safetensors").absolute()))
-        totals = [await ask_soon(c.folder, "status") for c in finished]
+        model = await send_request_async(
+            teller.folder, "export", path=str((self.folder / "model.safetensors").absolute())
+        )
+        totals = [await send_request_async(c.folder, "status") for c in finished]
         sent = sum(t["bytes_out"] for t in totals) + sum(c.progress.bytes_out for c in self.children if c.gone)
         hashes = {t["state"] for t in totals}
         p = teller.progress
@@ -166,7 +168,7 @@ class DemoRun:
         """Text that the model writes; empty if its tokens are not bytes."""
         try:
             wish = {"prompt": PROMPT, "count": SAMPLE_BYTES, "seed": self.settings.seed}
-            return (await ask_soon(folder, "sample", **wish))["text"]
+            return (await send_request_async(folder, "sample", **wish))["text"]
         except AtollError as refused:
             if refused.code != "E-TRN-05":
                 raise
@@ -188,7 +190,7 @@ class DemoRun:
         victim.process.send_signal(signal.SIGKILL)
         self.on_change(f"! {victim.name}, the founder, was killed (SIGKILL) in the middle of round {at}")
         await self._until(lambda: witness.progress.trained >= min(rounds - 1, at + 1))
-        invitation = await ask_soon(witness.folder, "invite")
+        invitation = await send_request_async(witness.folder, "invite")
         late = f"peer-{len(self.children) + 1}"
         self.on_change(f"{late} joins late, invited by {witness.name}")
         await self._start(late, ["join"], invitation["ticket"])
@@ -202,7 +204,7 @@ class DemoRun:
         plain = ["train.outer_lr=1", "train.outer_momentum=0", "sync.up=fp32", "sync.down=fp32"]
         alone = await self._found("alone", 1, [*self._sets(), *plain])
         await self._until(lambda: alone.progress.over)
-        found = await ask_soon(alone.folder, "evaluate")
+        found = await send_request_async(alone.folder, "evaluate")
         return found["loss"]
 
     # ---- numbers -------------------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ class DemoRun:
             case "Ended" | "Notice":
                 pass
             case _:
-                child.progress.see(entry)
+                child.progress.fold(entry)
         self._change(self._line(child, entry))
 
     def _line(self, child: DemoProcess, entry: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError
-from atoll.base.ids import Digest, PeerId, Seconds, short
+from atoll.base.ids import Digest, PeerId, Seconds, short_id
 from atoll.base.machine import (
     Connect,
     ContactsPolicy,
@@ -65,8 +65,8 @@ from atoll.peer.peer import Peer
 from atoll.protocol.membership.failure_detector import PeerSuspected
 from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
 from atoll.runtime.clock import SystemClock
-from atoll.runtime.event_log import EventLog, RunStatus, entry_of, paused_text, plain
-from atoll.runtime.network.addresses import dialable
+from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, paused_text, plain
+from atoll.runtime.network.addresses import advertised
 from atoll.runtime.network.bandwidth import BandwidthEstimator
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.network.connection_manager import ConnectionManager
@@ -100,11 +100,11 @@ class PersistError(Exception):
 class TaskWorker(Protocol):
     """Does the slow work of a peer, off its event loop."""
 
-    async def do(self, work: Any) -> Any:
+    async def run(self, work: Any) -> Any:
         """The result of a task. AtollError, PeerFault and OSError become `TaskFailed`."""
         ...
 
-    def name_of(self, message: Message, payload: Buffer) -> Digest:
+    def digest_of(self, message: Message, payload: Buffer) -> Digest:
         """Digest by which arriving bytes are named."""
         ...
 
@@ -149,9 +149,9 @@ class Driver:
         # where names are quick: hasher of arriving payloads, and the name made from its digest, or None
         self.follow: Callable[[], PayloadHasher | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
-        self.on_broken: Callable[[BaseException], None] = lambda broken: None  # called on a defect of Atoll itself
+        self.on_bug: Callable[[BaseException], None] = lambda broken: None  # called on a defect of Atoll itself
         # called once the disk refuses writes
-        self.on_unkept: Callable[[RunFailedError], None] = lambda refused: None
+        self.on_persist_failed: Callable[[RunFailedError], None] = lambda refused: None
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols
         self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
@@ -188,13 +188,13 @@ class Driver:
         )
         self._chunks = ChunkPipeline(self.store, self.links.memory)
         self.bound = await self.links.listen(addresses)
-        self.addresses = announce or dialable(self.bound)
+        self.addresses = announce or advertised(self.bound)
         self.machine.wish = replace(self.wish, addresses=self.addresses)
 
     def start(self) -> None:
         """Start the machine with its persisted values; from now on events drive it."""
         self._pulse_at = self.clock.now()
-        self.handle(Start(self.store.kept()))
+        self.handle(Start(self.store.startup_values()))
         self._spawn(self._find_peers())
         self._spawn(self._pulse())
 
@@ -203,7 +203,7 @@ class Driver:
         if self._closing:
             return
         if farewell:
-            self._do(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
+            self.run_step(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
             await asyncio.sleep(0)  # the messages are queued; `links.close` sends them
         self._closing = True
         for _, handle in self._timers.values():
@@ -221,8 +221,8 @@ class Driver:
 
     async def leave(self, why: str, patience_s: Seconds) -> bool:
         """Send a farewell and stay while the others need this vote to agree on it. False after `patience_s`."""
-        self._do(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
-        self._hurry()
+        self.run_step(lambda: operator_commands.farewell(self.machine, why, self.clock.now()))
+        self.abandon_work()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while self._needed():
@@ -248,16 +248,16 @@ class Driver:
 
     def invite(self, statement: TicketInvite) -> None:
         """Send an invitation or its revocation to the members; the next vertex holds it."""
-        self._do(lambda: self.machine.say(statement, self.clock.now()))
+        self.run_step(lambda: self.machine.say(statement, self.clock.now()))
 
-    def rest(self, rounds: int, at_once: bool = False) -> None:
+    def skip_rounds(self, rounds: int, at_once: bool = False) -> None:
         """Skip the next `rounds` rounds; `at_once` also skips the one under way."""
-        self._do(lambda: operator_commands.rest(self.machine, rounds, self.clock.now(), at_once))
+        self.run_step(lambda: operator_commands.rest(self.machine, rounds, self.clock.now(), at_once))
 
     def recover(self) -> None:
         """Start a new epoch with the reachable members. Raises RefusedError if there is nothing to recover."""
         try:
-            self._do(lambda: operator_commands.recover(self.machine, self._sign_for_long, self.clock.now()))
+            self.run_step(lambda: operator_commands.recover(self.machine, self._sign_for_long, self.clock.now()))
         except ValueError as why:
             raise RefusedError("E-RUN-08", f"there is nothing to recover: {why}", fix="atoll status") from None
 
@@ -283,21 +283,21 @@ class Driver:
 
     def go_back(self, goal: RollbackGoal, without: tuple[PeerId, ...] = ()) -> None:
         """Order a rollback to an earlier vertex, without the members in `without`. Raises ValueError."""
-        self._do(
+        self.run_step(
             lambda: operator_commands.go_back(self.machine, goal, self._sign_for_long, self.clock.now(), without)
         )
 
     def pause(self, paused: bool) -> None:
         """Order a pause or its end. Raises ValueError."""
-        self._do(lambda: operator_commands.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
+        self.run_step(lambda: operator_commands.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
 
-    def tune(self, to: RunNumbers) -> None:
+    def change_numbers(self, to: RunNumbers) -> None:
         """Order a change of numbers. Raises ValueError."""
-        self._do(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
+        self.run_step(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
         """The ticket that founded or admitted this peer; None once it has expired."""
-        text = self.store.kept().get("ticket", b"").decode()
+        text = self.store.startup_values().get("ticket", b"").decode()
         return text if text and parse(text).expires_wall_s > self.clock.now() else None
 
     async def next_round(self, timeout_s: Seconds) -> None:
@@ -320,10 +320,10 @@ class Driver:
 
     def handle(self, event: Event) -> None:
         if not self._closing:
-            self._do(lambda: self.machine.handle(event, self.clock.now()))
+            self.run_step(lambda: self.machine.handle(event, self.clock.now()))
             self._happened.set()
 
-    def _do(self, step: Callable[[], list[Effect]]) -> None:
+    def run_step(self, step: Callable[[], list[Effect]]) -> None:
         """Run one step of the machine and its effects. The first failed durable write ends all output."""
         if self._silent:
             return
@@ -332,7 +332,7 @@ class Driver:
         except PersistError as unkept:
             log.warning("the disk refuses writes, so this peer sends nothing any more: %s", unkept.why.what)
             self._silent = True
-            self.on_unkept(unkept.why)
+            self.on_persist_failed(unkept.why)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in expand_broadcasts(effects, self.contacts):
@@ -344,7 +344,7 @@ class Driver:
                     self._send(effect)
                 case RunTask(job, StoreChunk() | ReadChunk() as work):
                     self._flush()
-                    self._chunks.do(work, partial(self._chunk_answered, job))
+                    self._chunks.run(work, partial(self._chunk_answered, job))
                 case RunTask(job, work):
                     self._flush()
                     self._spawn(self._answer(job, work))
@@ -376,7 +376,9 @@ class Driver:
             self.links.send(send.to, data, send.lane)
         else:
             message = send.message
-            self.links.send(send.to, data, send.lane, send.payload.data, message.place, message.of_round)
+            self.links.send(
+                send.to, data, send.lane, send.payload.data, message.replaces_key, message.expires_with_round
+            )
 
     def _set_timer(self, name: str, at: Seconds | None) -> None:
         old = self._timers.pop(name, None)
@@ -394,7 +396,7 @@ class Driver:
 
     async def _answer(self, job: str, work: object) -> None:
         try:
-            result = await self.island.do(work)
+            result = await self.island.run(work)
         except Exception as why:  # without a reply, the machine would wait forever
             result = why
         self._answered(job, result)
@@ -404,7 +406,7 @@ class Driver:
             self._answered(job, result)
         except Exception as broken:
             log.exception("the result of %s led to an error of this peer", job)
-            self.on_broken(broken)
+            self.on_bug(broken)
 
     def _answered(self, job: str, result: object) -> None:
         match result:
@@ -430,7 +432,7 @@ class Driver:
             self._refused = {told, *(one for one in self._refused if one[0] == told[0])}
             log.warning("the disk or the system refused work: %s", why)
             entry = {"at": round(self.clock.now(), 3), "fact": "WorkRefused", "phase": self.progress.phase}
-            self._tell(entry | {"round": told[0], "why": told[1]}, durable=False)
+            self.record_entry(entry | {"round": told[0], "why": told[1]}, durable=False)
 
     # ---- the network ---------------------------------------------------------------------------------------
 
@@ -463,7 +465,7 @@ class Driver:
             self.links.forget(sender)
             return
         if payload is not None and isinstance(message, ChunkResponse):
-            self._chunks.take(message, payload, partial(self._named, sender, message))
+            self._chunks.receive_chunk(message, payload, partial(self._named, sender, message))
             return
         if payload is not None and followed is not None and (name := self.named(message, followed)) is not None:
             self.handle(Received(sender, message, Payload(name, len(payload), payload)))
@@ -473,11 +475,11 @@ class Driver:
             return
         parcel = None
         if payload is not None:
-            parcel = Payload(self.island.name_of(message, payload), len(payload), payload)
+            parcel = Payload(self.island.digest_of(message, payload), len(payload), payload)
         self.handle(Received(sender, message, parcel))
 
     async def _hash_then_handle(self, sender: PeerId, message: Message, payload: memoryview) -> None:
-        name = await asyncio.to_thread(self.island.name_of, message, payload)
+        name = await asyncio.to_thread(self.island.digest_of, message, payload)
         self._named(sender, message, Payload(name, len(payload), payload))
 
     def _named(self, sender: PeerId, message: Message, payload: Payload) -> None:
@@ -486,7 +488,7 @@ class Driver:
             self.handle(Received(sender, message, payload))
 
     def _on_fault(self, fault: PeerFault) -> None:
-        log.warning("%s broke the protocol: %s", short(fault.who), fault.what)
+        log.warning("%s broke the protocol: %s", short_id(fault.who), fault.what)
 
     async def _find_peers(self) -> None:
         """Announce the local peer; dial what discovery finds, until a peer is linked."""
@@ -517,7 +519,7 @@ class Driver:
                 return
             except NetworkError as why:
                 log.info("cannot reach %s yet: %s", address, why.what)
-                self._tell(
+                self.record_entry(
                     {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
                     | {"why": why.what},
                     durable=False,
@@ -539,7 +541,9 @@ class Driver:
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round
-        carried = self._carriage.look(now, self.links.uploading(), round.plan.round if round is not None else None)
+        carried = self._carriage.look(
+            now, self.links.upload_progress(), round.plan.round if round is not None else None
+        )
         if carried is not None:
             self.handle(carried)
 
@@ -550,7 +554,7 @@ class Driver:
     def _react_to_fact(self, fact: Fact) -> None:
         """Hook of subclasses for facts of the machine."""
 
-    def _hurry(self) -> None:
+    def abandon_work(self) -> None:
         """Hook of subclasses: this peer leaves, so the rest of its work for the round is useless."""
 
     # ---- facts ---------------------------------------------------------------------------------------------
@@ -560,10 +564,10 @@ class Driver:
         if isinstance(fact, RoundClosed):
             self._round_closed.set()
             self._round_closed = asyncio.Event()
-            self.links.rounds_over(fact.round)
+            self.links.drop_rounds(fact.round)
 
     def _record(self, fact: Fact) -> None:
-        entry = entry_of(fact, self.clock.now())
+        entry = fact_to_entry(fact, self.clock.now())
         if entry is None:
             return
         if isinstance(fact, RoundClosed):
@@ -574,13 +578,13 @@ class Driver:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:
                 return  # only speeds changed, as in every round
-        self._tell(entry)
+        self.record_entry(entry)
 
-    def _tell(self, entry: dict[str, Any], durable: bool = True) -> None:
+    def record_entry(self, entry: dict[str, Any], durable: bool = True) -> None:
         entry = plain(entry)
         if durable:
             self.record.write(entry)
-        self.progress.see(entry)
+        self.progress.fold(entry)
         self.on_entry(entry)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -592,4 +596,4 @@ class Driver:
         self._tasks.discard(task)
         if not task.cancelled() and (broken := task.exception()) is not None:
             log.error("a task of this peer failed", exc_info=broken)
-            self.on_broken(broken)
+            self.on_bug(broken)

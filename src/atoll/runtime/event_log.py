@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from atoll.base.errors import UNREADABLE
-from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short
+from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short_id
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact, tag_of
 from atoll.peer.events import GenesisKnown, MembershipChanged, RoundClosed, StateEvaluated, StateJudged
@@ -46,19 +46,19 @@ LATE_MAX = 16  # newest entries of late work of rejoined members
 NAMED_MAX = 6  # names of missing members in one line
 NAMED_CHARACTERS_MAX = 24  # characters per name there
 FILE_BYTES_MAX = 64 * 2**20  # about 16,000 rounds
-CARRIED = (
+HEADER_FACTS = (
     "GenesisKnown",
     "LearningKnown",
     "MembershipChanged",
 )  # repeated in a new file, since later lines need them
 EVENTS_VERSION = 1  # version of the fields of facts: docs/reference/events.md
-TURNED = "RecordTurned"  # first line of every file but the first
+ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
 CURVE_MAX = 4096  # losses kept for a screen; the file has all
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
 
-def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
+def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
     """The line for this fact; None for facts that are not logged."""
     if isinstance(fact, SECRET_FACTS):
         return None
@@ -97,12 +97,12 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
         case RowsWeighed():
             return None  # RoundClosed has it once it is agreed
         case MembershipChanged(members=members):
-            entry |= {"members": [line_of(m) for m in members]}
+            entry |= {"members": [member_entry(m) for m in members]}
         case GenesisKnown(settings=settings, vertex=vertex):
             body = decode_body(vertex.body)
             entry |= {
                 "state": body.state,
-                "members": [line_of(m) for m in body.members],
+                "members": [member_entry(m) for m in body.members],
                 "name": settings.name,
                 "rounds": settings.rounds,
                 "min_peers": settings.min_peers,
@@ -117,7 +117,7 @@ def entry_of(fact: Fact, at: float) -> dict[str, Any] | None:
     return plain(entry | rest)
 
 
-def line_of(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
+def member_entry(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
     """One member as screens show it, with its reputation if `scores` are given."""
     line = {
         "peer": member.peer,
@@ -250,12 +250,12 @@ class RunStatus:
         """Fold a log from before a restart; nothing of it is in progress now."""
         progress = RunStatus()
         for entry in entries:
-            progress.see(entry)
+            progress.fold(entry)
         progress.phase, progress.over, progress.holds_model = "starting", False, False
         progress.step, progress.step_loss, progress.trouble = 0, None, ""
         return progress
 
-    def see(self, entry: Entry) -> None:
+    def fold(self, entry: Entry) -> None:
         """Fold one line. A line of another version that lacks a field is skipped."""
         with suppress(KeyError):
             self._see(entry)
@@ -386,7 +386,7 @@ class RunStatus:
         """Standing in the plan of the round in progress."""
         return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
 
-    def waits(self) -> str | None:
+    def waiting_text(self) -> str | None:
         """`waiting_text` of a run that trained before; None if enough members train, or the run is over."""
         if self.over or not self.trained:
             return None
@@ -396,8 +396,8 @@ class RunStatus:
 
     def name_of(self, peer: str) -> str:
         """Display name of this peer."""
-        known = names_of((PeerId(m["peer"]), m["name"] or short(m["peer"])) for m in self.members)
-        return known.get(PeerId(peer), short(peer))
+        known = names_of((PeerId(m["peer"]), m["name"] or short_id(m["peer"])) for m in self.members)
+        return known.get(PeerId(peer), short_id(peer))
 
 
 def alike_text(names: Sequence[str]) -> str:
@@ -462,7 +462,7 @@ class EventLog:
             self._append(entry)
         except OSError:
             self._torn = True
-        if (fact := str(entry.get("fact"))) in CARRIED:
+        if (fact := str(entry.get("fact"))) in HEADER_FACTS:
             self._carried[fact] = entry
 
     def _append(self, entry: Entry) -> None:
@@ -477,7 +477,7 @@ class EventLog:
         whole, self._file = self._file, self._opened()
         whole.close()
         self._size_bytes, self._torn = 0, False
-        for entry in ({"fact": TURNED, "schema": EVENTS_VERSION}, *self._carried.values()):
+        for entry in ({"fact": ROTATED, "schema": EVENTS_VERSION}, *self._carried.values()):
             self._append(entry)
 
     def _opened(self) -> BinaryIO:

@@ -33,8 +33,8 @@ from atoll.protocol.history.era_signatures import EraSealed
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.bootstrap import identity_of
 from atoll.runtime.driver import Driver, PeerConfig
-from atoll.runtime.storage.store import PeerStore, stored
-from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.storage.store import PeerStore, run_store_task
+from atoll.runtime.training_spec import parse_training_spec
 from atoll.wire.codec import decode_body, decode_vertex
 from atoll.wire.ticket import Ticket
 
@@ -49,7 +49,7 @@ class DownloadedState(NamedTuple):
     state: Digest
 
 
-async def take(
+async def download_state(
     folder: Path,
     run: Digest,
     bootstrap: Sequence[tuple[str, PeerId | None]],
@@ -123,14 +123,14 @@ class _ReadonlyDriver(Driver):
         genesis = self.store.value("genesis")
         assert genesis is not None
         try:
-            blob = decode_learning(decode_settings(decode_body(decode_vertex(genesis).body).settings)).tokenizer
+            blob = parse_training_spec(decode_settings(decode_body(decode_vertex(genesis).body).settings)).tokenizer
         except PeerFault:
             return  # a group, or another version: the export reports it
         if blob is UNSET or self.store.has_blob(blob):
             return
         self.state, self.refused = blob, False
         self.ended.clear()
-        self._do(lambda: self.machine.downloads.want(blob, self.clock.now()))
+        self.run_step(lambda: self.machine.downloads.fetch_blob(blob, self.clock.now()))
         with suppress(TimeoutError):
             await asyncio.wait_for(self.ended.wait(), TOKENIZER_S)
 
@@ -139,7 +139,7 @@ class _ReadonlyDriver(Driver):
         self.state = state = await asyncio.to_thread(self._agreed, round)
         while not self.store.has_blob(state):
             self.ended.clear()
-            self._do(lambda: self.machine.downloads.seek(state, self.clock.now()))
+            self.run_step(lambda: self.machine.downloads.fetch_state(state, self.clock.now()))
             await self.ended.wait()
             if self.refused:
                 raise RunFailedError(
@@ -218,14 +218,14 @@ class _BlobWorker:
         self.taken: asyncio.Future[DownloadedState] = asyncio.get_running_loop().create_future()
         self._disk = ThreadPoolExecutor(1, "disk")
 
-    async def do(self, work: Any) -> Any:
+    async def run(self, work: Any) -> Any:
         loop = asyncio.get_running_loop()
         if isinstance(work, HoldPieces):
             return ()  # nothing is removed here
         if isinstance(work, RebuildState):
             return await loop.run_in_executor(self._disk, rebuild_blob, self.store, work, lambda name: None)
         if not isinstance(work, RestoreState):
-            return await loop.run_in_executor(self._disk, stored, self.store, work)
+            return await loop.run_in_executor(self._disk, run_store_task, self.store, work)
         self.asked.set()
         if self.newest and not self.store.has_blob(work.state):
             return False
@@ -233,7 +233,7 @@ class _BlobWorker:
             self.taken.set_result(DownloadedState(work.round, work.state))
         return await asyncio.Event().wait()  # never done; `stop` cancels it
 
-    def name_of(self, message: Message, payload: Buffer) -> Digest:
+    def digest_of(self, message: Message, payload: Buffer) -> Digest:
         return digest(payload)
 
     async def close(self) -> None:

@@ -83,12 +83,12 @@ def kept_session(store: PeerStore, run: Digest) -> SessionSigner | None:
     signer = SessionSigner.from_bytes(secret)
     session = SessionVerifier().session_of(signer.certificate)
     good = session is not None and session.run == run
-    return signer if good and store.kept().get(REMEMBERED) == signer.vote_key else None
+    return signer if good and store.startup_values().get(REMEMBERED) == signer.vote_key else None
 
 
 def remember_session(store: PeerStore) -> None:
     """Migrate a folder from before databases recorded their session: its files belong together."""
-    secret, kept = store.secret("session.key"), store.kept()
+    secret, kept = store.secret("session.key"), store.startup_values()
     if secret is not None and "genesis" in kept and REMEMBERED not in kept:
         store.keep([(REMEMBERED, SessionSigner.from_bytes(secret).vote_key)])
 

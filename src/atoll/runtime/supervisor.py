@@ -26,9 +26,17 @@ from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError,
 from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
-from atoll.runtime.config import canary_of, data_of, forgone, recipe_of, settings_of, tokenizer_of, weights_of
+from atoll.runtime.config import (
+    canary_of,
+    data_of,
+    missing_protections,
+    recipe_of,
+    settings_of,
+    tokenizer_of,
+    weights_of,
+)
 from atoll.runtime.control.commands import handlers_of
-from atoll.runtime.control.socket import ControlServer, neighbours
+from atoll.runtime.control.socket import ControlServer, count_local_peers
 from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
@@ -82,14 +90,14 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
         weights_of(start.config, start.file)
-    from atoll.runtime.bootstrap import holds_run, resume_run, training
+    from atoll.runtime.bootstrap import holds_run, resume_run, training_peer_factory
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
         if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
             shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
-        make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+        make = training_peer_factory(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     host, ticket = await _found_new_run(start, shell, listening, threads, name)
@@ -107,8 +115,8 @@ async def _found_new_run(
     start: PeerOptions, shell: PeerView, listening: Any, threads: int, name: str
 ) -> tuple[Any, Ticket]:
     """Found a run. The first state, the data set and the base lie on disk afterwards, not in memory."""
-    from atoll.runtime.bootstrap import TicketTerms, found_run, training
-    from atoll.runtime.training_spec import built_in, found
+    from atoll.runtime.bootstrap import TicketTerms, found_run, training_peer_factory
+    from atoll.runtime.training_spec import founding_blobs, start_of_built_in
     from atoll.training.data.tokens import read_tokenizer
 
     weights = weights_of(start.config, start.file)
@@ -118,12 +126,14 @@ async def _found_new_run(
         config = _named_by(start.config, weights)
         recipe = recipe_of(config)
         tokenizer = read_tokenizer(Path(named)) if named else b""
-        beginning = built_in(recipe, data, canary, tokenizer, config.data.column, weights, config.model.only)
+        beginning = start_of_built_in(
+            recipe, data, canary, tokenizer, config.data.column, weights, config.model.only
+        )
         floats = beginning.layout.floats
-        founded = found(beginning, settings_of(config, recipe, floats))
-        for text in forgone(config, recipe, floats):
+        founded = founding_blobs(beginning, settings_of(config, recipe, floats))
+        for text in missing_protections(config, recipe, floats):
             shell.notice(text)
-        make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+        make = training_peer_factory(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
         return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
@@ -143,12 +153,12 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
     _check_addresses(start)
-    from atoll.runtime.bootstrap import join_run, training
+    from atoll.runtime.bootstrap import join_run, training_peer_factory
 
     for address in bootstrap:
         endpoint_of(address)
     listening, threads, name = _ready(start)
-    make = training(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+    make = training_peer_factory(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
     host = await join_run(start.folder, ticket, role, name, listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
@@ -165,7 +175,7 @@ def _ready(start: PeerOptions) -> tuple[Any, int, str]:
     """Prepare the folder and the log; returns listening options, threads and name."""
     import torch
 
-    from atoll.runtime.bootstrap import ListenOptions, prepare
+    from atoll.runtime.bootstrap import ListenOptions, prepare_folder
     from atoll.runtime.trainer import check_device, threads_per_trainer
 
     check_device(start.config.node.device)
@@ -175,8 +185,8 @@ def _ready(start: PeerOptions) -> tuple[Any, int, str]:
     listening = ListenOptions(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
     )
-    prepare(start.folder)
-    threads = start.threads or start.config.node.threads or threads_per_trainer(1 + neighbours())
+    prepare_folder(start.folder)
+    threads = start.threads or start.config.node.threads or threads_per_trainer(1 + count_local_peers())
     torch.set_num_threads(threads)
     name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
     return listening, threads, named(name, group)

@@ -30,13 +30,13 @@ from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerHeartbeat
-from atoll.runtime.training_spec import decode_learning
+from atoll.runtime.training_spec import parse_training_spec
 from atoll.runtime.worker.capabilities import enable_capabilities
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
 from atoll.training.export import tensor_file
 from atoll.training.models import task_of
-from atoll.training.spec import ATTACHED, data_at_hand
+from atoll.training.spec import ATTACHED, local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers
 
@@ -56,7 +56,7 @@ class TrainingPeer(Driver):
         self.on_leave: Callable[[str], None] = lambda why: None  # ends the process in order, for this reason
         super().__init__(me, island, on_fact=on_fact)
         island.tended.on_beat = self._stepped
-        self.machine.inspectors.archived_rounds = island.keep.updates
+        self.machine.verifiers.archived_rounds = island.keep.updates
         island.tuned_before = self._tuned_before
         island.mine.uplink_bytes_s = self.uplink_bytes_s
 
@@ -88,7 +88,7 @@ class TrainingPeer(Driver):
     async def restore_state(self, state: Digest, wait_s: Seconds) -> bool:
         """Rebuild an earlier state from its holders' pieces; False if that failed or took longer than `wait_s`."""
         made = self._sought.setdefault(state, asyncio.get_running_loop().create_future())
-        self._do(lambda: self.machine.downloads.seek(state, self.clock.now()))
+        self.run_step(lambda: self.machine.downloads.fetch_state(state, self.clock.now()))
         try:
             return await asyncio.wait_for(asyncio.shield(made), wait_s)
         except TimeoutError:
@@ -106,7 +106,7 @@ class TrainingPeer(Driver):
         self._fetching |= asked
         try:
             for blob in asked:
-                self._do(lambda blob=blob: self.machine.downloads.want(blob, self.clock.now(), most))
+                self.run_step(lambda blob=blob: self.machine.downloads.fetch_blob(blob, self.clock.now(), most))
             if asked:
                 await asyncio.wait(asked.values(), timeout=wait_s)
         finally:
@@ -120,7 +120,7 @@ class TrainingPeer(Driver):
             raise ValueError(f"round {next(iter(self._rows_gathered))} is being looked at just now")
         gathered = self._rows_gathered[round] = asyncio.get_running_loop().create_future()
         try:
-            self._do(lambda: gather_rows(self.machine, round))
+            self.run_step(lambda: gather_rows(self.machine, round))
             return await gathered
         finally:
             del self._rows_gathered[round]
@@ -151,7 +151,7 @@ class TrainingPeer(Driver):
 
     def _learn_recipe(self, genesis: GenesisKnown) -> None:
         try:
-            self.island.learning = decode_learning(genesis.settings)
+            self.island.learning = parse_training_spec(genesis.settings)
         except PeerFault as fault:
             self._refuse(
                 "E-RUN-11",
@@ -184,15 +184,15 @@ class TrainingPeer(Driver):
             return
         for blob in learning.beside:
             if not self.store.has_blob(blob):
-                self._do(lambda blob=blob: self.machine.downloads.want(blob, self.clock.now()))
+                self.run_step(lambda blob=blob: self.machine.downloads.fetch_blob(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
         if self.store.has_blob(learning.data_blob):
             return self._use_data_blob(learning.data_blob)
-        if await asyncio.to_thread(data_at_hand, learning) is not None:
+        if await asyncio.to_thread(local_data, learning) is not None:
             self._equip(STDLIB)
         else:
-            self._do(lambda: self.machine.downloads.want(learning.data_blob, self.clock.now()))
+            self.run_step(lambda: self.machine.downloads.fetch_blob(learning.data_blob, self.clock.now()))
 
     def _use_data_blob(self, blob: Digest) -> None:
         link = self.folder / "data.safetensors"
@@ -214,7 +214,7 @@ class TrainingPeer(Driver):
         assert learning is not None
         recipe = learning.recipe
         text = learning.data != ATTACHED and task_of(recipe.model) == "text"
-        self._tell(
+        self.record_entry(
             {
                 "at": round(self.clock.now(), 3),
                 "fact": "LearningKnown",
@@ -232,4 +232,4 @@ class TrainingPeer(Driver):
     def _stepped(self, beat: TrainerHeartbeat) -> None:
         """Show a heartbeat of the trainer; it is not recorded."""
         entry = {"at": round(self.clock.now(), 3), "fact": "Stepped", "phase": "train", "steps": beat.steps}
-        self._tell(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)
+        self.record_entry(entry | {"loss": round(beat.loss, 4), "step_s": round(beat.step_s, 5)}, durable=False)

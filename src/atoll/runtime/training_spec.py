@@ -32,13 +32,13 @@ from atoll.training.data import (
 from atoll.training.data.records import COLUMN
 from atoll.training.data.tokens import vocabulary_of
 from atoll.training.exchange.layout import ModelLayout, layout_of
-from atoll.training.models import build_model, misfit, tokens_misfit, travelling
+from atoll.training.models import build_model, exchanged_patterns, misfit, tokens_misfit
 from atoll.training.models.frozen_base import base_bytes
 from atoll.training.models.weights import load_weights
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, swarm_problem
-from atoll.training.recipe.reply_formats import remembers, says_more
-from atoll.training.recipe.schedule import fragments_of, longest_turn, stretches_of
+from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format
+from atoll.training.recipe.schedule import fragments_of, longest_turn, phase_rounds
 from atoll.training.recipe.state import initial_state, state_bytes, state_hash
 from atoll.training.spec import ATTACHED, TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
@@ -49,7 +49,7 @@ from atoll.verification.sum_check.tensors import LeafLayout, unopened
 _LEARNING = msgspec.msgpack.Decoder(TrainingSpec)
 
 
-def decode_learning(settings: RunSettings) -> TrainingSpec:
+def parse_training_spec(settings: RunSettings) -> TrainingSpec:
     try:
         learning = _LEARNING.decode(settings.learning)
         check_recipe(_ending(learning.recipe))
@@ -156,7 +156,7 @@ def rhythm_problem(recipe: Recipe, settings: RunSettings) -> str:
 
 
 def _rhythm(recipe: Recipe) -> tuple[tuple[int, int], ...] | UnsetType:
-    return stretches_of(recipe.schedule) if recipe.schedule.phases else UNSET
+    return phase_rounds(recipe.schedule) if recipe.schedule.phases else UNSET
 
 
 def apart_problem(recipe: Recipe) -> str:
@@ -229,7 +229,7 @@ class FoundingBlobs(msgspec.Struct, frozen=True):
     base: bytes = b""  # frozen part of the model
 
 
-def built_in(
+def start_of_built_in(
     recipe: Recipe,
     data: str,
     canary: str = "",
@@ -257,7 +257,7 @@ def built_in(
     model = build_model(recipe.model, recipe.seed)
     if weights:
         load_weights(model, recipe.model, Path(weights))
-    layout, base = _exchanged(model, travelling(recipe.model, only))
+    layout, base = _exchanged(model, exchanged_patterns(recipe.model, only))
     state = state_bytes(initial_state(model, layout), layout)
     return RunStart(recipe, layout, state, _label(data), data_blob(loaded), watched, tokenizer, base)
 
@@ -297,7 +297,10 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     if problem := answers_problem(recipe, settings):
         why, fix = problem
         raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
-    reducer, direct = recipe.reducer, says_more(recipe) or remembers(recipe) or recipe.reducer.quorum
+    reducer, direct = (
+        recipe.reducer,
+        needs_reply_format(recipe) or has_owner_feedback(recipe) or recipe.reducer.quorum,
+    )
     topology = "butterfly" if direct and settings.topology == "auto" else settings.topology
     if reducer.group == "server":
         topology = "star"
@@ -307,7 +310,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
         min_peers=max(reducer.peers_min, settings.min_peers),
         start_peers=max(reducer.peers_min, settings.start_peers),
         topology=topology,
-        steady=True if remembers(recipe) else UNSET,
+        steady=True if has_owner_feedback(recipe) else UNSET,
         round=msgspec.structs.replace(settings.round, acceptance=accepted, rhythm=_rhythm(recipe)),
     )
     if reducer.quorum and (problem := problem_with("a quorum of updates", features_of(settings))):
@@ -328,7 +331,7 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
 
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:
     """Conflict of settings with results beyond an encoded mean, and its fix; None if there is none."""
-    if not (says_more(recipe) or remembers(recipe)):
+    if not (needs_reply_format(recipe) or has_owner_feedback(recipe)):
         return None
     if settings.round.quorum != "majority":
         fix = _words(
@@ -344,7 +347,7 @@ def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | 
     return None
 
 
-def with_room(settings: RunSettings) -> RunSettings:
+def check_vertex_room(settings: RunSettings) -> RunSettings:
     """Check that a vertex has room for the members that the run waits for. Raises UsageError."""
     parts, founders = parts_planned(settings), max(settings.start_peers, settings.min_peers, 1)
     most = members_most(parts, settings.round.signing)
@@ -360,7 +363,7 @@ def with_room(settings: RunSettings) -> RunSettings:
     )
 
 
-def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
+def founding_blobs(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
     """Genesis settings and blobs of a new run. Raises UsageError if model, recipe and settings do not fit."""
     layout = beginning.layout
     if problem := swarm_problem(beginning.recipe):
@@ -454,7 +457,7 @@ def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
     complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
     beside = beginning.canary, beginning.tokenizer, beginning.base
     try:  # as a joiner will check it
-        decode_learning(decode_settings(encode_settings(complete)))
+        parse_training_spec(decode_settings(encode_settings(complete)))
     except PeerFault as fault:
         raise UsageError(
             "E-RUN-39",
@@ -462,4 +465,4 @@ def found(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
             cause="a number or a combination of the recipe or its settings that every member refuses in a genesis",
             fix="change what is named; docs/config.md has every setting with its unit",
         ) from None
-    return FoundingBlobs(with_room(complete), beginning.state, beginning.blob, *beside)
+    return FoundingBlobs(check_vertex_room(complete), beginning.state, beginning.blob, *beside)

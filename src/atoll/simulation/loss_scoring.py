@@ -36,7 +36,7 @@ HONEST_ERRORS = 5  # own samples gain up to this many standard errors more, and 
 
 def squat(villain: ByzantineMember, send: Send) -> list[Effect]:
     match send.message:
-        case ExhibitResponse(update=True) as told if scoring := villain.peer.inspectors.find(UpdateReview):
+        case ExhibitResponse(update=True) as told if scoring := villain.peer.verifiers.find(UpdateReview):
             seen = [
                 row.blob for turn in scoring.turns.values() for row in turn.rows.values() if row.blob is not None
             ]

@@ -65,7 +65,7 @@ class VirtualNetwork:
         """
         sender, payload = event.sender, event.payload
         said = QueuedMessage(event, now)
-        if payload is not None and (place := event.message.place) is not None:
+        if payload is not None and (place := event.message.replaces_key) is not None:
             if self.uplink_free.get(sender, 0.0) <= now:
                 self.waiting[sender] = {}  # all of it has left
             waiting = self.waiting.setdefault(sender, {})

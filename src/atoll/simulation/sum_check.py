@@ -30,7 +30,7 @@ from atoll.simulation.tensors import TensorWorker
 from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.verification.sum_check.tensors import LeafLayout
-from atoll.wire.weights import weights_left
+from atoll.wire.weights import weights_of_kept
 
 LEAF_VALUES = 64  # small, as the virtual model is
 VALUES = 7 * 4096
@@ -77,7 +77,7 @@ class LyingOwnerWorker(TensorWorker):
             if self.kind == "forger":
                 kept = [k for k, row in enumerate(work.rows) if row is not left]
                 rows = tuple(work.rows[k] for k in kept)
-                weights = weights_left(work.weights, len(work.rows), kept) if work.weights else ()
+                weights = weights_of_kept(work.weights, len(work.rows), kept) if work.weights else ()
                 fewer = self._combined(replace(work, rows=rows, weights=weights))
                 return replace(fewer, counted=tuple(row.peer for row in work.rows))
             whole = self._combined(work)

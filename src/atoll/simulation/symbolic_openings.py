@@ -17,7 +17,7 @@ from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult
 from atoll.simulation.worker import whole_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, SignedStatement
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 
 class SymbolicOpening(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +58,6 @@ def _commits(work: JudgeOpening, others: Sequence[SignedStatement]) -> list[Comm
     known = {signed.signer: decode_statement(signed.body, signed.signer) for signed in (*work.commits, *others)}
     found = [known.get(peer) for peer in work.answered.contributors]
     commits = [commit for commit in found if isinstance(commit, Commitment)]
-    if len(commits) < len(found) or rows_of(commits) != work.answered.made_of:
+    if len(commits) < len(found) or rows_digest(commits) != work.answered.made_of:
         raise PeerFault("", "it was made of other commitments than are shown")
     return commits

@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.tasks import (
 from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import compare, weigh
+from atoll.training.exchange.distance_weights import compare_rows, weigh_rows
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.machine import row_looked
@@ -131,7 +131,7 @@ class TensorWorker(VirtualWorker):
         return (loss if self.says is None else self.says(loss),)
 
     def _weigh(self, work: WeighRows) -> ComputedWeights:
-        return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
+        return ComputedWeights(weigh_rows(work.statistic, work.liars, work.rows, work.parts))
 
     def _rolled_back(self, work: RollbackState) -> StateAdvanced:
         return self._put_values(work.round, self.anchor(work.back_to))
@@ -166,7 +166,7 @@ class TensorWorker(VirtualWorker):
 
     def _compared(self, work: CompareRows) -> RowsCompared:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
-        done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
+        done = compare_rows([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
         counted = tuple(work.rows[i].peer for i in done.counted)
         return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 

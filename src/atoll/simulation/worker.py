@@ -225,7 +225,7 @@ class VirtualWorker:
     def head(self) -> Digest | None:
         return self.states.head
 
-    def do(self, work: Any) -> Any:
+    def run(self, work: Any) -> Any:
         """The answer to a task. RuntimeError where a real worker would fail."""
         handler = self.handlers.get(type(work))
         if handler is None:

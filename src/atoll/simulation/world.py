@@ -328,7 +328,7 @@ class VirtualWorld:
                 return
             over = True  # a training job may have ended before its time
             try:
-                answer: Event = TaskDone(job, node.island.do(work))
+                answer: Event = TaskDone(job, node.island.run(work))
             except (RuntimeError, KeyError, RunFailedError) as why:
                 answer = TaskFailed(job, str(why))
             self._deliver(node, life, answer)

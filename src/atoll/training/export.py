@@ -28,9 +28,9 @@ from atoll.crypto.digest import digest
 from atoll.training.data.tokens import EndToken, end_of
 from atoll.training.exchange.layout import ModelLayout, base_digest, difference, flatten, layout_of, unflatten
 from atoll.training.models import build_model, spec_of, with_adapters
-from atoll.training.models.frozen_base import built
+from atoll.training.models.frozen_base import build_with_base
 from atoll.training.models.llama import NORM_EPS
-from atoll.training.models.lora import merged
+from atoll.training.models.lora import merge_adapters
 from atoll.training.models.names import BYTES, NamedModel, llama_size
 from atoll.training.recipe.state import SharedState, export_model
 
@@ -96,12 +96,12 @@ def _whole_files(
     state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes, base: bytes
 ) -> dict[str, bytes]:
     """The files of the exchanged tensors and their base together, as if all tensors had been exchanged."""
-    trained, theirs = built(story.model, 0, base)
+    trained, theirs = build_with_base(story.model, 0, base)
     if difference(layout, theirs):
         raise PeerFault("", "the base of this run is another model's")
     unflatten(state.anchor_F, state.counters_K, trained, layout)
     model = build_model(with_adapters(story.model, 0), 0)
-    model.load_state_dict(merged(trained.state_dict()))
+    model.load_state_dict(merge_adapters(trained.state_dict()))
     whole = layout_of(model)
     about = story._replace(
         model=with_adapters(story.model, 0),

@@ -13,7 +13,7 @@ from atoll.training.data import STDLIB, Data, data_digest, load_data
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import GradientAccumulation, tuned
 from atoll.training.recipe.outer import momentum_of
-from atoll.training.recipe.recipes import Recipe, closing, coding_at, lasting, over_tokens
+from atoll.training.recipe.recipes import Recipe, closing_recipe, coding_at_step, over_tokens, with_length
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.state import SharedState
 from atoll.training.recipe.update import RoundInputs
@@ -50,18 +50,18 @@ class TrainingSpec(msgspec.Struct, frozen=True):
         """The recipe of the round after `done` rounds."""
         recipe, schedule = self.recipe, self.recipe.schedule
         if schedule.closing and done + 1 == schedule.turns:
-            return closing(recipe)
+            return closing_recipe(recipe)
         if not schedule.phases:
             return recipe
-        coding = coding_at(recipe, schedule.begun(done + 1), schedule.steps)
+        coding = coding_at_step(recipe, schedule.begun(done + 1), schedule.steps)
         return msgspec.structs.replace(recipe, coding=coding)
 
-    def common(self, round: int, before: SharedState, name: Digest) -> RoundInputs:
+    def round_inputs(self, round: int, before: SharedState, name: Digest) -> RoundInputs:
         """Inputs that all members of this round share; `before` is the state of this name that it builds on."""
         return RoundInputs(round, before, name, self.layout, momentum_of(self.recipe.outer))
 
 
-def data_at_hand(learning: TrainingSpec) -> Data | None:
+def local_data(learning: TrainingSpec) -> Data | None:
     """The data set, if it is made of this Python's own library; None: the blob has to be fetched.
 
     Opens no other file: else the founder would choose what is read on every member's disk.
@@ -75,7 +75,7 @@ def data_at_hand(learning: TrainingSpec) -> Data | None:
     return data if data_digest(data) == learning.data_blob else None
 
 
-def learning_after(learning: TrainingSpec, changed: ChangedNumbers | UnsetType) -> TrainingSpec:
+def spec_after(learning: TrainingSpec, changed: ChangedNumbers | UnsetType) -> TrainingSpec:
     """The spec of the round after a vertex with these changed numbers; `learning` is the spec of genesis.
 
     Total, with the same result at all members: a number that the recipe does not have changes nothing.
@@ -107,7 +107,7 @@ def _timed(recipe: Recipe, changed: ChangedNumbers) -> Recipe:
         return replace(recipe, schedule=timed)
     total = changed.steps + max(0, timed.turns - changed.trained) * timed.turn_steps
     total = timed.steps if schedule.total_tokens is not UNSET else total
-    return replace(lasting(recipe, max(1, total)), schedule=timed)
+    return replace(with_length(recipe, max(1, total)), schedule=timed)
 
 
 def _with_rate(outer: Any, lr: float) -> Any:

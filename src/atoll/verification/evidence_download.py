@@ -45,7 +45,7 @@ class EvidenceDownloads:
     ) -> tuple[BlobDownload | None, list[Effect]]:
         """The sender holds the blob: start a download, or add a source to one that is `under_way`."""
         if (other := under_way.get(blob)) is not None:
-            return None, other.offer([sender], now)
+            return None, other.add_sources([sender], now)
         turn.blob = blob
         self.fetching.add(blob)
         fetch = BlobDownload(blob, [sender], bytes_most)

@@ -139,7 +139,7 @@ class VerdictHistory:
         was = {m.peer: m for m in before.members} if before is not None else {}
         for m in body.members:
             old = was.get(m.peer)
-            left = m.standing == "away" and old is not None and old.present
+            left = m.standing == "away" and old is not None and old.is_present
             if left or (m.standing == "expelled" and (old is None or old.standing != "expelled")):
                 standing = "away" if left else "expelled"
                 reasons = tuple(_reasons(body, m.peer)) or (UNSAID,)

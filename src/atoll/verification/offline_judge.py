@@ -24,7 +24,7 @@ import torch
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId, short
+from atoll.base.ids import Digest, PeerId, short_id
 from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
@@ -32,7 +32,7 @@ from atoll.policy.findings import REFUTING
 from atoll.training.data import Data, data_from_blob
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_from_bytes
-from atoll.training.spec import TrainingSpec, data_at_hand, learning_after
+from atoll.training.spec import TrainingSpec, local_data, spec_after
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import judge_row
 from atoll.verification.offline import AuditorReport, DisputedCase
@@ -140,10 +140,10 @@ class OfflineJudge:
         data = self._blob(exhibit)
         if data is None:
             raise CannotJudge(
-                f"exhibit {short(exhibit)} is not here; auditors keep those of refuted peers: while a peer "
+                f"exhibit {short_id(exhibit)} is not here; auditors keep those of refuted peers: while a peer "
                 "runs here atoll verify --verdicts --fetch, else --also FOLDER of one of them"
             )
-        learning = learning_after(self._learning, doubt.tuned)
+        learning = spec_after(self._learning, doubt.tuned)
         before = self._state(doubt.work, learning) if isinstance(doubt.work, JudgeReplay) else None
         try:
             if isinstance(doubt.work, JudgeRow):
@@ -209,7 +209,7 @@ class OfflineJudge:
         data = self._blob(work.before)
         if data is None:
             raise CannotJudge(
-                f"the state that the round began with ({short(work.before)}) is no longer here; it lies beside "
+                f"the state that the round began with ({short_id(work.before)}) is no longer here; it lies beside "
                 "the exhibit, where that is kept: --fetch while a peer runs here, else --also FOLDER"
             )
         try:
@@ -222,7 +222,7 @@ class OfflineJudge:
         learning = self._learning
         blob = self._blob(learning.data_blob)
         try:
-            data = data_at_hand(learning) if blob is None else data_from_blob(blob)
+            data = local_data(learning) if blob is None else data_from_blob(blob)
         except PeerFault as why:
             raise CannotJudge(f"the run's data set is not here: {why}") from why
         if data is None:

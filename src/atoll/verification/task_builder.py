@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.governance.settings_change import plan_after
-from atoll.peer.round.context import RoundContext, ground_after
+from atoll.peer.round.context import RoundContext, context_after
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import JudgeOpening, JudgeReplay, JudgeRow
 from atoll.policy.membership import RECENT, RecentVertices
@@ -93,7 +93,7 @@ def ground_of(round: int, history: VertexChain, settings: RunSettings) -> RoundC
     if parent is None or head is None:
         return None
     plan = plan_after(settings, head, parent)
-    return ground_after(settings, plan, parent, RecentVertices({}), history.notary.run)
+    return context_after(settings, plan, parent, RecentVertices({}), history.notary.run)
 
 
 def keys_of(round: int, history: VertexChain) -> dict[PeerId, bytes]:

@@ -152,7 +152,7 @@ class UpdateReview(VerifierMachine):
         cases, head = self._cases, self.history.head
         self.turns = {key: turn for key, turn in self.turns.items() if key in cases}
         self.shown = {round: blob for round, blob in self.shown.items() if self._judges(round)}
-        here = {m.peer for m in self.history.head_body.members if m.present}
+        here = {m.peer for m in self.history.head_body.members if m.is_present}
         effects: list[Effect] = []
         for turn in self.turns.values():
             late = now - turn.since_s >= GIVE_UP_S or head - turn.case.round >= SCORE_OPEN - CLOSING

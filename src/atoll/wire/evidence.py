@@ -66,7 +66,7 @@ def slot_of(statement: Statement) -> Slot | None:
             return None
 
 
-def two_updates(one: Statement, other: Statement) -> bool:
+def commits_to_two_updates(one: Statement, other: Statement) -> bool:
     """Whether these are commitments of one round to different updates, in two attempts.
 
     Attempts share the same updates, and rows were revealed in between. A skipped round is allowed in any attempt.
@@ -86,7 +86,7 @@ def contradiction(
     return Evidence(run, vote_key, first, second, certificate)
 
 
-def why_not(evidence: Evidence, verifier: SignatureVerifier, agreed_key: bytes | None = None) -> str | None:
+def evidence_flaw(evidence: Evidence, verifier: SignatureVerifier, agreed_key: bytes | None = None) -> str | None:
     """Describe what is wrong with this evidence; None if it proves an equivocation.
 
     `agreed_key`: the signer's key in the agreed membership of that round, if known. Otherwise the certificate must

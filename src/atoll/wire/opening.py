@@ -57,11 +57,11 @@ def opening_from_bytes(data: Buffer) -> SumOpening:
         raise PeerFault("", f"sum opening cannot be decoded: {why}") from None
 
 
-def rows_of(commits: Iterable[Commitment]) -> Digest:
+def rows_digest(commits: Iterable[Commitment]) -> Digest:
     """Digest of exactly these commitments' rows and weights, different for each of a peer's two commitments."""
     return digest(b"".join(c.root + c.weight.to_bytes(8, "big") for c in commits))
 
 
-def made_of_fits(made_of: Digest | msgspec.UnsetType, opened: bool) -> bool:
+def names_commitments_iff_opened(made_of: Digest | msgspec.UnsetType, opened: bool) -> bool:
     """Whether an OwnerResult names its commitments exactly if its blocks are opened."""
     return made_of is msgspec.UNSET if not opened else made_of is not msgspec.UNSET and len(made_of) == DIGEST_BYTES

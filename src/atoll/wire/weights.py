@@ -43,7 +43,7 @@ def shares_of(weights: RowWeights, rows: int) -> tuple[float, ...]:
     return tuple(fsum(part) / len(mixtures) if part else 0.0 for part in parts)
 
 
-def weights_left(weights: RowWeights, rows: int, kept: Sequence[int]) -> RowWeights:
+def weights_of_kept(weights: RowWeights, rows: int, kept: Sequence[int]) -> RowWeights:
     """Weights of the `kept` rows if the others are lost: shares scaled to the same sum, or reduced mixtures."""
     if isinstance(weights, bytes):
         place, mixtures = {row: at for at, row in enumerate(kept)}, mixtures_in(weights, rows)

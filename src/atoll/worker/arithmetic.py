@@ -32,14 +32,15 @@ from atoll.protocol.allreduce.tasks import (
 )
 from atoll.training.codec.blocks import Room
 from atoll.training.data import position_after
+from atoll.training.exchange import distance_weights
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import compare, weigh
+from atoll.training.exchange.distance_weights import weigh_rows
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.outer import SHARED
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.reply_formats import answering, remembers, says_more
-from atoll.training.recipe.state import SharedState, decode_parts, moved_by, rested
+from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format, reply_format_of
+from atoll.training.recipe.state import SharedState, apply_update, decode_parts, unchanged
 from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
 from atoll.training.spec import TrainingSpec
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
@@ -70,9 +71,9 @@ def combine_rows(
     rows = [(row.weight, row.payload.data) for row in work.rows]
     if work.weights:
         done = combine(rows, values, up, down, RowStatistic(work.statistic, work.liars, work.weights))
-    elif says_more(recipe):
-        done = answering(recipe, common, bounds, work.part).answer(rows)
-    elif remembers(recipe):  # rows come directly from members here
+    elif needs_reply_format(recipe):
+        done = reply_format_of(recipe, common, bounds, work.part).encode(rows)
+    elif has_owner_feedback(recipe):  # rows come directly from members here
         done, left_N = owing.combine(rows, at, values, up, down)
     elif any(row.handed for row in work.rows):
         done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
@@ -84,7 +85,7 @@ def combine_rows(
     if done.wire is not None:
         payload = payload_of(done.wire, name)
         if left_N is not None:
-            owing.waits(payload.digest, at, left_N)
+            owing.stage(payload.digest, at, left_N)
     return RowsCombined(payload, counted, faulty, done.why)
 
 
@@ -92,13 +93,13 @@ def compare_rows(work: CompareRows, learning: TrainingSpec, common: RoundInputs)
     """Inner products of the rows of a part."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
-    done = compare([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
+    done = distance_weights.compare_rows([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
     counted = tuple(work.rows[i].peer for i in done.counted)
     return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
 
 def compute_weights(work: WeighRows) -> ComputedWeights:
-    return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
+    return ComputedWeights(weigh_rows(work.statistic, work.liars, work.rows, work.parts))
 
 
 def _bounds(shares: tuple[int, ...], learning: TrainingSpec, before: SharedState) -> Bounds:
@@ -125,9 +126,9 @@ def advance_state(
         "tokens": work.samples * recipe.seq_len,
     }
     if all(part is None for part in work.parts):
-        return rested(before, **adds, room=room), None
+        return unchanged(before, **adds, room=room), None
     combined_N, agreement_N = _combined_update(work, learning, before, room)
-    after = moved_by(
+    after = apply_update(
         combined_N,
         before,
         shared_outer(recipe),
@@ -146,12 +147,12 @@ def _combined_update(
     """The combined update of the round's span (N,), and how much the members agreed, per value or for all."""
     recipe, (lo, hi) = learning.recipe_after(before), learning.turn(before)
     bounds, parts = part_bounds(hi - lo, work.shares), [None if p is None else p.data for p in work.parts]
-    common, places = learning.common(work.round, before, work.before), moved(bounds, lo)
-    if not says_more(recipe):
+    common, places = learning.round_inputs(work.round, before, work.before), moved(bounds, lo)
+    if not needs_reply_format(recipe):
         downs = part_codecs(recipe.coding.down, common, places)
         return decode_parts(parts, bounds, downs, hi - lo, room), 1.0
     combined_N, agreement_N = (make(hi - lo, dtype=torch.float32) for make in (torch.zeros, torch.ones))
     for part, (wire, (a, b)) in enumerate(zip(parts, bounds, strict=True)):
         if wire is not None:
-            combined_N[a:b], agreement_N[a:b] = answering(recipe, common, places, part).read(wire)
+            combined_N[a:b], agreement_N[a:b] = reply_format_of(recipe, common, places, part).decode(wire)
     return combined_N, agreement_N

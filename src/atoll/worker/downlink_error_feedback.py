@@ -38,11 +38,11 @@ class DownlinkErrorFeedback:
         owed_N = None if self._owed_F is None else self._owed_F[lo : lo + n]
         return combine_remembering(rows, n, up, down, owed_N, 1.0)
 
-    def waits(self, answer: Digest, lo: int, left_N: Tensor) -> None:
+    def stage(self, answer: Digest, lo: int, left_N: Tensor) -> None:
         """Stage the error (n,) of this result until a vertex takes it."""
         self._waiting[answer] = lo, left_N
 
-    def settle(self, led: Collection[Digest], floats: int) -> None:
+    def commit(self, led: Collection[Digest], floats: int) -> None:
         """Commit the errors of these own results, which a final vertex holds. `floats`: values of the model."""
         for answer in led:
             if (left := self._waiting.get(answer)) is not None:
@@ -52,7 +52,7 @@ class DownlinkErrorFeedback:
                 self._owed_F[lo : lo + len(left_N)] = left_N
         self._waiting.clear()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop all errors: they belong to another history, since this peer begins from another state."""
         self._owed_F = None
         self._waiting.clear()

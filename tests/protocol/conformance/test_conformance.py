@@ -276,4 +276,4 @@ def test_a_long_pause_leaves_nothing_behind():
         machine.votes = machine.votes and name == world.names[0]
         for view in range(10_000):
             machine.close_view(view)
-        assert len(machine.tallies) <= 4 and len(machine.bodies) <= 5 and len(machine.asked) <= 5
+        assert len(machine.tallies) <= 4 and len(machine.bodies) <= 5 and len(machine.sent_for_judgment) <= 5

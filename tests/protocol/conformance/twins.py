@@ -82,12 +82,12 @@ class Twins:
     def play(self) -> None:
         views = len(self.sides) // 2
         for copy in self.copies:
-            self._apply(copy, self.machines[copy].begin())
+            self._apply(copy, self.machines[copy].start())
         for view in range(views + 4):
             self.split = self.sides[2 * view : 2 * view + 2] or (0, 0)
             if view >= views:
                 for copy in self.copies:
-                    self._apply(copy, self.machines[copy].remind())
+                    self._apply(copy, self.machines[copy].retransmit())
             self._deliver()
             if view >= views and self.watch.final is not None:
                 return  # whoever decided shows it to the others: that is the peer's business

@@ -75,7 +75,7 @@ class Gang:
             self.notaries[name], Electorate(self.round, "", dict(h.keys), h.quorum, h.names)
         )
         self.machines[name, twin] = machine
-        self.world.after(0.0, lambda: self._apply(name, twin, machine.begin()))
+        self.world.after(0.0, lambda: self._apply(name, twin, machine.start()))
         w._every(w.draw.uniform(2.0, 9.0), lambda: self._apply(name, twin, machine.close_view(machine.view)))
 
     def _apply(self, name: PeerId, twin: int, effects: list[Effect]) -> None:

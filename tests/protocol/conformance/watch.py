@@ -28,7 +28,7 @@ from atoll.protocol.agreement.interface import ConsensusEngine
 from atoll.protocol.agreement.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner, signed_bytes
-from atoll.wire.evidence import why_not
+from atoll.wire.evidence import evidence_flaw
 from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
 from atoll.wire.messages.statements import (
     Proposal,
@@ -179,15 +179,15 @@ class Watch:
         """It stands on its own: whoever holds the agreed key, and whoever holds the certificate, can check it."""
         evidence, verifier = fact.evidence, self.reader.verifier
         assert evidence.signer == fact.peer
-        assert why_not(evidence, verifier, self.keys[fact.peer]) is None, why_not(evidence, verifier)
+        assert evidence_flaw(evidence, verifier, self.keys[fact.peer]) is None, evidence_flaw(evidence, verifier)
         alone = replace(evidence, certificate=self.signers[fact.peer].certificate)
-        assert why_not(alone, verifier) is None and why_not(evidence, verifier) is not None
+        assert evidence_flaw(alone, verifier) is None and evidence_flaw(evidence, verifier) is not None
         self.caught.add(fact.peer)
 
     def bounded(self, machine: ConsensusEngine) -> None:
         n = len(self.keys)
         assert len(machine.tallies) <= (ATTEMPTS_AHEAD + 2) * n + 2, "tallies pile up"
-        assert len(machine.bodies) <= len(machine.tallies) + BODIES_BOUND + 2 >= len(machine.asked), (
+        assert len(machine.bodies) <= len(machine.tallies) + BODIES_BOUND + 2 >= len(machine.sent_for_judgment), (
             "bodies pile up"
         )
         if hasattr(machine, "certificates"):  # a TwoPhaseAgreement, or a mutant of one

@@ -315,7 +315,7 @@ class World:
             case WantBody():
                 self._give_body(host, sender, message)
             case BodyIs(body):
-                self._apply(host, host.machine.learn_body(body))
+                self._apply(host, host.machine.add_body(body))
             case VertexIs(vertex) if host.history is not None:
                 self._learn(host, vertex, sender)
             case VertexIs(Vertex(certificate=QuorumCertificate() as certificate)):
@@ -382,7 +382,7 @@ class World:
             machine.stop()
             return
         early = machine.close_view(host.attempt * len(height.names) - 1) if host.attempt else []
-        self._apply(host, [*early, *machine.begin()])
+        self._apply(host, [*early, *machine.start()])
         if host.life and host.height is height:
             self._wait_for_attempt(host, host.life)
 
@@ -437,13 +437,15 @@ class World:
             return
         if host.history is not None:
             self.send(name, self.draw.choice(self.names), WantVertex(host.height.round))
-        self._apply(host, host.machine.remind())
-        for lacking in sorted(host.machine.lacking) if host.machine is not None and host.vertex is None else ():
+        self._apply(host, host.machine.retransmit())
+        for lacking in (
+            sorted(host.machine.missing_bodies) if host.machine is not None and host.vertex is None else ()
+        ):
             for peer in self.draw.sample(self.names, min(4, self.voters)):
                 self.send(name, peer, WantBody(lacking))
         if host.machine is not None and host.free is not None and host.free == host.machine.view:
             self._propose(host, host.free)
-        who = host.machine.waiting_for if host.machine is not None else None
+        who = host.machine.silent_proposer if host.machine is not None else None
         if who is None or who == name or host.machine.view >= self._last_view(host):
             return
         dead = who in self.hosts and self.hosts[who].machine is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.training.robust import caf, default, geometric_median, liars_of, mean, trimmed_mean
-from atoll.training.robust.attacks import ATTACKS, OPTIMISED, foe, lies, optimized_foe, sign_flip
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, attack_rows, foe, optimized_foe, sign_flip
 
 HONEST, VALUES = 13, 300
 
@@ -59,8 +59,8 @@ def test_every_attack_has_a_name(name):
         asked.append(len(rows))
         return mean(rows)
 
-    assert lies(name, honest, 3, rule).shape == (3, VALUES)
+    assert attack_rows(name, honest, 3, rule).shape == (3, VALUES)
     assert bool(asked) == (name in OPTIMISED) and set(asked) <= {HONEST + 3}
-    assert torch.equal(lies("foe, optimised", honest, 3, mean), optimized_foe(honest, 3, mean))
+    assert torch.equal(attack_rows("foe, optimised", honest, 3, mean), optimized_foe(honest, 3, mean))
     with pytest.raises(ValueError, match="unknown attack 'lie'"):
-        lies("lie", honest, 3, mean)
+        attack_rows("lie", honest, 3, mean)

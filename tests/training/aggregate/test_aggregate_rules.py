@@ -18,7 +18,7 @@ from atoll.training.robust import (
     aggregate,
     arc,
     bucketing,
-    centred_clipping,
+    centered_clipping,
     clip,
     coordinate_median,
     geometric_median,
@@ -137,7 +137,7 @@ def test_the_geometric_median_of_a_majority_of_equal_rows_is_that_row():
 def test_centred_clipping_keeps_its_centre_between_rounds(steps, radius, start):
     """One step takes a way of its own, without a Gram matrix; both are the paper's."""
     x, v = drawn(5, 12, 70), None if start is None else np.full(70, start)
-    ours = centred_clipping(x, f=2, steps=steps, radius=radius, start=v)
+    ours = centered_clipping(x, f=2, steps=steps, radius=radius, start=v)
     close(ours, naive.centred_clipping(x, 2, steps, radius, v), 1e-5 if steps == 1 else 1e-9)
 
 
@@ -146,7 +146,7 @@ def test_centred_clipping_keeps_its_centre_between_rounds(steps, radius, start):
 def test_a_start_that_does_not_fit_the_rows_is_refused(steps, start):
     """One value would be added to every coordinate, what is too long cut off, a NaN answered with NaN."""
     with pytest.raises(ValueError, match="start is a finite vector of 70 values"):
-        centred_clipping(drawn(5, 12, 70), f=2, steps=steps, start=start)
+        centered_clipping(drawn(5, 12, 70), f=2, steps=steps, start=start)
 
 
 def test_a_weighted_mean_weighs():
@@ -282,7 +282,7 @@ def test_moving_all_rows_moves_the_answer_and_scaling_scales_it(rule, seed):
 
 def test_centred_clipping_moves_with_its_rows_and_start():
     x, by = drawn(0, 11, 8), np.full(8, 50.0)
-    close(centred_clipping(x + by, f=2, start=by), centred_clipping(x, f=2) + by, 1e-9)
+    close(centered_clipping(x + by, f=2, start=by), centered_clipping(x, f=2) + by, 1e-9)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])

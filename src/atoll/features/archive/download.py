@@ -103,7 +103,7 @@ class ErasureDownload:
         return effects + self._go_on(now, effects)
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        return [e for fetch in self.fetches.values() for e in fetch.linked(peer, now)]
+        return [e for fetch in self.fetches.values() for e in fetch.on_link_up(peer, now)]
 
     def stop(self) -> list[Effect]:
         """Stop: the blob is no longer needed."""
@@ -175,7 +175,7 @@ class ErasureDownload:
         effects: list[Effect] = []
         left = PACED_CHUNKS if self.quiet else 0
         for fetch in list(self.fetches.values()):
-            effects += fetch.allow(left, now)
+            effects += fetch.set_allowance(left, now)
             left = fetch.allowance or 0
             fetch.allowance = 0
         return effects

@@ -25,9 +25,9 @@ from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import plan_after
 from atoll.peer.peer import Peer
 from atoll.peer.round.candidate import opened, step_of
-from atoll.peer.round.context import RoundContext, ground_after
+from atoll.peer.round.context import RoundContext, context_after
 from atoll.peer.tasks import LeaveOneOut, LeaveOneOutResult, PartRows
-from atoll.protocol.allreduce.buffers import weights_in
+from atoll.protocol.allreduce.buffers import weights_of
 from atoll.wire.messages.statements import OwnerResult
 from atoll.wire.messages.vertex import VertexBody
 
@@ -48,7 +48,7 @@ class LeaveOneOutTask:
 
     def sources(self, me: PeerId) -> dict[Place, tuple[PeerId, ...]]:
         """Peers that may have each row, the likeliest first."""
-        here = {m.peer for m in self.ground.plan.members if m.present} - {me}
+        here = {m.peer for m in self.ground.plan.members if m.is_present} - {me}
         found: dict[Place, tuple[PeerId, ...]] = {}
         for part, (answer, signed) in enumerate(zip(self.answers, self.body.parts, strict=True)):
             if answer is None or signed is None:
@@ -62,7 +62,7 @@ class LeaveOneOutTask:
     def summed_on_the_way(self) -> str:
         """The topology, if rows went up it through other members: each of them rounds its result."""
         topology = self.ground.topology
-        return topology.name if topology is not None and not topology.direct else ""
+        return topology.name if topology is not None and not topology.is_direct else ""
 
     def work(self, here: Mapping[Place, RowLocation]) -> LeaveOneOut:
         """The replay with the rows that are here; a part with a missing row counts for no member."""
@@ -89,7 +89,7 @@ class LeaveOneOutTask:
         weighing = self.body.weighing
         if weighing is UNSET:
             return PartRows(rows)
-        return PartRows(rows, weights_in(weighing, answer.contributors))
+        return PartRows(rows, weights_of(weighing, answer.contributors))
 
 
 def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
@@ -107,7 +107,7 @@ def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
     if not any(body.parts):
         raise ValueError("no update was counted in that round")
     plan = plan_after(settings, head, parent)
-    ground = ground_after(settings, plan, parent, peer.known.pool.recent(), history.notary.run)
+    ground = context_after(settings, plan, parent, peer.known.pool.recent(), history.notary.run)
     answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
     weights = {peer: commit.weight for peer, commit in commits_in(body).items()}
     return LeaveOneOutTask(ground, body, answers, weights)
@@ -125,7 +125,7 @@ def archived_rows(peer: Peer) -> Mapping[int, Mapping[Place, RowLocation]]:
 
 
 def _archive_of(peer: Peer) -> RowArchive:
-    archive = peer.inspectors.find(RowArchive)
+    archive = peer.verifiers.find(RowArchive)
     assert archive is not None
     return archive
 

@@ -46,4 +46,4 @@ class RowStore:
         """The rows that stay within this many bytes."""
         now = time.monotonic()
         self._fresh = {name: since for name, since in self._fresh.items() if now - since < FRESH_S}
-        return {*self._fresh, *self._store.within(self._held, bytes_max)}
+        return {*self._fresh, *self._store.blobs_within(self._held, bytes_max)}

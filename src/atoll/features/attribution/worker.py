@@ -18,10 +18,10 @@ from atoll.features.attribution.leave_one_out import state_lacking
 from atoll.peer.tasks import AdvanceState, LeaveOneOut, LeaveOneOutResult, LossWithout, PartRows
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.training.codec.blocks import new_wire
-from atoll.training.recipe.reply_formats import remembers
+from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.state import SharedState, state_bytes, state_hash
 from atoll.training.spec import TrainingSpec
-from atoll.wire.weights import weights_left
+from atoll.wire.weights import weights_of_kept
 from atoll.worker.arithmetic import advance_state, combine_rows
 from atoll.worker.context import Handlers, WorkerContext
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
@@ -42,7 +42,7 @@ class LeaveOneOutWorker:
     spec: TrainingSpec  # of the replayed round
 
     async def replay(self, work: LeaveOneOut) -> LeaveOneOutResult:
-        if remembers(self.spec.recipe):
+        if has_owner_feedback(self.spec.recipe):
             raise RunFailedError(
                 "E-BLM-04",
                 "no round of this run can be replayed: its owners add to a result what earlier ones left out",
@@ -68,7 +68,7 @@ class LeaveOneOutWorker:
 
     def _result_without(self, work: LeaveOneOut, before: SharedState, left_out: PeerId | None) -> SharedState | str:
         """The state of the round without this peer, or why there is none."""
-        common = self.spec.common(work.round, before, work.before)
+        common = self.spec.round_inputs(work.round, before, work.before)
         results: list[Payload | None] = []
         for part, rows in enumerate(work.parts):
             task = None if rows is None else self._combine_task(work, part, rows, left_out)
@@ -96,7 +96,7 @@ class LeaveOneOutWorker:
         rows = tuple(
             TaskRow(peer, weight, self._row(blob), (peer,)) for peer, weight, blob in map(of.rows.__getitem__, kept)
         )
-        weights = weights_left(of.weights, len(of.rows), kept) if of.weights else ()
+        weights = weights_of_kept(of.weights, len(of.rows), kept) if of.weights else ()
         if not rows or (of.weights and not any(weights)):
             return None
         return CombineRows(work.round, part, work.shares, rows, False, work.statistic, work.liars, weights)

@@ -46,7 +46,7 @@ class ForkDetector:
 
         A different one is announced to the local `members`, and its sender is shown the local one.
         """
-        body = self.history.other(vertex, who)
+        body = self.history.check_other_branch(vertex, who)
         if body is None or body.round in self.known or len(self.known) >= BRANCHES_MAX:
             return []
         self.known[body.round] = vertex

@@ -200,4 +200,6 @@ class BranchPolls:
 
     def _knows(self, sender: PeerId, poll: SnowballPoll) -> bool:
         """Newcomers of the local branch may ask as well; their preference is not requested."""
-        return sender in poll.known or any(m.peer == sender and m.present for m in self.history.head_body.members)
+        return sender in poll.known or any(
+            m.peer == sender and m.is_present for m in self.history.head_body.members
+        )

@@ -111,7 +111,7 @@ class AdmissionRequest:
         # the rest comes with the next rounds; they may be faster than the local disk
         near = history.head - at <= RECENT // 4
         waits = mine.standing == "observer" and mine.role != "observer"
-        changed = mine.trains and unaudited != (mine.standing == "unaudited")
+        changed = mine.may_train and unaudited != (mine.standing == "unaudited")
         if (waits or changed) and at in history.ids and near:
             return ReadyReport(history.ids[at], history.bodies[at].state, unaudited or UNSET)
         return None

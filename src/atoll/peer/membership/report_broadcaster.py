@@ -50,7 +50,7 @@ class ReportBroadcaster:
         self._known, self._heartbeat, self._writers, self._pool = known, heartbeat, writers, pool
         self._said_again: Seconds = 0.0
 
-    def tell(self, statement: Statement, now: Seconds) -> list[Effect]:
+    def broadcast(self, statement: Statement, now: Seconds) -> list[Effect]:
         return self._to_all(self._notary.sign(statement), now)
 
     def accuse(self, statement: Accusation | OwnerComplaint, now: Seconds) -> list[Effect]:
@@ -79,7 +79,7 @@ class ReportBroadcaster:
         """
         pool, heartbeat = self._known().pool, self._heartbeat
         if pool.crowded:
-            return self._to_writers(pool.my_voices(heartbeat.gone, now + heartbeat.offset_s))
+            return self._to_writers(pool.my_voices(heartbeat.is_gone, now + heartbeat.offset_s))
         settled = {s.signer for s in pool.of_kind(tag_of(LeaveReport))} | pool.suspected_by(self._me)
         silent, refused = heartbeat.silent - settled, heartbeat.refused - settled
         words = [(peer, "refused" if peer in refused else "silent") for peer in sorted(silent | refused)]

@@ -22,7 +22,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX, REPORTS_BYTES_MAX, REPORTS_PER_VERTEX_MAX, VOICES_MAX
 from atoll.base.machine import tag_of
-from atoll.base.memoize import of_the_same
+from atoll.base.memoize import memoize_by_identity
 from atoll.peer.governance.orders import (
     WANTS,
     RollbackGoal,
@@ -376,17 +376,17 @@ class ReportPool:
         return agrees(amend, self.goal(amend.round) or self.goals.get(amend.back_to))
 
 
-@of_the_same  # called with every report
+@memoize_by_identity  # called with every report
 def _vote_keys(body: VertexBody) -> dict[PeerId, bytes]:
-    return {m.peer: m.vote_key for m in body.members if m.present}
+    return {m.peer: m.vote_key for m in body.members if m.is_present}
 
 
-@of_the_same  # called with every report that finds no room
+@memoize_by_identity  # called with every report that finds no room
 def _names(body: VertexBody) -> frozenset[PeerId]:
     return frozenset(m.peer for m in body.members)
 
 
-@of_the_same  # called with every report and every body
+@memoize_by_identity  # called with every report and every body
 def _voters(body: VertexBody) -> int:
     return sum(m.votes for m in body.members)
 

@@ -57,8 +57,8 @@ class MemberRoster:
         """
         bodies, mine = self.history.bodies, self.mine
         between = [bodies[r].members for r in range(at + 1, self.history.head) if r in bodies]
-        was_here = (any(m.peer == self.me and m.present for m in members) for members in between)
-        return mine is not None and mine.present and not all(was_here)
+        was_here = (any(m.peer == self.me and m.is_present for m in members) for members in between)
+        return mine is not None and mine.is_present and not all(was_here)
 
     @property
     def voters(self) -> int:
@@ -73,14 +73,14 @@ class MemberRoster:
 
     def within_reach(self) -> list[PeerId]:
         """Members that can be connected: all present ones, except that clients cannot dial each other."""
-        members = [m for m in self.members if m.present]
+        members = [m for m in self.members if m.is_present]
         client = any(m.peer == self.me and m.role == "client" for m in members) or self.client
         return [m.peer for m in members if m.peer != self.me and not (client and m.role == "client")]
 
     def present(self) -> tuple[PeerId, ...]:
         """Reachable members and the local peer, in the order of the vertex."""
         reach = {self.me, *self.within_reach()}
-        return tuple(m.peer for m in self.members if m.present and m.peer in reach)
+        return tuple(m.peer for m in self.members if m.is_present and m.peer in reach)
 
     def contacts(self) -> list[Effect]:
         """Connections that follow the agreed membership."""
@@ -90,7 +90,7 @@ class MemberRoster:
         ]
         sought = self.put_away()
         effects += [Connect(m.peer, m.addresses) for m in members if m.peer in sought]
-        away = (m.peer for m in members if not m.present and m.peer not in sought)
+        away = (m.peer for m in members if not m.is_present and m.peer not in sought)
         return effects + [Disconnect(peer) for peer in away if peer != self.me]
 
     def put_away(self) -> set[PeerId]:
@@ -99,7 +99,7 @@ class MemberRoster:
         if not self.history.head_body.epoch:
             return set()
         began = [r for r in bodies if r - 1 in bodies and bodies[r].epoch > bodies[r - 1].epoch]
-        lost = {m.peer for r in began for m in bodies[r].members if not m.present}
+        lost = {m.peer for r in began for m in bodies[r].members if not m.is_present}
         had = {m.peer for r in began for m in bodies[r - 1].members if m.votes}
         return {m.peer for m in self.members if m.standing == "away"} & lost & had - {self.me}
 
@@ -118,8 +118,8 @@ def change_of(before: Sequence[Member], after: Sequence[Member]) -> MembershipCh
     """The change from one membership to the next; None if they are equal."""
     if before == after:
         return None
-    old = {m.peer for m in before if m.present}
-    new = {m.peer for m in after if m.present}
+    old = {m.peer for m in before if m.is_present}
+    new = {m.peer for m in after if m.is_present}
     return MembershipChanged(joined=tuple(sorted(new - old)), left=tuple(sorted(old - new)), members=tuple(after))
 
 

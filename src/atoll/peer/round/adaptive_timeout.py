@@ -40,17 +40,17 @@ class AdaptiveTimeout:
         """Note a part sent by its owner without a request."""
         self.progressed(now)
         if self._first_s is None:
-            self._first_s = self.took(now)
+            self._first_s = self.elapsed(now)
 
     def progressed(self, now: Seconds) -> None:
         self._progress_at = now
 
     def sharing_ended(self, now: Seconds) -> None:
-        self._shared_s = self.took(now)
+        self._shared_s = self.elapsed(now)
 
     def decided(self, now: Seconds) -> None:
         self._progress_at = now
-        self._patience_s = min(max(REPAIR_S, self.took(now)), REPAIR_MAX_S)
+        self._patience_s = min(max(REPAIR_S, self.elapsed(now)), REPAIR_MAX_S)
 
     # ---- what follows ------------------------------------------------------------------------------------
 
@@ -58,11 +58,11 @@ class AdaptiveTimeout:
     def sharing(self) -> bool:
         return self._shared_at is not None
 
-    def had(self, until: Seconds) -> Seconds:
+    def time_left(self, until: Seconds) -> Seconds:
         """Seconds that owners had until then, counted from the local start of sharing."""
         return until - self._shared_at if self._shared_at is not None else 0.0
 
-    def took(self, now: Seconds) -> Seconds:
+    def elapsed(self, now: Seconds) -> Seconds:
         """Seconds that this attempt's sharing took, or has taken so far.
 
         What is on its way may take as long again.
@@ -71,14 +71,14 @@ class AdaptiveTimeout:
             return self._shared_s
         return now - self._shared_at if self._shared_at is not None else 0.0
 
-    def late(self, now: Seconds) -> Seconds:
+    def overdue(self, now: Seconds) -> Seconds:
         """Seconds after which an expected part is late.
 
         Measured by the first part: a lost message makes the last one late on the fastest link.
         """
         return max(PART_LATE_S, self._part_s(now))
 
-    def again(self, times: int, now: Seconds) -> Seconds:
+    def retry_after(self, times: int, now: Seconds) -> Seconds:
         """Seconds to wait for a part that was requested this many times."""
         return max(AGAIN_S, self._part_s(now)) * 2**times
 
@@ -87,4 +87,4 @@ class AdaptiveTimeout:
         return now - self._progress_at > self._patience_s
 
     def _part_s(self, now: Seconds) -> Seconds:
-        return (self._first_s if self._first_s is not None else self.took(now)) / 2
+        return (self._first_s if self._first_s is not None else self.elapsed(now)) / 2

@@ -141,7 +141,7 @@ class Candidates:
         send them.
         """
         reduce = self.sharing.reduce
-        here = reduce.answers.keys() if reduce is not None else range(len(self.ground.owners))
+        here = reduce.results.keys() if reduce is not None else range(len(self.ground.owners))
         on_its_way = [
             trial.body.attempt == self.attempt
             and a.part not in here  # the owner's result that was accepted here blocks this one
@@ -157,7 +157,7 @@ class Candidates:
         """Request bodies that certificates name from the voters bound to them."""
         self.asked += 1
         effects: list[Effect] = []
-        for lacking in sorted(self.agreement.lacking):
+        for lacking in sorted(self.agreement.missing_bodies):
             holders = [p for p in self.agreement.holders(lacking) if not self.gone(p)]
             wish = PartRequest(self.plan.round, self.attempt, self.plan.trace, lacking)
             asked = shuffled(lacking, f"{self.me}/{self.asked}", holders)[:HOLDERS_ASKED]

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.policy.plan import RoundPlan
 from atoll.wire.codec import decode_statement
-from atoll.wire.evidence import two_updates
+from atoll.wire.evidence import commits_to_two_updates
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
 UNDER_WAY = "its training was not over when the others began to share"
@@ -37,7 +37,7 @@ class CommitRevealGate:
     def attempt_begins(self, attempt: int) -> None:
         self.attempt, self.withheld = attempt, set()
 
-    def may_see(self, peer: PeerId) -> bool:
+    def may_receive(self, peer: PeerId) -> bool:
         """True if this peer may receive rows of others.
 
         A commitment to a later attempt only does not bind it in this one.
@@ -60,7 +60,7 @@ class CommitRevealGate:
         self.withheld.discard(signed.signer)
         if commit.attempt < first.attempt:
             self.first[signed.signer] = commit, signed
-        return other if two_updates(first, commit) else None
+        return other if commits_to_two_updates(first, commit) else None
 
     def bound(self, commit: Commitment) -> Commitment | None:
         """The commitment to send: this one, or a pass if it contradicts an earlier one, mostly from before a
@@ -71,7 +71,7 @@ class CommitRevealGate:
         """
         words = (commit, passing(commit.round, commit.attempt, BOUND))
         mine = self._mine() if self.plan.may_lie else []
-        return next((word for word in words if not any(two_updates(said, word) for said in mine)), None)
+        return next((word for word in words if not any(commits_to_two_updates(said, word) for said in mine)), None)
 
     def _mine(self) -> list[Commitment]:
         names = [name.split("/") for name in self.said]

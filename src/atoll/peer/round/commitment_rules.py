@@ -43,7 +43,7 @@ def parts_fit(ground: RoundContext, commit: Commitment) -> bool:
 
     Raises PeerFault for an unknown topology.
     """
-    planned = len(ground.by(commit.asked).owners)
+    planned = len(ground.with_topology(commit.asked).owners)
     return commit.parts in (0, planned) or (commit.values > 0 and 0 < commit.parts < planned)
 
 

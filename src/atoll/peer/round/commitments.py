@@ -19,7 +19,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
 from atoll.base.machine import Broadcast, Effect, Send
-from atoll.base.round_robin import in_turn
+from atoll.base.round_robin import round_robin
 from atoll.peer.events import IncompatibleCall
 from atoll.peer.round.candidate import CommitmentCache
 from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
@@ -155,7 +155,7 @@ class CommitmentTable:
             return []
         message = replace(self._message(known[self.me][1]), asks=True)
         silent = [p for p in self.speakers if p not in known and p != self.me and not self.gone(p)]
-        asked = in_turn(silent, len(self.speakers), self.asks)
+        asked = round_robin(silent, len(self.speakers), self.asks)
         more = [p for p in withheld if p not in known and p not in asked and not self.gone(p)]
         return [Send(p, message) for p in (*asked, *more)]
 
@@ -275,7 +275,7 @@ class CommitmentTable:
         owners and voters. Those of first owners and their witnesses go to all members, since no row goes to an
         owner that has not committed. Any other peer that wants a row is asked for its commitment then.
         """
-        trainers, givers = tuple(m.peer for m in self.plan.members if m.trains), self.plan.givers
+        trainers, givers = tuple(m.peer for m in self.plan.members if m.may_train), self.plan.givers
         if len(trainers) <= COMMITTEE_MAX:
             heard = self.plan.voters if self.me not in self.plan.voters else trainers
             return heard, tuple(p for p in heard if p in givers)

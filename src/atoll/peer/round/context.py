@@ -23,7 +23,7 @@ from atoll.base.limits import (
     PEERS_MAX,
     WEIGHED_ROWS_MAX,
 )
-from atoll.base.memoize import of_the_same
+from atoll.base.memoize import memoize_by_identity
 from atoll.peer.governance.settings_change import is_over, settings_after
 from atoll.peer.round.topology_choice import (
     PAIRS,
@@ -107,10 +107,12 @@ class RoundContext:
     apart: PartitionPolicy | None = None  # members without a quorum train on
     findings: WorkFindings = NO_FINDINGS  # about members' work, settled by the parent
     twins: SampleDraw | None = None  # draw for redundant training; None: the run has none
-    words_lost: bool = False  # reports of scorers or referees are not on this disk: reputations are not checked
+    has_lost_reports: bool = (
+        False  # reports of scorers or referees are not on this disk: reputations are not checked
+    )
     ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 
-    def by(self, asked: str) -> RoundContext:
+    def with_topology(self, asked: str) -> RoundContext:
         """The context for updates with this topology as their callers' choice; PeerFault for an unknown one.
 
         Commitments carry the callers' choice. So all peers derive the same plan for it, and a voter finds in the
@@ -144,11 +146,11 @@ class RoundContext:
     def takes(self, part: int) -> frozenset[PeerId] | None:
         """Peers with rows in this part, its owner included; None: all."""
         assert self.topology is not None
-        return self.topology.parts[part].takes
+        return self.topology.parts[part].authors
 
     def taking(self, peer: PeerId) -> int:
         """Number of parts that include this peer's row."""
-        return self.topology.taking(peer) if self.topology is not None else 0
+        return self.topology.parts_taking(peer) if self.topology is not None else 0
 
     @cached_property
     def weightless(self) -> frozenset[PeerId]:
@@ -224,7 +226,7 @@ class RoundContext:
         time.
         """
         plan = self.plan
-        if self.topology is None or self.topology.apart or self.weighs:
+        if self.topology is None or self.topology.has_separate_results or self.weighs:
             return ()
         if not plan.may_lie:
             return plan.owners
@@ -256,7 +258,7 @@ class RoundContext:
             attempt=attempt,
             trace=plan.trace,
             topology=self.topology,
-            listeners=tuple(m.peer for m in plan.members if m.present),
+            recipients=tuple(m.peer for m in plan.members if m.is_present),
             answer_until=times.answer_until,
             statistic=self.trust.statistic,
             liars=self.liars,
@@ -264,14 +266,14 @@ class RoundContext:
             witnesses=self.witnesses,
             juries=self.juries,
             verdict=verdict_of(liars_among(len(plan.committee), self.trust.tolerance)),
-            weighs=self.weighs,
-            mixes=self.mixes,
+            has_distance_weights=self.weighs,
+            has_mixtures=self.mixes,
             weightless=self.weightless,
-            rowless=frozenset(m.peer for m in plan.members if m.present and m.peer not in plan.givers),
+            rowless=frozenset(m.peer for m in plan.members if m.is_present and m.peer not in plan.givers),
             window_s=plan.window_s(attempt),
             has_clock=plan.has_clock,
             influence=self.influence if self.weighs else {},
-            opened=self.trust.opened,
+            is_audited=self.trust.opened,
             reserves=self.reserves,
             reserves_until=times.reserves_until,
             may_lie=plan.may_lie,
@@ -280,24 +282,24 @@ class RoundContext:
     @cached_property
     def answer_bytes_max(self) -> int:
         """Largest signed result, in bytes: a longer one would only fill the vertex."""
-        return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.trains)
+        return ANSWER_BYTES_MAX + sum(name_bytes(m.peer) for m in self.plan.members if m.may_train)
 
     @cached_property
     def vote_key_of(self) -> dict[PeerId, bytes]:
-        return {m.peer: m.vote_key for m in self.plan.members if m.present}
+        return {m.peer: m.vote_key for m in self.plan.members if m.is_present}
 
     @cached_property
     def known_keys(self) -> dict[PeerId, bytes]:
         return known_keys(self.plan.members)
 
 
-@of_the_same  # called for every report
+@memoize_by_identity  # called for every report
 def known_keys(members: tuple[Member, ...]) -> dict[PeerId, bytes]:
     """Keys under which a statement may be held against its signer, absent members included."""
     return {m.peer: m.vote_key for m in members if m.standing != "expelled"}
 
 
-def ground_after(
+def context_after(
     settings: RunSettings, plan: RoundPlan, parent: VertexBody, recent: RecentVertices, run: Digest
 ) -> RoundContext:
     """Context of the round after `parent`; `settings` are those of genesis.
@@ -362,9 +364,9 @@ def _why_assembling(genesis: RunSettings, settings: RunSettings, plan: RoundPlan
     if parent.paused is not UNSET:
         return f"paused since round {parent.paused}"
     if parent.trained:
-        enough = sum(m.works for m in plan.members) >= settings.min_peers
+        enough = sum(m.is_auditable_trainer for m in plan.members) >= settings.min_peers
     else:
-        settled = sum(m.works and m.standing == "member" for m in plan.members)
+        settled = sum(m.is_auditable_trainer and m.standing == "member" for m in plan.members)
         enough = settled >= max(settings.start_peers, settings.min_peers)
     return "" if enough else "too few members to train"
 

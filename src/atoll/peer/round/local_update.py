@@ -107,7 +107,7 @@ class LocalUpdate:
     @property
     def _way(self) -> RoundContext:
         """The context with the topology that the caller asked for."""
-        return self.ground if self.trained is None else self.ground.by(self.trained.asked)
+        return self.ground if self.trained is None else self.ground.with_topology(self.trained.asked)
 
     def said(self) -> tuple[Payload, ...] | None:
         """Note that the commitment is being sent; returns the parts that it stands for, None for a pass."""

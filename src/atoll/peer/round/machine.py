@@ -105,8 +105,8 @@ class RoundMachine:
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
         self.next_state = StateTransition(ground, self.parts.held)
-        self.trials = Candidates(ground, notary, agreement, self.parts, self.next_state, self.sharing)
-        self.my_body = ProposalBuilder(ground, notary, self.committed, self.next_state, env.reports)
+        self.candidates = Candidates(ground, notary, agreement, self.parts, self.next_state, self.sharing)
+        self.proposal = ProposalBuilder(ground, notary, self.committed, self.next_state, env.reports)
         self.final: Vertex | None = None  # decided vertex, until its state is adopted
         self.adopting = self.closed = False
 
@@ -173,7 +173,7 @@ class RoundMachine:
     def _hear(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
         match message:
             case PartRequest():
-                return self.trials.give(sender, message, now)
+                return self.candidates.give(sender, message, now)
             case PartResponse(digest=digest):
                 return self._take_part(digest, event.payload, now)
             case ProposalMessage() | VoteMessage() | TimeoutMessage() | PreVote():
@@ -208,7 +208,7 @@ class RoundMachine:
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
                 case BodyMissing():
-                    more = self.trials.ask_for_bodies()
+                    more = self.candidates.ask_for_bodies()
                 case BodyDecided():
                     more = self._decide(effect.fact, now)
                 case _:
@@ -222,7 +222,7 @@ class RoundMachine:
         self.attempt = self.plan.attempt_at(now)
         topology, work = self.ground.topology, self.ground.work_of(self.me)
         began = RoundBegan(
-            members=tuple(m.peer for m in self.plan.members if m.present),
+            members=tuple(m.peer for m in self.plan.members if m.is_present),
             assembling=self.assembling,
             paused=self.ground.parent.paused is not UNSET,
             topology=topology.name if topology is not None else "",
@@ -234,15 +234,15 @@ class RoundMachine:
         if self.attempt > 0:
             effects += self.agreement.close_view(self.views.last_of(self.attempt - 1))
         effects += self.sharing.begin(self.attempt, now)
-        return [*effects, *self._begin_attempt(now), *self.agreement.begin()]
+        return [*effects, *self._begin_attempt(now), *self.agreement.start()]
 
     def _begin_attempt(self, now: Seconds) -> list[Effect]:
         times = self.sharing.timing.times(self.attempt)
-        self.my_body.attempt_begins(self.attempt)
+        self.proposal.attempt_begins(self.attempt)
         self.parts.attempt_begins(now)
-        self.trials.attempt_begins(self.attempt)
-        self.trials.forget_old()
-        self.answers.attempt_over(self.reduce, self.trials.needed)
+        self.candidates.attempt_begins(self.attempt)
+        self.candidates.forget_old()
+        self.answers.attempt_over(self.reduce, self.candidates.needed)
         effects: list[Effect] = [
             SetTimer(f"round/{self.plan.round}/train/{self.attempt}", times.train_until),
             SetTimer(f"round/{self.plan.round}/agree/{self.attempt}", times.agree_until),
@@ -254,7 +254,7 @@ class RoundMachine:
 
     def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
-        answer = self.reduce.answers[fact.part]
+        answer = self.reduce.results[fact.part]
         self.parts.held[answer.payload.digest] = answer.payload
         self.patience.part_came(now)
         waited = self.ground.witnesses or self.ground.stands_in(fact.part, fact.owner_index)
@@ -264,17 +264,17 @@ class RoundMachine:
     def _reduced(self, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         # a part that was given up may have been settled in the same event: its own fact comes after this one
-        self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.answers.values()})
-        answers, weighing = self.reduce.for_body()
+        self.parts.held.update({held.payload.digest: held.payload for held in self.reduce.results.values()})
+        answers, weighing = self.reduce.results_for_body()
         self.parts.held.update({held.payload.digest: held.payload for held in answers.values()})
         way = self.way if answers else self.ground  # without a commitment the body uses the topology of genesis
         mine = (answers[j].statement if j in answers else None for j in range(len(way.owners)))
-        self.my_body.reduced(tuple(mine), weighing)
+        self.proposal.reduced(tuple(mine), weighing)
         self.patience.sharing_ended(now)
         effects: list[Effect] = []
-        if (step := self.my_body.step) is not None:
+        if (step := self.proposal.step) is not None:
             effects += self.next_state.ask(step, None)  # early: every voter needs this state
-            if (back := self.my_body.back(step)) is not None:
+            if (back := self.proposal.back(step)) is not None:
                 effects += self.next_state.ask(step, back[1])  # or the state of a rollback
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
@@ -283,21 +283,21 @@ class RoundMachine:
     def _propose_if_ready(self, now: Seconds) -> list[Effect]:
         if self.free is None or self.free != self.agreement.view or self.final is not None:
             return []
-        step = self.my_body.step
+        step = self.proposal.step
         if self.agreement.has_proposed(self.free):
             return []
         if step is None:
-            return self.committed.seek(self.my_body.lacking)
-        back = self.my_body.back(step)
+            return self.committed.seek(self.proposal.lacking)
+        back = self.proposal.back(step)
         amend = back[1] if back is not None else None
         state = self.next_state.of(step, amend)
         if state is None:
             return self.next_state.ask(step, amend)
-        body = self.my_body.write(state, back, now)
-        return self.agreement.propose(self.free, encode(body)) if self.my_body.is_news(body) else []
+        body = self.proposal.write(state, back, now)
+        return self.agreement.propose(self.free, encode(body)) if self.proposal.is_news(body) else []
 
     def _judge(self, proposal: ProposalReceived, now: Seconds) -> list[Effect]:
-        trial = self.trials.judge(proposal, now)
+        trial = self.candidates.judge(proposal, now)
         if isinstance(trial, ProposalRejected):
             return self._disagree(trial, proposal.view, now)
         trial.view, body = proposal.view, trial.body
@@ -309,7 +309,7 @@ class RoundMachine:
         if self.reduce is not None and body.attempt == self.attempt:
             for signed in body.parts:
                 if signed is not None:
-                    effects += self.reduce.examine(signed, opened(signed), now)
+                    effects += self.reduce.check_result(signed, opened(signed), now)
         return effects + self._try(trial, now)
 
     def _compare_body(self, body: VertexBody, now: Seconds) -> list[Effect]:
@@ -322,12 +322,12 @@ class RoundMachine:
 
     def _try(self, trial: Candidate, now: Seconds) -> list[Effect]:
         """Advance one candidate body as far as possible: fetch parts, compute the state, then vote or adopt."""
-        if not self.trials.believes(trial):
+        if not self.candidates.believes(trial):
             return []
-        if not self.trials.knows(trial):
-            if trial.final and self.trials.lacks_earlier(trial):
+        if not self.candidates.knows(trial):
+            if trial.final and self.candidates.lacks_earlier(trial):
                 return self._cannot("the state that the run went back to is not here")
-            return self.trials.ask(trial, now)
+            return self.candidates.ask(trial, now)
         if trial.state == trial.body.state:
             return self._adopt(trial) if trial.final else self.agreement.approve(trial.id)
         if trial.final:
@@ -344,11 +344,11 @@ class RoundMachine:
         return [self._report(fact), *self._pass_view(now)]
 
     def _try_all(self, now: Seconds) -> list[Effect]:
-        return [effect for trial in self.trials.waiting for effect in self._try(trial, now)]
+        return [effect for trial in self.candidates.waiting for effect in self._try(trial, now)]
 
     def _try_final(self, now: Seconds) -> list[Effect]:
         """Continue with the decided vertex, which only needs its state."""
-        final = self.trials.final
+        final = self.candidates.final
         return self._try(final, now) if final is not None and not self.adopting else []
 
     def _go_on_without(self, now: Seconds) -> list[Effect]:
@@ -366,10 +366,10 @@ class RoundMachine:
     def _take_part(self, digest: Digest, payload: Payload | None, now: Seconds) -> list[Effect]:
         if payload is None or payload.digest != digest:
             return []
-        if digest in self.agreement.lacking:
-            return self.agreement.learn_body(bytes(payload.data))
-        effects = self.reduce.take_bytes(payload) if self.reduce is not None else []
-        if digest not in self.trials.needed:
+        if digest in self.agreement.missing_bodies:
+            return self.agreement.add_body(bytes(payload.data))
+        effects = self.reduce.accept_bytes(payload) if self.reduce is not None else []
+        if digest not in self.candidates.needed:
             return effects
         if digest not in self.parts.held:
             self.parts.held[digest] = payload
@@ -390,7 +390,7 @@ class RoundMachine:
         """True if the local update is made, the trainer has no task, and the round's vertex is not known."""
         return self.trains and self.update.ready and not self.update.training and self.final is None
 
-    def left(self, vertex: Vertex | None) -> RoundSettlement | None:
+    def settlement_on_leave(self, vertex: Vertex | None) -> RoundSettlement | None:
         """What this round counted of the local update, for a peer that continues from a later state.
 
         None if unneeded.
@@ -405,8 +405,8 @@ class RoundMachine:
         if not self.plan.has_clock and self.views.attempt_due(now) > self.attempt:
             return self._next_attempt(now)
         view, busy = self.agreement.view, self.next_state.busy
-        begun = self.agreement.is_open or self.next_state.begun(self.my_body.step)
-        if not self.views.is_over(self.attempt, self.my_body.ready, busy, begun, now):
+        begun = self.agreement.is_open or self.next_state.begun(self.proposal.step)
+        if not self.views.is_over(self.attempt, self.proposal.ready, busy, begun, now):
             return []
         effects = self.agreement.close_view(view)
         # the next proposer may be gone as well; without a vote of its own the local peer would loop forever
@@ -423,17 +423,17 @@ class RoundMachine:
         effects += self.committed.ask(sorted(self.reveal.withheld))
         if self.plan.may_lie and self.agreement.votes:
             # ahead of the local turn, when missing parts are left out
-            effects += self.committed.seek(self.my_body.lacking)
-            self.my_body.asked()
-        if self.my_body.ready:
-            effects += self.agreement.remind()
-        effects += self.trials.ask_for_bodies()
+            effects += self.committed.seek(self.proposal.lacking)
+            self.proposal.asked()
+        if self.proposal.ready:
+            effects += self.agreement.retransmit()
+        effects += self.candidates.ask_for_bodies()
         if self.reduce is not None:
-            effects += self.reduce.ask_again(now)
+            effects += self.reduce.request_again(now)
         effects += self._try_all(now)
         return effects + self._propose_if_ready(now) + self._pass_view(now)
 
-    def look_again(self, now: Seconds) -> list[Effect]:
+    def poll(self, now: Seconds) -> list[Effect]:
         """Check whether a phase can end, after a peer left or returned or a new report arrived."""
         if self.closed or self.final is not None:
             return []
@@ -444,11 +444,11 @@ class RoundMachine:
         """Resend this attempt's messages to a peer that was away."""
         if self.closed or self.final is not None:
             return []
-        return self.sharing.resend_to(peer) + self.agreement.remind(peer)
+        return self.sharing.resend_to(peer) + self.agreement.retransmit(peer)
 
     # ---- keep --------------------------------------------------------------------------------------------
 
-    def learn(self, vertex: Vertex, now: Seconds) -> list[Effect]:
+    def accept_vertex(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         """Accept the round's vertex from another peer; the history has checked its certificate. It always wins."""
         if self.closed or self.final is not None:
             return []
@@ -459,7 +459,7 @@ class RoundMachine:
         if self.final is not None:
             return []
         if decided.body is None:
-            return self.trials.ask_for_bodies()
+            return self.candidates.ask_for_bodies()
         vertex = Vertex(decided.body, decided.certificate)
         lapses = self.misdeeds.lapses(self.reduce, self.patience, now) if self.reduce is not None else []
         return [*self._tell_listeners(vertex), *self.sharing.report_all(lapses), *self._finish(vertex, now)]
@@ -476,7 +476,7 @@ class RoundMachine:
         if self.reduce is None or self.closed or said.round != self.plan.round:
             return []
         check_answer(self.reduce.plan, caught.answer.signer, said)  # any peer can sign an invalid result as its own
-        return self._spread(self.reduce.examine(caught.answer, said, now), now)
+        return self._spread(self.reduce.check_result(caught.answer, said, now), now)
 
     def writers(self, most: int) -> list[PeerId]:
         """The next `most` proposers of this round's vertex, without the local peer; empty once it is decided."""
@@ -489,7 +489,7 @@ class RoundMachine:
     def _finish(self, vertex: Vertex, now: Seconds) -> list[Effect]:
         self.final, self.sharing.is_decided = vertex, True
         self.patience.decided(now)
-        trial = self.trials.finish(vertex.body)
+        trial = self.candidates.finish(vertex.body)
         return [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S), *self._try(trial, now)]
 
     def _tell_listeners(self, vertex: Vertex) -> list[Effect]:
@@ -515,7 +515,7 @@ class RoundMachine:
         closed = closed_by(self.final, body, self.ground, self.assembling)
         self.answers.close(body, self.reduce, self.update.encoded)
         self.sharing.close()
-        self.trials.close()
+        self.candidates.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]
         timers += [f"grace/{self.attempt}"] if self.sharing.grace.until is not None else []
         cancelled: list[Effect] = [SetTimer(f"round/{self.plan.round}/{t}", None) for t in timers]

@@ -53,7 +53,7 @@ class MisbehaviorReporter:
         A forwarded sum has no single author and is not shown.
         """
         peer, ground = garbage.peer, self.ground
-        row = reduce.unread.pop((garbage.part, peer), None)
+        row = reduce.undecodable_rows.pop((garbage.part, peer), None)
         judged = self.plan.may_lie and self.votes and peer != self.me
         if row is None or row.statement is None or not judged or peer in self.unreadable:
             return []
@@ -67,7 +67,7 @@ class MisbehaviorReporter:
         plan, facts = reduce.plan, list[Fact]()
         # what was observed before owners stop gathering does not count as waiting time
         over = [moment for moment in (plan.gather_until(0, 1), plan.answer_until[0]) if now >= moment]
-        had_s = patience.had(over[-1]) if over else 0.0
+        had_s = patience.time_left(over[-1]) if over else 0.0
         weight = patience_shown(had_s, plan.window_s, self.plan.settings.owner_s) if over else 1.0
         for peer, why in reduce.lapses(now).items():
             facts.append(OwnerFault(peer=peer, why=why))

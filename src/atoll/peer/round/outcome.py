@@ -60,7 +60,7 @@ def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling
     counted = set(times)
     partly = {peer for peer in counted if times[peer] < parts}
     trainers = ground.plan.givers - resting_in(body, body.round)
-    topology = ground.by(asked_in(body.commits)).topology
+    topology = ground.with_topology(asked_in(body.commits)).topology
     return RoundClosed(
         vertex=vertex,
         body=body,
@@ -80,5 +80,5 @@ def told_by(me: PeerId, plan: RoundPlan) -> list[PeerId]:
     if me not in committee:
         return []
     mine = committee.index(me)
-    others = [m.peer for m in plan.members if m.present and m.peer not in set(committee)]
+    others = [m.peer for m in plan.members if m.is_present and m.peer not in set(committee)]
     return [p for k, p in enumerate(others) if mine in (k % len(committee), (k + 1) % len(committee))]

@@ -33,18 +33,18 @@ class OwnedResults:
     def attempt_over(self, reduce: AllReduce | None, needed: Container[Digest]) -> None:
         """End an attempt; `needed`: digests in bodies that may still become final, perhaps the last attempt's."""
         self._keep_only(needed)
-        self.made |= reduce.made if reduce is not None else {}
+        self.made |= reduce.computed_results if reduce is not None else {}
 
     def close(self, body: VertexBody, reduce: AllReduce | None, mine: tuple[Payload, ...] | None) -> None:
         """Close the round with this body.
 
         `reduce` is from its last attempt, `mine` the parts of the local update.
         """
-        self.made |= reduce.made if reduce is not None else {}
+        self.made |= reduce.computed_results if reduce is not None else {}
         answers = [opened(signed) for signed in body.parts if signed is not None]
         if reduce is not None and reduce.plan.attempt == body.attempt:
-            self.seconded = {answered.part: reduce.seconded(answered) for answered in answers}
-            self.made_again = frozenset(a.part for a in answers if reduce.made_again(a))
+            self.seconded = {answered.part: reduce.matching_statements(answered) for answered in answers}
+            self.made_again = frozenset(a.part for a in answers if reduce.is_recomputed(a))
         self._keep_only({answered.digest for answered in answers})
         self.mine = mine
 

@@ -51,12 +51,12 @@ class PartExchange:
         """
         effects: list[Effect] = []
         for digest, coming in missing:
-            times, due = self._asked.get(digest, (0, now + self.patience.late(now) if coming else now))
+            times, due = self._asked.get(digest, (0, now + self.patience.overdue(now) if coming else now))
             if now < due:
                 self._asked[digest] = times, due
                 effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
                 continue
-            self._asked[digest] = times + 1, now + self.patience.again(times, now)
+            self._asked[digest] = times + 1, now + self.patience.retry_after(times, now)
             wish = PartRequest(self.plan.round, attempt, self.plan.trace, digest)
             # from the second time on, as the first holder may not have it
             copies = min(len(holders), 1 if times == 0 else 2)

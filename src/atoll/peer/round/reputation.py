@@ -16,7 +16,7 @@ from atoll.base.ids import PeerId
 from atoll.policy.contributions import parts_counted
 from atoll.policy.membership import VerifiedReport, convicted
 from atoll.policy.plan import RoundPlan
-from atoll.policy.reputation import FLOOR, NO_FINDINGS, MemberConduct, WorkFindings, beliefs, moved, units_of
+from atoll.policy.reputation import FLOOR, NO_FINDINGS, MemberConduct, WorkFindings, beliefs, shift_bounds, units_of
 from atoll.wire.messages.statements import AuditReport, Commitment, LeaveReport, OwnerResult, SkipRound
 from atoll.wire.messages.vertex import Member
 
@@ -45,7 +45,7 @@ def next_scores(
     }
     vouched = (vouched | findings.taught) & settled  # work of its own: a correct sum proves nothing about it
     return tuple(
-        moved(
+        shift_bounds(
             plan.scores.get(m.peer, FLOOR),
             shown.get(m.peer),
             audits=audits,

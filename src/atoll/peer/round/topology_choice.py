@@ -27,9 +27,9 @@ from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     Weights,
     butterfly,
-    fanned,
-    fitting,
+    cut_to_frames,
     hierarchical,
+    limit_fan,
     pairs,
     ring,
     star,
@@ -65,7 +65,7 @@ def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> T
     were none or if they do not predict the next round.
     """
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
-    return TopologyChoice(fitting(way.topology, settings.update_bytes), way.why)
+    return TopologyChoice(cut_to_frames(way.topology, settings.update_bytes), way.why)
 
 
 def topology_in(asked: str) -> str:
@@ -164,7 +164,7 @@ def _built(
         case "tree":
             return tree(peers, seed, weights, pieces)
         case "hierarchical":
-            return hierarchical(fanned(near, seed), seed, weights, pieces)
+            return hierarchical(limit_fan(near, seed), seed, weights, pieces)
         case _:
             return butterfly(peers, seed, weights, pieces, spread)
 

@@ -32,7 +32,7 @@ from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.protocol.allreduce.buffers import LocalRow
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.environment import ReduceEnvironment
-from atoll.protocol.allreduce.factory import reduce_for
+from atoll.protocol.allreduce.factory import build_reduce
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import (
@@ -164,7 +164,7 @@ class UpdateSharing:
         """Check whether the phase can end."""
         effects = self.share_if_due(now)
         if self.patience.sharing and self.reduce is not None:
-            effects += self.reduce.look_again(now)
+            effects += self.reduce.review(now)
         return effects
 
     def resend_to(self, peer: PeerId) -> list[Effect]:
@@ -203,7 +203,7 @@ class UpdateSharing:
         asked = next((commit.asked for commit, _ in self.committed.now.of.values() if commit.parts), None)
         if asked is None and not begins and self.ground.ways is not None:
             return []
-        self.way = self.ground.by(asked or "")
+        self.way = self.ground.with_topology(asked or "")
         self.committed.goes_by(asked or "")
         around = ReduceEnvironment(
             self.ground.vote_key_of.get,
@@ -213,13 +213,13 @@ class UpdateSharing:
             self.env.said,
             self.committed.filled,
             self.env.unheard,
-            judges=self.votes,
-            two_faced=self.committed.two_faced,
-            may_see=self.reveal.may_see,
+            has_vote=self.votes,
+            equivocators=self.committed.two_faced,
+            can_see_rows=self.reveal.may_receive,
             refused=self.committed.refused,
             keeps_rows=self.env.keeps_rows,
         )
-        self.reduce = reduce_for(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
+        self.reduce = build_reduce(self.notary, self.way.reduce_plan(self.attempt, self.timing), around)
         return self.repeats.ask_the_early()
 
     def on_trained(self, trained: TrainingResult, now: Seconds) -> list[Effect]:
@@ -312,7 +312,7 @@ class UpdateSharing:
     def _continue_with_less(self, now: Seconds) -> list[Effect]:
         """Re-evaluate the phase after one awaited peer less."""
         if self.patience.sharing and self.reduce is not None:
-            return self.reduce.look_again(now)
+            return self.reduce.review(now)
         return self.share_if_due(now)
 
     def compare_commits(self, first: SignedStatement, second: SignedStatement, now: Seconds) -> list[Effect]:

@@ -23,7 +23,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.fair_draw import Credit
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_WRONG_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.base.workload import WorkloadProgress, reached_after
+from atoll.base.workload import WorkloadProgress, progress_after
 from atoll.crypto.digest import digest
 from atoll.peer.governance.orders import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.peer.governance.settings_change import tuned_after
@@ -39,9 +39,9 @@ from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
 from atoll.policy.timeouts import RoundTiming, next_window
 from atoll.policy.votes import next_votes
-from atoll.protocol.allreduce.buffers import name_of
+from atoll.protocol.allreduce.buffers import weights_digest
 from atoll.protocol.allreduce.plan import with_reserves
-from atoll.protocol.allreduce.validation import made_with, weighing_flaw
+from atoll.protocol.allreduce.validation import fits_weights, weighing_flaw
 from atoll.protocol.history.chain import is_too_old
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
@@ -57,7 +57,7 @@ from atoll.wire.messages.statements import (
     Statement,
 )
 from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
-from atoll.wire.opening import made_of_fits
+from atoll.wire.opening import names_commitments_iff_opened
 
 CLOCK_SLACK_S = 1.0  # seconds a body may be ahead of local run time; peers beyond 250 ms are sent their offset
 
@@ -178,7 +178,7 @@ def check_body(ground: RoundContext, notary: StatementSigner, body: VertexBody, 
 
 
 def _check(ground: RoundContext, notary: StatementSigner, body: VertexBody, now: Seconds) -> str | None:
-    way = ground.by(asked_in(body.commits))
+    way = ground.with_topology(asked_in(body.commits))
     if (flaw := _frame_flaw(ground, notary.run, body, now)) is not None:
         return flaw
     if len(body.parts) != len(way.owners):
@@ -223,7 +223,7 @@ def _results_flaw(way: RoundContext, body: VertexBody, results: Sequence[OwnerRe
     """Flaw of the results: too few rows for the statistic, or another weighting than the one in the body."""
     reduce_plan = way.reduce_plan(body.attempt) if body.parts else None
     for result in results:
-        if reduce_plan is not None and not reduce_plan.enough(result.contributors):
+        if reduce_plan is not None and not reduce_plan.is_enough(result.contributors):
             return f"part {result.part} has too few rows for a {way.trust.statistic}"
     return _misweighed(way, body, results)
 
@@ -235,7 +235,9 @@ def _commit_flaw(
     slot = commit.round, commit.attempt
     if slot != (ground.plan.round, attempt) or not (commit.parts and parts_fit(ground, commit)):
         return "is for something else"
-    if ground.by(commit.asked) is not way:  # only where callers may choose; elsewhere the option changes nothing
+    if (
+        ground.with_topology(commit.asked) is not way
+    ):  # only where callers may choose; elsewhere the option changes nothing
         return "is for another topology than the others"
     return commitment_flaw(ground, peer, commit)
 
@@ -386,7 +388,7 @@ def _check_part(
         and owners[answered.owner_index] == signed.signer
         and len(answered.contributors) > 0
         and list(answered.contributors) == sorted(set(answered.contributors))
-        and made_of_fits(answered.made_of, ground.trust.opened)
+        and names_commitments_iff_opened(answered.made_of, ground.trust.opened)
     )
     if not fits:
         raise PeerFault(signed.signer, f"the answer for part {part} is not its owner's")
@@ -408,8 +410,8 @@ def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerR
     flaw = weighing_flaw(ground.reduce_plan(body.attempt), weighing)
     if flaw is not None:
         return f"it {flaw}"
-    name = name_of(weighing)
-    other = [answered.part for answered in answers if answered.rows != name or not made_with(answered, weighing)]
+    name = weights_digest(weighing)
+    other = [answered.part for answered in answers if answered.rows != name or not fits_weights(answered, weighing)]
     return f"its answer for part {other[0]} is of another weighing" if other else None
 
 
@@ -454,7 +456,7 @@ def _effort(inputs: BodyInputs) -> WorkloadProgress | UnsetType:
     losses = [c.loss for peer, c in inputs.commits.items() if peer not in ground.weightless]
     if first_of(amends_in(inputs.kept)) is not None:
         losses = []
-    return reached_after(settings.effort, settings.inner_steps, ground.parent.effort, losses)
+    return progress_after(settings.effort, settings.inner_steps, ground.parent.effort, losses)
 
 
 def _judge_reports(
@@ -543,6 +545,8 @@ DERIVED = (
     BodyField("metrics", _metrics, "its metrics do not follow from its commitments"),
     BodyField("window_s", _window, "the window of the next round does not follow from the time it took"),
     BodyField("effort", _effort, "the work of the next round does not follow from its losses"),
-    BodyField("reputation", _scores, "its reputations do not follow from its reports", lambda g: not g.words_lost),
+    BodyField(
+        "reputation", _scores, "its reputations do not follow from its reports", lambda g: not g.has_lost_reports
+    ),
     BodyField("credits", _credits, "its credits do not follow from the draw and its contributors"),
 )

@@ -60,14 +60,14 @@ class ViewTimer:
 
         `busy`: the others wait for the local peer. `begun`: a decision is possible.
         """
-        who, view = self.agreement.waiting_for, self.agreement.view
+        who, view = self.agreement.silent_proposer, self.agreement.view
         if self.plan.has_clock and view == self.last_of(attempt):
             return False  # the clock ends it: the views of the next attempt begin with its share phase
         if view == self.refused:
             return True
         if who is not None and who != self.me and shared and self.gone(who):
             return True
-        if gave_up := self.agreement.gave_up:
+        if gave_up := self.agreement.voters_timed_out:
             no_votes = gave_up.union(p for p in self.plan.committee if p != self.me and self.gone(p))
             if len(no_votes) > self.plan.tolerated:
                 return True  # the rest are too few, and should meet in a later view
@@ -82,7 +82,7 @@ class ViewTimer:
         if busy:
             self._timed = (-1, 0.0)
         elif self._timed[0] != view and begun:
-            time_s = max(VIEW_S, 2 * self.patience.took(now)) * 2 ** min(self._given_up, VIEWS_GROWING)
+            time_s = max(VIEW_S, 2 * self.patience.elapsed(now)) * 2 ** min(self._given_up, VIEWS_GROWING)
             self._timed = view, now + time_s
         over = self._timed[0] == view and now >= self._timed[1]
         if over and view != self._last_given_up:

@@ -40,16 +40,16 @@ class BlobDownloads:
 
     # ---- what is asked for -------------------------------------------------------------------------------
 
-    def want(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
+    def fetch_blob(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
         """Download a blob; ends with `BlobFetched`. `bytes_max` bounds a blob that a single member named."""
         fetch = self.wanted[blob] = BlobDownload(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
         return fetch.handle(Start({}), now)
 
-    def seek(self, state: Digest, now: Seconds) -> list[Effect]:
+    def fetch_state(self, state: Digest, now: Seconds) -> list[Effect]:
         """Get an older state; ends with `BlobFetched`, `StateRebuilt` or a failure."""
         pieces = self.known.pieces
         made = pieces.seek(state, now) if pieces is not None else None
-        return self._from_pieces(made, now) if made is not None else self.want(state, now)
+        return self._from_pieces(made, now) if made is not None else self.fetch_blob(state, now)
 
     def find_demanded(self) -> list[Effect]:
         """Look up the target of a rollback that validators demand."""
@@ -87,7 +87,7 @@ class BlobDownloads:
         return self._from_pieces(pieces.serves(event, quiet, now), now) if pieces is not None else []
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        effects = [effect for fetch in self.wanted.values() for effect in fetch.linked(peer, now)]
+        effects = [effect for fetch in self.wanted.values() for effect in fetch.on_link_up(peer, now)]
         pieces = self.known.pieces
         return effects + (pieces.linked(peer, now) if pieces is not None else [])
 
@@ -116,7 +116,7 @@ class BlobDownloads:
         """Continue with the disk's result for a rollback target."""
         if here:
             return self.came(state, now)
-        return self.seek(state, now) if self.earlier.fetches(state) else []
+        return self.fetch_state(state, now) if self.earlier.fetches(state) else []
 
     def read(self, round: str, kept: object) -> SignedStatement | None:
         """The order that waited for this old vertex, to be processed again."""

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Emit, Persist, Send
-from atoll.base.round_robin import in_turn
+from atoll.base.round_robin import round_robin
 from atoll.peer.events import HistoryLacks, HistoryMended
-from atoll.protocol.history.chain import MissingVertex, VertexChain, newest_hole
+from atoll.protocol.history.chain import MissingVertex, VertexChain, find_missing_vertex
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest
 from atoll.wire.messages.vertex import Vertex
@@ -43,7 +43,7 @@ class HistoryRepair:
             return []
         self.turn += 1
         wish = VerticesRequest(self.hole.round - 1)
-        return [Send(peer, wish) for peer in in_turn(members, len(members), self.turn)]
+        return [Send(peer, wish) for peer in round_robin(members, len(members), self.turn)]
 
     def take(self, sender: PeerId, vertices: Sequence[Vertex]) -> list[Effect]:
         """Accept the missing vertex; PeerFault if it comes without votes of a quorum."""
@@ -56,5 +56,5 @@ class HistoryRepair:
             self.kept[name] = encode(vertex)
             fact = HistoryMended(round=self.history.head, lacked=self.hole.round, by=sender)
             effects += [Persist(name, self.kept[name]), Emit(fact)]
-            self.hole = newest_hole(self.kept, self.history.notary.run)
+            self.hole = find_missing_vertex(self.kept, self.history.notary.run)
         return effects + self.ask([sender]) if effects else []

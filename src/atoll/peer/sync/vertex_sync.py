@@ -15,7 +15,7 @@ from atoll.base.limits import CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Effect, RunTask, Send
 from atoll.peer.sync.history_repair import HistoryRepair
 from atoll.peer.tasks import ReadVertices
-from atoll.protocol.history.chain import VertexChain, newest_hole, whole
+from atoll.protocol.history.chain import VertexChain, decode_undamaged, find_missing_vertex
 from atoll.protocol.history.era_signatures import EraChain
 from atoll.protocol.transfer.download import SERVED_AT_ONCE
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
@@ -52,23 +52,23 @@ class VertexSync:
         mine = self.history.head if self.history is not None else -2
         if head <= mine or self.hinted_lately(sender, now):
             return []
-        if self.eras is not None and self.eras.demanded(mine + 1) is not None:
+        if self.eras is not None and self.eras.blocking_era(mine + 1) is not None:
             # without these signatures the vertices would be rejected
-            return self.eras.demand(sender, mine + 1, now)
+            return self.eras.request_blocking(sender, mine + 1, now)
         return [Send(sender, VerticesRequest(mine + 1))]
 
     def hint(self, peer: PeerId, round: int, now: Seconds) -> list[Effect]:
         """Send vertices to a peer that works on a closed round."""
         if self.history is None or self.hinted_lately(peer, now):
             return []
-        vertices = self.history.since(round, VERTICES_BYTES_MAX)
+        vertices = self.history.vertices_from(round, VERTICES_BYTES_MAX)
         return [Send(peer, VerticesResponse(vertices, self.history.head))] if vertices else []
 
-    def give(self, sender: PeerId, first: int) -> list[Effect]:
+    def serve(self, sender: PeerId, first: int) -> list[Effect]:
         """Send vertices from round `first` on, as requested."""
         if self.history is None:
             return []
-        vertices = self.history.since(max(first, -1), VERTICES_BYTES_MAX)
+        vertices = self.history.vertices_from(max(first, -1), VERTICES_BYTES_MAX)
         if vertices:
             return [Send(sender, VerticesResponse(vertices, self.history.head))]
         job = f"history/{first}/{sender}"  # older than memory
@@ -79,7 +79,7 @@ class VertexSync:
 
     def read(self, job: str, kept: Sequence[bytes], members: Sequence[PeerId]) -> list[Effect]:
         """Send old vertices read from disk, none after a failed read; request damaged ones from members."""
-        asker, vertices = self.reading.pop(job, None), tuple(whole(kept))
+        asker, vertices = self.reading.pop(job, None), tuple(decode_undamaged(kept))
         if asker is None or self.history is None:
             return []
         effects: list[Effect] = [Send(asker, VerticesResponse(vertices, self.history.head))] if vertices else []
@@ -92,7 +92,7 @@ class VertexSync:
     ) -> list[Effect]:
         """Request the newest damaged vertex among these, if the next one is intact and names it."""
         rows = {f"vertex/{first + place}": data for place, data in enumerate(kept)}
-        hole = newest_hole(rows, history.notary.run)
+        hole = find_missing_vertex(rows, history.notary.run)
         if hole is None or hole.id is None:
             return []
         if self.mending is None or self.mending.hole != hole:

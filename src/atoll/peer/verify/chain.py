@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, names_of, one_line, short_id
 from atoll.base.limits import SCORE_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.signer import SignatureVerifier
 from atoll.peer.governance.orders import (
@@ -39,7 +39,7 @@ from atoll.peer.governance.orders import (
     tunes_in,
 )
 from atoll.peer.governance.settings_change import numbers_in, plan_after, why_not
-from atoll.peer.round.context import ground_after
+from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
 from atoll.peer.settings import RunSettings, settings_of_run
 from atoll.peer.verify.eras import EraWalk, FoundEra
@@ -254,7 +254,7 @@ def verify_history(
     if trusted is not None:
         found = _find(kept, genesis, trusted)
         if found is None:
-            audit.problem("trusted", -1, f"vertex {short(trusted)}, which you trust, is not in this history")
+            audit.problem("trusted", -1, f"vertex {short_id(trusted)}, which you trust, is not in this history")
             return audit
         audit.trusted = found
     ledgers = ledgers_of(checks, audit.settings)
@@ -275,7 +275,9 @@ def _genesis(kept: StoredHistory, audit: VerificationReport) -> Vertex | None:
         body = decode_body(genesis.body)
         named = genesis_digest(genesis)
         if named != kept.run:
-            what = f"genesis is {short(named)}, the run is named after {short(audit.run)}; nothing can be judged"
+            what = (
+                f"genesis is {short_id(named)}, the run is named after {short_id(audit.run)}; nothing can be judged"
+            )
             audit.problem("genesis", -1, what)
             return None
         if body.round != -1 or body.parent != ZERO_DIGEST or not any(m.votes for m in body.members):
@@ -378,7 +380,7 @@ class _HistoryWalk:
         """Judge the stored first vertex of another branch by the rules of history."""
         try:
             vertex = decode_vertex(data)
-            body = self.history.other(vertex)
+            body = self.history.check_other_branch(vertex)
         except PeerFault as fault:
             self.audit.problem("unreadable", round, f"the other branch that is kept beside it: {fault.what}")
             return
@@ -393,9 +395,12 @@ class _HistoryWalk:
         """(kind, flaw) of a vertex with a known parent; None if it is valid."""
         history, run = self.history, self.notary.run
         if body.run != run:
-            return "link", f"it is of another run, {short(body.run)}"
+            return "link", f"it is of another run, {short_id(body.run)}"
         if body.parent != history.head_id:
-            return "link", f"it follows {short(body.parent)}, round {history.head} is {short(history.head_id)}"
+            return (
+                "link",
+                f"it follows {short_id(body.parent)}, round {history.head} is {short_id(history.head_id)}",
+            )
         if body.round <= self.audit.trusted:
             return self._look_alone(vertex)
         if not any(m.votes for m in history.head_body.members):
@@ -436,12 +441,12 @@ class _HistoryWalk:
             audited=bool(self.audit.settings.audited_share),
             authority=history.authority,
         )
-        ground = ground_after(self.audit.settings, plan, parent, recent, self.notary.run)
+        ground = context_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
         worded = self.audit.settings.scored_share or self.audit.settings.twinned_share
         if worded and self.hole >= history.head - SCORE_OPEN:
-            ground = dataclasses.replace(ground, words_lost=True)
+            ground = dataclasses.replace(ground, has_lost_reports=True)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # it has no sender
 
@@ -489,7 +494,7 @@ class _HistoryWalk:
             return "recovery", fault.what
         keys, quorum = self._voters_of(self.history.head_id, self.history.head_body)
         if certificate.digest != digest and self.notary.certificate_holds(certificate, keys, quorum):
-            return "body", f"its body is not the one that a quorum agreed on, {short(certificate.digest)}"
+            return "body", f"its body is not the one that a quorum agreed on, {short_id(certificate.digest)}"
         round = self.history.head + 1
         meant = replace(certificate, round=round, stage="commit", digest=digest)
         if self.notary.certificate_holds(meant, keys, quorum):
@@ -556,8 +561,8 @@ class _HistoryWalk:
         self._account_members(body, before)
 
     def _account_members(self, body: VertexBody, before: VertexBody | None) -> None:
-        old = {m.peer: m for m in before.members if m.present} if before is not None else {}
-        new = {m.peer: m for m in body.members if m.present}
+        old = {m.peer: m for m in before.members if m.is_present} if before is not None else {}
+        new = {m.peer: m for m in body.members if m.is_present}
         voters = sum(m.votes for m in new.values())
         if old.keys() == new.keys() and voters == sum(m.votes for m in old.values()):
             return

@@ -25,7 +25,7 @@ from atoll.protocol.history.era_signatures import (
     EraStart,
     begin_after,
     decode_era,
-    ends,
+    era_ends,
     era_of,
     is_overdue,
     signature_flaw,
@@ -90,7 +90,7 @@ class EraWalk:
             if self.kept(body.round) is not None:
                 self.start(named, body)
             return []
-        if not ends(begin, body, settings.era_rounds, settings_after(settings, body).rounds):
+        if not era_ends(begin, body, settings.era_rounds, settings_after(settings, body).rounds):
             return []
         self.start(named, body)
         era = era_of(begin, body, named)

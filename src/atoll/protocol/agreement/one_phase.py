@@ -90,7 +90,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
 
     # ---- what the round calls ------------------------------------------------------------------------------
 
-    def begin(self) -> list[Effect]:
+    def start(self) -> list[Effect]:
         return self._try_to_lead()
 
     def has_proposed(self, view: int) -> bool:
@@ -113,17 +113,17 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
     def is_open(self) -> bool:
         """Whether this view has a proposal, a ballot or a pre-vote."""
         tally = self._tally(self.view)
-        return not self.over and (tally.proposal is not None or bool(tally.ballots or tally.pre_votes))
+        return not self.is_over and (tally.proposal is not None or bool(tally.ballots or tally.pre_votes))
 
     @property
-    def gave_up(self) -> set[PeerId]:
+    def voters_timed_out(self) -> set[PeerId]:
         """Voters that have closed this view or a later one and no longer vote in it."""
         return {p for view, tally in self.tallies.items() if view >= self.view for p in tally.ballots}
 
     @property
-    def waiting_for(self) -> PeerId | None:
+    def silent_proposer(self) -> PeerId | None:
         """The silent leader of this view; None once its proposal has arrived."""
-        return None if self.over or self._tally(self.view).proposal is not None else self.proposer(self.view)
+        return None if self.is_over or self._tally(self.view).proposal is not None else self.proposer(self.view)
 
     def propose(self, view: int, body: bytes) -> list[Effect]:
         """Propose a body as the leader of this view. Does nothing after an earlier proposal."""
@@ -149,7 +149,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         At the end of an attempt, which all voters know, the view closes at once. Otherwise the voter sends a
         pre-vote and keeps voting in the view until a quorum would leave it. `remind` repeats the pre-vote.
         """
-        if self.over or view < self.view:
+        if self.is_over or view < self.view:
             return []
         if not self.votes:
             self._enter_view(view + 1)
@@ -162,9 +162,9 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         tally.pre_votes.add(self.me)
         return [*self._send_pre_vote(), *self._close_if_abandoned()]
 
-    def remind(self, to: PeerId | None = None) -> list[Effect]:
+    def retransmit(self, to: PeerId | None = None) -> list[Effect]:
         """Repeat the local statements of the current view: to one peer, or to all unresponsive voters."""
-        if not self.votes or self.over:
+        if not self.votes or self.is_over:
             return []
         effects: list[Effect] = []
         peers = [p for p in self.others if to is None or p == to]
@@ -186,7 +186,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
     ) -> list[Effect]:
         """Process one message. Raises PeerFault, before any change, if the sender broke the protocol."""
-        if self.over:
+        if self.is_over:
             return []
         match message:
             case ProposalMessage():
@@ -257,7 +257,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         """Accept the proposal of this view if it is approved, or request its judgment."""
         tally = self._tally(view)
         digest = tally.digest
-        if digest is None or self.over:
+        if digest is None or self.is_over:
             return []
         if digest not in self.approved:
             return self._request_judgment(view, tally)

@@ -39,7 +39,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Persist, Send
-from atoll.base.round_robin import in_turn
+from atoll.base.round_robin import round_robin
 from atoll.protocol.agreement.events import BodyMissing, BodyPrepared, MayPropose
 from atoll.protocol.agreement.view_change import CertificateCache, ViewChangeProof
 from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
@@ -86,7 +86,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
 
     # ---- what the round calls ------------------------------------------------------------------------------
 
-    def begin(self) -> list[Effect]:
+    def start(self) -> list[Effect]:
         return self._try_to_propose()
 
     def has_proposed(self, view: int) -> bool:
@@ -114,7 +114,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
     def is_open(self) -> bool:
         """Whether this view has a proposal, a certificate or a timeout."""
         tally = self._tally(self.view)
-        return not self.over and (tally.proposal is not None or bool(tally.timeouts) or self._is_certified)
+        return not self.is_over and (tally.proposal is not None or bool(tally.timeouts) or self._is_certified)
 
     @property
     def _is_certified(self) -> bool:
@@ -122,15 +122,17 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         return any(view == self.view for view, _ in self.certificates.known)
 
     @property
-    def gave_up(self) -> set[PeerId]:
+    def voters_timed_out(self) -> set[PeerId]:
         """Voters that have closed this view or a later one and no longer vote in it."""
         return {p for view, tally in self.tallies.items() if view >= self.view for p in tally.timeouts}
 
     @property
-    def waiting_for(self) -> PeerId | None:
+    def silent_proposer(self) -> PeerId | None:
         """The silent proposer of this view; None once its proposal or a certificate has arrived."""
         tally = self._tally(self.view)
-        return None if self.over or tally.proposal is not None or self._is_certified else self.proposer(self.view)
+        return (
+            None if self.is_over or tally.proposal is not None or self._is_certified else self.proposer(self.view)
+        )
 
     def propose(self, view: int, body: bytes) -> list[Effect]:
         """Propose a body as the proposer of this view. Does nothing after an earlier proposal."""
@@ -157,7 +159,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
 
     def close_view(self, view: int) -> list[Effect]:
         """Close this view and all earlier ones: send one timeout and enter the next view."""
-        if self.over or view < self.view:
+        if self.is_over or view < self.view:
             return []
         self.view = view + 1
         self._drop_finished()
@@ -166,9 +168,9 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         self.state.close_view(view)
         return [self._persist(), *self._send_timeout(view), *self._try_to_propose(), *self._vote_or_judge(view + 1)]
 
-    def remind(self, to: PeerId | None = None) -> list[Effect]:
+    def retransmit(self, to: PeerId | None = None) -> list[Effect]:
         """Repeat the local statements of the current view: to one peer, or to all unresponsive voters in turns."""
-        if not self.votes or self.over:
+        if not self.votes or self.is_over:
             return []
         effects: list[Effect] = []
         self.reminders += to is None
@@ -177,7 +179,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
             if to is not None:
                 return [to] if to in self.vote_keys and to != self.me else []
             silent = [p for p in self.vote_keys if p != self.me and p not in heard]
-            return in_turn(silent, len(self.vote_keys), self.reminders)
+            return round_robin(silent, len(self.vote_keys), self.reminders)
 
         if self.state.timed_out >= 0 and self.view == self.state.timed_out + 1:
             heard = self._tally(self.state.timed_out).timeouts
@@ -207,7 +209,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
 
         The sender answers for unsigned content: bodies, lists of timeouts, certificates.
         """
-        if self.over:
+        if self.is_over:
             return []
         match message:
             case ProposalMessage():
@@ -251,7 +253,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
 
     def _receive_certificate(self, certificate: QuorumCertificate) -> list[Effect]:
         """Adopt a received prepare certificate like one formed from local votes."""
-        if self.over:
+        if self.is_over:
             return []
         effects: list[Effect] = []
         if (certificate.view, certificate.digest) not in self.certificates.known:
@@ -286,7 +288,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
     def _vote_or_judge(self, view: int) -> list[Effect]:
         """Vote for the proposal of this view if it is approved, or request its judgment."""
         tally = self._tally(view)
-        if tally.digest is None or self.over:
+        if tally.digest is None or self.is_over:
             return []
         if tally.digest in self.approved:
             return self._vote("prepare", view, tally.digest)
@@ -381,7 +383,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
 
     def _resume_with_body(self, digest: Digest) -> list[Effect]:
         waited = [c for (_, named), c in self.certificates.known.items() if named == digest]
-        if self.over or not waited:
+        if self.is_over or not waited:
             return []
         newest = max(waited, key=lambda c: c.view)
         return [

@@ -77,17 +77,17 @@ class RoundVoter(ABC, Generic[T]):
         self.tallies: dict[int, T] = {}  # view -> received messages
         self.votes = vote_keys.get(self.me) == notary.signer.vote_key  # False while the session key is not agreed
         self.bodies: dict[Digest, bytes] = {}
-        self.asked: set[Digest] = set()  # bodies sent to the round for judgment
+        self.sent_for_judgment: set[Digest] = set()  # bodies sent to the round for judgment
         self.approved: set[Digest] = set()
         self.equivocators: set[PeerId] = set()  # signers with a reported equivocation: one pair is proof enough
         self.decided: BodyDecided | None = None
-        self.over = False  # the round is decided, here or elsewhere: nothing more is sent
+        self.is_over = False  # the round is decided, here or elsewhere: nothing more is sent
 
     def proposer(self, view: int) -> PeerId:
         """Proposers rotate within an attempt, and each attempt begins with another proposer."""
         return self.proposers[(view + self._attempt(view)) % len(self.proposers)]
 
-    def learn_body(self, body: bytes) -> list[Effect]:
+    def add_body(self, body: bytes) -> list[Effect]:
         """Add a body that was fetched apart from a proposal. Completes a decision that lacked its body."""
         digest = vertex_id(body)
         self.bodies.setdefault(digest, body)
@@ -97,9 +97,9 @@ class RoundVoter(ABC, Generic[T]):
         return self._resume_with_body(digest)
 
     @property
-    def lacking(self) -> set[Digest]:
+    def missing_bodies(self) -> set[Digest]:
         """Missing bodies: named by a binding certificate or ballot, or by the decision."""
-        if self.over:
+        if self.is_over:
             named = {self.decided.digest} if self.decided is not None else set[Digest]()
         else:
             named = self._binding_digests()
@@ -115,12 +115,12 @@ class RoundVoter(ABC, Generic[T]):
 
     def stop(self) -> None:
         """End this agreement: the round's vertex arrived from another peer."""
-        self.over = True
+        self.is_over = True
 
     # ---- proposals -----------------------------------------------------------------------------------------
 
     def _is_my_turn(self, view: int) -> bool:
-        return not self.over and self.votes and view == self.view and self.proposer(view) == self.me
+        return not self.is_over and self.votes and view == self.view and self.proposer(view) == self.me
 
     def _send_proposal(
         self,
@@ -134,7 +134,7 @@ class RoundVoter(ABC, Generic[T]):
         statement = self.notary.sign(Proposal(self.round, view, digest))
         message = ProposalMessage(self.round, self._attempt(view), self.trace, statement, body, timeouts, high)
         self._tally(view).set_proposal(message, digest)
-        self.asked.add(digest)
+        self.sent_for_judgment.add(digest)
         self.approved.add(digest)
         return [self._broadcast(message)]
 
@@ -160,15 +160,15 @@ class RoundVoter(ABC, Generic[T]):
     def _request_judgment(self, view: int, turn: ViewState) -> list[Effect]:
         """Send this proposal to the round for judgment, once per body."""
         assert turn.proposal is not None and turn.digest is not None
-        if turn.digest in self.asked:
+        if turn.digest in self.sent_for_judgment:
             return []
-        self.asked.add(turn.digest)
+        self.sent_for_judgment.add(turn.digest)
         return [self._emit(ProposalReceived(view=view, digest=turn.digest, body=turn.proposal.body))]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def _decide(self, certificate: QuorumCertificate) -> list[Effect]:
-        self.over = True
+        self.is_over = True
         self.decided = BodyDecided(
             round=self.round,
             trace=self.trace,
@@ -196,7 +196,7 @@ class RoundVoter(ABC, Generic[T]):
         live = {turn.digest for turn in self.tallies.values()}
         live.update(needed)
         self.bodies = {digest: body for digest, body in self.bodies.items() if digest in live}
-        self.asked &= self.bodies.keys()
+        self.sent_for_judgment &= self.bodies.keys()
         self.approved &= self.bodies.keys()
 
     def _vote_message(self, view: int, signed: SignedStatement) -> VoteMessage:

@@ -37,7 +37,7 @@ class AttemptState:
 
     def __init__(self, notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> None:
         self.notary, self.me, self.environment = notary, notary.me, around
-        self.commit_of, self.gone = around.commit_of, around.gone
+        self.commit_of, self.gone = around.commitment_of, around.is_gone
         self.agreed_plan = plan
         self.route = AttemptRouting(plan, self.me, self.gone)
         self.answers: dict[int, ReceivedResult] = {}  # accepted results, by part
@@ -45,11 +45,11 @@ class AttemptState:
         self.recovery = ResultRecovery(plan, self.gone)
         self.reroute = RowReroute(self.me, self.route, around)
         self.weighings: dict[Digest, AgreedWeights] = {}  # agreed weights that results name, by digest
-        self.broadcast = ResultBroadcast(self.route, around.unheard, self.weighings)
+        self.broadcast = ResultBroadcast(self.route, around.is_unheard, self.weighings)
         self.deferred = DeferredResults(self.route, self.gone, self.answers)
         self.update: LocalRow | None = None
         self.gathers: dict[int, PartAccumulator] = {}  # rows of parts that the local peer may have to answer for
-        self.row_server = RowServer(plan, self.me, self.gathers, self.gone, around.may_see)
+        self.row_server = RowServer(plan, self.me, self.gathers, self.gone, around.can_see_rows)
         # rows of parts that the local peer hands on to an owner
         self.relays = {part: PartAccumulator(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
         self.made: dict[Digest, ComputedResult] = {}  # own results by digest, kept if their rows may be inspected
@@ -61,8 +61,8 @@ class AttemptState:
         for part in range(plan.parts):
             if self.me in plan.owners(part):
                 # a result signed before a restart has lost its bytes: stay silent, the next owner answers
-                closed = self.result_key(part) in around.said
-                takes = plan.topology.parts[part].takes
+                closed = self.result_key(part) in around.durable_keys
+                takes = plan.topology.parts[part].authors
                 self.gathers[part] = PartAccumulator(plan.owners(part).index(self.me), takes, closed=closed)
 
     @property
@@ -84,11 +84,11 @@ class AttemptState:
     def _set_windows(self) -> None:
         """Stretch the owners' windows by the size of the local update: other updates are as large."""
         update_bytes = sum(part.size_bytes for part in self.update.parts) if self.update is not None else 0
-        self.route.plan = self.agreed_plan.begun(self.begun_at, update_bytes, self._pace_s)
+        self.route.plan = self.agreed_plan.started_at(self.begun_at, update_bytes, self._pace_s)
 
     def note_pace(self, now: Seconds) -> bool:
         """True once: when all members but `liars` have sent what the local peer combines as a first owner."""
-        if self._pace_s is not None or self.plan.has_clock or not self.plan.distrusts:
+        if self._pace_s is not None or self.plan.has_clock or not self.plan.is_distrusting:
             return False
         first = [part for part, g in self.gathers.items() if g.owner_index == 0 and part not in self.missing]
         if not first or any(self._count_outstanding(part) > self.plan.liars for part in first):
@@ -100,7 +100,7 @@ class AttemptState:
 
     def _count_outstanding(self, part: int) -> int:
         """Members that have neither sent their row of this part nor committed to none."""
-        lacking = [self.commit_of(peer) for peer in self.plan.givers - self.gathers[part].names]
+        lacking = [self.commit_of(peer) for peer in self.plan.authors - self.gathers[part].names]
         return sum(commit is None or commit.parts > part for commit in lacking)
 
     # ---- rows ----------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class AttemptState:
         """The open accumulator that a row with this owner index belongs to."""
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
         if gather is None and 0 <= part < self.plan.parts:
-            takers = self.plan.takers(part)
+            takers = self.plan.owners_and_reserves(part)
             if 0 <= owner_index < len(takers) and takers[owner_index] == self.me:
                 gather = self.stand_in(part)
         if gather is None or gather.owner_index != owner_index or gather.closed or part in self.answers:
@@ -119,18 +119,18 @@ class AttemptState:
     def stand_in(self, part: int) -> PartAccumulator:
         """The accumulator of a part as an owner or reserve; a reserve's is created when it is first needed."""
         if part not in self.gathers:
-            index = self.plan.takers(part).index(self.me)
-            closed = self.result_key(part) in self.environment.said
+            index = self.plan.owners_and_reserves(part).index(self.me)
+            closed = self.result_key(part) in self.environment.durable_keys
             self.gathers[part] = PartAccumulator(index, closed=closed)
         return self.gathers[part]
 
     def takes_row(self, part: int, peer: PeerId) -> bool:
-        takes = self.plan.topology.parts[part].takes
+        takes = self.plan.topology.parts[part].authors
         return takes is None or peer in takes
 
     def owner_lacks_row(self, part: int) -> bool | None:
         """Whether the owner of a part that takes only some rows committed to none. None: it takes all rows."""
-        if self.plan.topology.parts[part].takes is None:
+        if self.plan.topology.parts[part].authors is None:
             return None
         commit = self.commit_of(self.plan.owners(part)[0])
         return commit is None or commit.parts <= part

@@ -13,7 +13,7 @@ from atoll.base.machine import Payload
 from atoll.crypto.digest import MerkleTree, digest, merkle_tree
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import AgreedWeights, OwnerResult, SignedStatement
-from atoll.wire.weights import RowWeights, weights_left
+from atoll.wire.weights import RowWeights, weights_of_kept
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ReceivedResult:
     """A signed result with its bytes."""
 
     statement: SignedStatement
-    answered: OwnerResult
+    result: OwnerResult
     payload: Payload
 
 
@@ -110,22 +110,22 @@ class ComputedResult:
     rows: tuple[StoredRow, ...]
 
 
-def name_of(weighing: AgreedWeights) -> Digest:
+def weights_digest(weighing: AgreedWeights) -> Digest:
     """The digest of exactly these rows with these weights, which results name."""
     return digest(encode(weighing))
 
 
-def shares_left(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights | None:
+def weights_left_of(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights | None:
     """Weights of the rows that are left, scaled up to the same sum. None if half of the weight or more is lost.
 
     A few rows never stand for all.
     """
     shares = dict(zip(weighing.peers, weighing.shares, strict=True))
     left = fsum(shares[name] for name in names)
-    return weights_in(weighing, names) if left > fsum(shares.values()) / 2 else None
+    return weights_of(weighing, names) if left > fsum(shares.values()) / 2 else None
 
 
-def weights_in(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights:
+def weights_of(weighing: AgreedWeights, names: Sequence[PeerId]) -> RowWeights:
     """Weights of these rows in a part without others, scaled up to the same sum."""
     place = {peer: index for index, peer in enumerate(weighing.peers)}
-    return weights_left(weighing.weights, len(place), [place[name] for name in names])
+    return weights_of_kept(weighing.weights, len(place), [place[name] for name in names])

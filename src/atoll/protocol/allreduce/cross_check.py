@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Emit, Fact, Payload, RunTask, Send
-from atoll.base.memoize import of_the_same
+from atoll.base.memoize import memoize_by_identity
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.buffers import ReceivedResult, StoredRow
 from atoll.protocol.allreduce.plan import ReducePlan
@@ -35,7 +35,7 @@ from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined, TaskRow
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import RowRequest
 from atoll.wire.messages.statements import Commitment, Lapse, OwnerResult, SignedStatement
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 Rows = Digest  # digest of contributors and their commitments: faster to compare than a hundred names
 Kind = tuple[Rows, Digest]  # rows and bytes of a result: equal for all signers that agree
@@ -51,7 +51,7 @@ class PartDisputed(Fact, frozen=True, kw_only=True, tag="PartDisputed"):
 
     phase = "share"
     part: int
-    answers: int  # different results
+    results: int  # different results
 
 
 class OwnerLied(Fact, frozen=True, kw_only=True, tag="OwnerLied"):
@@ -95,14 +95,14 @@ def _forms_of(answered: OwnerResult) -> ResultForms:
     return ResultForms(digest(encode(content)), (rows, answered.digest), frozenset(answered.contributors))
 
 
-forms_of = of_the_same(_forms_of, FORMS_MAX)
+forms_of = memoize_by_identity(_forms_of, FORMS_MAX)
 
 
 class SignedResult:
     """A result and its signer."""
 
     def __init__(self, statement: SignedStatement, answered: OwnerResult) -> None:
-        self.statement, self.answered = statement, answered
+        self.statement, self.result = statement, answered
         self.named, self.kind, self.names = forms_of(answered)
 
     @property
@@ -152,7 +152,7 @@ class PartDispute:
 
     def add_bytes(self, payload: Payload) -> None:
         """Keep the bytes of a result that some owner signed; ignore others."""
-        if any(r.answered.digest == payload.digest for r in self.results):
+        if any(r.result.digest == payload.digest for r in self.results):
             self.bytes_of[payload.digest] = payload
             self.settled.clear()
 
@@ -179,8 +179,8 @@ class CrossCheck:
     def record(self, signed: SignedStatement, answered: OwnerResult, payload: Payload | None) -> list[Effect]:
         """Add a checked result, with its bytes or only signed."""
         dispute, effects = self.disputes[answered.part], list[Effect]()
-        earlier = [r for r in dispute.results if r.answered.owner_index == answered.owner_index]
-        if all(r.answered != answered for r in earlier) and len(earlier) < RESULTS_PER_OWNER:
+        earlier = [r for r in dispute.results if r.result.owner_index == answered.owner_index]
+        if all(r.result != answered for r in earlier) and len(earlier) < RESULTS_PER_OWNER:
             result = SignedResult(signed, answered)
             dispute.results.append(result)
             dispute.invalidate()
@@ -209,7 +209,7 @@ class CrossCheck:
     def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
         """Statements of other signers with the same content, of the same rows."""
         named, results = forms_of(answered).named, self.disputes[answered.part].results
-        alike = (r for r in results if r.named == named and r.answered.owner_index != answered.owner_index)
+        alike = (r for r in results if r.named == named and r.result.owner_index != answered.owner_index)
         return tuple(result.statement for result in alike)
 
     def is_recomputed(self, answered: OwnerResult) -> bool:
@@ -228,7 +228,7 @@ class CrossCheck:
 
     def _believes_signed(self, result: SignedResult) -> bool | None:
         """`believes` with a cache, for recorded results."""
-        dispute = self.disputes[result.answered.part]
+        dispute = self.disputes[result.result.part]
         if result.named not in dispute.belief:
             dispute.belief[result.named] = self._believes_kind(dispute, result.kind)
         return dispute.belief[result.named]
@@ -256,8 +256,8 @@ class CrossCheck:
         dispute = self.disputes[part]
         for result in self._largest_first(part) if dispute.bytes_of else ():
             believed = self._believes_signed(result) if self.judges else True
-            if believed and (payload := dispute.bytes_of.get(result.answered.digest)) is not None:
-                return ReceivedResult(result.statement, result.answered, payload)
+            if believed and (payload := dispute.bytes_of.get(result.result.digest)) is not None:
+                return ReceivedResult(result.statement, result.result, payload)
             if believed or (believed is None and patient):
                 return None
         return None
@@ -265,8 +265,8 @@ class CrossCheck:
     def believed_unseen(self, part: int) -> OwnerResult | None:
         """A result that is believed while its bytes are not here."""
         dispute = self.disputes[part]
-        unseen = (r for r in dispute.results if r.answered.digest not in dispute.bytes_of)
-        return next((result.answered for result in unseen if self._believes_signed(result)), None)
+        unseen = (r for r in dispute.results if r.result.digest not in dispute.bytes_of)
+        return next((result.result for result in unseen if self._believes_signed(result)), None)
 
     # ---- disputes ------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class CrossCheck:
         effects: list[Effect] = []
         if not dispute.doubted:
             dispute.doubted = True
-            effects.append(self._report(PartDisputed(part=part, answers=differ)))
+            effects.append(self._report(PartDisputed(part=part, results=differ)))
         effects += self._compare_commitments(part)
         return effects + self._request_rows(part, again) + self._recompute(part) if self._opens(part) else effects
 
@@ -316,8 +316,8 @@ class CrossCheck:
         """The largest result that its rows make, which a juror can sign. While `patient`, wait for larger ones."""
         makes = self.disputes[part].makes
         for result in self._largest_first(part) if makes else ():
-            if self.is_recomputed(result.answered):
-                return result.answered
+            if self.is_recomputed(result.result):
+                return result.result
             if patient and result.rows not in makes:
                 return None
         return None
@@ -327,7 +327,7 @@ class CrossCheck:
         dispute = self.disputes[part]
         checked = list(dispute.checks.values())[check]
         # a row that does not decode cannot have been counted
-        whole = combined.payload if combined.counted == checked.answered.contributors else None
+        whole = combined.payload if combined.counted == checked.result.contributors else None
         dispute.makes[checked.rows] = whole.digest if whole is not None else None
         dispute.invalidate()
         if whole is not None:
@@ -337,8 +337,8 @@ class CrossCheck:
     def _compare_commitments(self, part: int) -> list[Effect]:
         dispute, unknown, effects = self.disputes[part], list[SignedResult](), list[Effect]()
         for result in dispute.uncompared:
-            owner, names = result.statement.signer, result.answered.contributors
-            same = self._matches_commitments(result.answered)
+            owner, names = result.statement.signer, result.result.contributors
+            same = self._matches_commitments(result.result)
             if same is None:
                 unknown.append(result)
             elif not same and owner not in dispute.compared:
@@ -350,9 +350,9 @@ class CrossCheck:
     def _blame_liars(self, part: int) -> list[Effect]:
         dispute, effects = self.disputes[part], list[Effect]()
         for result in dispute.results if dispute.makes else ():
-            signed, index = result.statement, result.answered.owner_index
-            made = dispute.makes.get(result.rows, result.answered.digest)
-            if made != result.answered.digest and index not in dispute.blamed:
+            signed, index = result.statement, result.result.owner_index
+            made = dispute.makes.get(result.rows, result.result.digest)
+            if made != result.result.digest and index not in dispute.blamed:
                 dispute.blamed.add(index)
                 effects.append(self._report(OwnerLied(peer=signed.signer, part=part, statement=signed)))
         return effects
@@ -366,8 +366,8 @@ class CrossCheck:
             if result.rows in dispute.checks:
                 del dispute.unmade[result.named]
                 continue
-            names = result.answered.contributors
-            if not self._matches_commitments(result.answered):
+            names = result.result.contributors
+            if not self._matches_commitments(result.result):
                 continue
             rows: list[StoredRow] = []
             for name in names:
@@ -389,7 +389,7 @@ class CrossCheck:
     def _still_lacks_row(self, dispute: PartDispute, result: SignedResult) -> bool:
         """Whether the row that was missing at the last check is still missing: one lookup per row that comes."""
         name = dispute.lacks.get(result.named)
-        return name is not None and self._row(result.answered.part, name) is None
+        return name is not None and self._row(result.result.part, name) is None
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
@@ -405,9 +405,9 @@ class CrossCheck:
             times = dispute.requests[name]
             if times >= ROW_REQUESTS_MAX or (times and not again) or self._row(part, name) is not None:
                 continue
-            counters = [r.statement.signer for r in self._by_owners(part) if name in r.answered.contributors]
+            counters = [r.statement.signer for r in self._by_owners(part) if name in r.result.contributors]
             holders = [p for p in dict.fromkeys([name, *counters]) if p != self.me and not self.gone(p)]
-            holders = holders or [p for p in plan.listeners if p != self.me and not self.gone(p)]
+            holders = holders or [p for p in plan.recipients if p != self.me and not self.gone(p)]
             dispute.requests[name] += 1
             if holders:
                 request = RowRequest(plan.round, plan.attempt, plan.trace, part, name)
@@ -446,7 +446,7 @@ class CrossCheck:
                     dispute.uncommitted[rows] = name
                     return None
                 known.append(commit)
-            dispute.same[rows] = rows_of(known) == answered.rows
+            dispute.same[rows] = rows_digest(known) == answered.rows
         return dispute.same[rows]
 
     def _row(self, part: int, peer: PeerId) -> StoredRow | None:
@@ -458,12 +458,12 @@ class CrossCheck:
         """Owners, not gone, that failed this part without a lie that could be proven."""
         found: dict[PeerId, Lapse] = {}
         signers = self.signers(part)
-        for owner in self.plan.watchers(part):
+        for owner in self.plan.parallel_owners(part):
             if late and signers and owner not in signers and owner != self.me and not self.gone(owner):
                 found[owner] = "withheld"
         for result in self._by_owners(part):
             known, names = self._believes_signed(result), result.names
-            doubtful = late and known is None and self._opens(part) and not self.is_recomputed(result.answered)
+            doubtful = late and known is None and self._opens(part) and not self.is_recomputed(result.result)
             if doubtful and not any(name in self.two_faced for name in names):
                 found[result.statement.signer] = "unopened"
             elif known and stands is not None and names < set(stands.contributors):
@@ -474,21 +474,21 @@ class CrossCheck:
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def _opens(self, part: int) -> bool:
-        return self.plan.opens(part, self.me)
+        return self.plan.recomputes_disputes(part, self.me)
 
     def _by_owners(self, part: int) -> list[SignedResult]:
         """Results without the jurors', which stand in no body."""
-        takers, results = len(self.plan.takers(part)), self.disputes[part].results
-        return [r for r in results if r.answered.owner_index < takers] if self.plan.juries else results
+        takers, results = len(self.plan.owners_and_reserves(part)), self.disputes[part].results
+        return [r for r in results if r.result.owner_index < takers] if self.plan.juries else results
 
     def _largest_first(self, part: int) -> list[SignedResult]:
         """By contributors; of equally large results those with known truth first, so that no wait adds nothing."""
 
         def place(result: SignedResult) -> tuple[int, bool, int]:
             unknown = (
-                self.judges and self._believes_signed(result) is None and not self.is_recomputed(result.answered)
+                self.judges and self._believes_signed(result) is None and not self.is_recomputed(result.result)
             )
-            return -len(result.answered.contributors), unknown, result.answered.owner_index
+            return -len(result.result.contributors), unknown, result.result.owner_index
 
         return sorted(self._by_owners(part), key=place)
 

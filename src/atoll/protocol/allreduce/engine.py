@@ -81,7 +81,7 @@ from atoll.wire.messages.round import (
     RowResponse,
 )
 from atoll.wire.messages.statements import AgreedWeights, Commitment, Lapse, OwnerResult, SignedStatement
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 
 class AllReduce:
@@ -97,18 +97,18 @@ class AllReduce:
         unmasking: Callable[[AttemptState, EngineCalls], Unmasking] = UnmaskedRows,
     ) -> None:
         self.notary, self.me, self.environment = notary, notary.me, around
-        self.vote_key_of, self.commit_of = around.vote_key_of, around.commit_of
+        self.vote_key_of, self.commit_of = around.vote_key_of, around.commitment_of
         state = self.state = AttemptState(notary, plan, around)
-        self.route, self.reroute, self.recovery, self.broadcast = (
+        self.routing, self.reroute, self.recovery, self.broadcast = (
             state.route,
             state.reroute,
             state.recovery,
             state.broadcast,
         )
-        self.gathers, self.answers, self.missing = state.gathers, state.answers, state.missing
-        self.made, self.unread = state.made, state.unread
+        self.accumulators, self.results, self.missing = state.gathers, state.answers, state.missing
+        self.computed_results, self.undecodable_rows = state.made, state.unread
         calls = EngineCalls(
-            review=weak_call(self.look_again),
+            review=weak_call(self.review),
             decline=weak_call(self._decline),
             give_up=weak_call(self._give_up),
             await_rows=weak_call(self._await_rows),
@@ -119,7 +119,7 @@ class AllReduce:
         self.weighting, self.verification = weighting(state, calls), verification(state, calls)
         self.unmasking = unmasking(state, calls)
         self.uplink = RowUplink(state, self.verification.row_targets)
-        self._parts_in_turn = self.route.parts_in_send_order()
+        self._parts_in_turn = self.routing.parts_in_send_order()
 
     @property
     def plan(self) -> ReducePlan:
@@ -151,7 +151,7 @@ class AllReduce:
             case Received(sender, RowResponse() as message, Payload() as payload):
                 return self._receive_opened(sender, message, payload, now)
             case TimerFired(name) if name == self.state.timer():
-                return self.look_again(now)
+                return self.review(now)
             case TaskDone(name, RowsCombined() as result) if name.startswith(job("own/")):
                 return self._finish_part(int(name.rsplit("/", 1)[1]), result, now)
             case TaskDone(name, RowsCombined() as result) if name.startswith(job("on/")):
@@ -164,9 +164,9 @@ class AllReduce:
     def contribute(self, update: LocalRow, now: Seconds) -> list[Effect]:
         """The local update is encoded and committed. Before this call only rows of other peers are gathered."""
         self.state.set_update(update)
-        return self.look_again(now)
+        return self.review(now)
 
-    def look_again(self, now: Seconds) -> list[Effect]:
+    def review(self, now: Seconds) -> list[Effect]:
         """Review all parts: send, close or accept what is due. Call it when a peer commits or falls silent."""
         if not self.state.started:
             return []
@@ -184,11 +184,11 @@ class AllReduce:
 
     # ---- what the round asks -------------------------------------------------------------------------------
 
-    def take_bytes(self, payload: Payload) -> list[Effect]:
+    def accept_bytes(self, payload: Payload) -> list[Effect]:
         """Requested bytes of a result; bytes of no known result are ignored."""
         return self.verification.accept_bytes(payload)
 
-    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
+    def check_result(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
         """Check a result that stands in a proposal, or that another member reports as a lie."""
         return self.verification.examine(signed, said, now)
 
@@ -196,7 +196,7 @@ class AllReduce:
         """Whether the local peer may vote for this result. None: not yet known."""
         return self.verification.believes(answered)
 
-    def ask_again(self, now: Seconds) -> list[Effect]:
+    def request_again(self, now: Seconds) -> list[Effect]:
         """Request what may have been lost."""
         return self.weighting.request_again(now) + self.verification.request_again(now)
 
@@ -204,17 +204,17 @@ class AllReduce:
         """Owners that failed this attempt in ways that cannot be proven."""
         return self.verification.lapses(now)
 
-    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
+    def matching_statements(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
         """Statements of other signers that match this result exactly."""
         return self.verification.seconded(answered)
 
-    def made_again(self, answered: OwnerResult) -> bool:
+    def is_recomputed(self, answered: OwnerResult) -> bool:
         """Whether the local peer recomputed this result from its rows."""
         return self.verification.made_again(answered)
 
-    def for_body(self) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
+    def results_for_body(self) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
         """The results that may stand in one vertex body, and the weights that all of them name."""
-        return self.weighting.results_for_body(self.answers)
+        return self.weighting.results_for_body(self.results)
 
     # ---- reviews -------------------------------------------------------------------------------------------
 
@@ -227,14 +227,14 @@ class AllReduce:
             for part, author in wanted
             for e in self.state.row_server.serve_waiting(part, author, row_of(part, author))
         ]
-        return opened + self.look_again(now) + self.weighting.begin(now)
+        return opened + self.review(now) + self.weighting.begin(now)
 
     def _review(self, now: Seconds) -> list[Effect]:
         self.state.note_pace(now)
         effects: list[Effect] = []
         for peer, part, author in self.state.row_server.pop_visible():
             effects += self._open_row(peer, part, author)
-        filled = self.environment.filled()
+        filled = self.environment.parts_filled()
         if filled is not None:  # no update reaches the parts behind: they have no row and no result
             self.missing.update(range(filled, self.plan.parts))
         for part in self._parts_in_turn:
@@ -246,11 +246,11 @@ class AllReduce:
         return [*effects, *self._finish_if_over(), *self._set_timer(now)]
 
     def _advance_part(self, part: int, now: Seconds) -> list[Effect]:
-        owned = self.route.pass_turn(part, now)
-        if owned and self.route.owner[part] == self.me:
+        owned = self.routing.pass_turn(part, now)
+        if owned and self.routing.owner[part] == self.me:
             self.state.stand_in(part)
-        if part in self.answers:
-            return self.broadcast.show_due(self.answers[part])
+        if part in self.results:
+            return self.broadcast.show_due(self.results[part])
         lacking = self.state.owner_lacks_row(part)
         if part in self.missing:
             if lacking is not False or not owned:
@@ -265,7 +265,7 @@ class AllReduce:
         return effects if self.recovery.is_fetching(part) else effects + self.broadcast.request_past_the_gone(part)
 
     def _finish_if_over(self) -> list[Effect]:
-        if self.state.finished or len(self.answers.keys() | self.missing) < self.plan.parts:
+        if self.state.finished or len(self.results.keys() | self.missing) < self.plan.parts:
             return []
         self.state.finished = True
         over = self.state.report(PartsReduced(attempt=self.plan.attempt))
@@ -291,10 +291,10 @@ class AllReduce:
     def _decline(self, part: int, owner: PeerId, now: Seconds) -> list[Effect]:
         if not 0 <= part < self.plan.parts:
             raise PeerFault(owner, f"declined part {part}, which the plan does not have")
-        if (part, owner) in self.route.declined:
+        if (part, owner) in self.routing.declined:
             return []
-        self.route.declined.add((part, owner))
-        return self.look_again(now)
+        self.routing.declined.add((part, owner))
+        return self.review(now)
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class AllReduce:
         commit = self.commit_of(sender)
         gather = self.state.gather_for(message.part, message.owner_index)
         if commit is None or gather is None:  # not committed, not for this peer, or closed
-            return self.broadcast.answer_already(self.answers, message.part, sender) + self.uplink.return_late_row(
+            return self.broadcast.answer_already(self.results, message.part, sender) + self.uplink.return_late_row(
                 sender, message
             )
         if not self.state.takes_row(message.part, sender):
@@ -321,7 +321,7 @@ class AllReduce:
     def _receive_sum(self, sender: PeerId, message: PartialSum, payload: Payload, now: Seconds) -> list[Effect]:
         gather = self.state.gather_for(message.part, message.owner_index)
         if gather is None:
-            return self.broadcast.answer_already(self.answers, message.part, sender) + self.uplink.return_late_row(
+            return self.broadcast.answer_already(self.results, message.part, sender) + self.uplink.return_late_row(
                 sender, message
             )
         by = sender if message.by is UNSET else message.by
@@ -337,21 +337,21 @@ class AllReduce:
         if sender in self.environment.refused:
             return []
         gather.add(sender, held)
-        self.route.senders.setdefault(part, set()).add(sender)
+        self.routing.senders.setdefault(part, set()).add(sender)
         if not self.state.started:
             return []
         plan = self.plan
         hint = ReachabilityHint(plan.round, plan.attempt, plan.trace, part, sender)
-        effects: list[Effect] = [Send(peer, hint) for peer in self.route.relays_between(part, sender)]
+        effects: list[Effect] = [Send(peer, hint) for peer in self.routing.relays_between(part, sender)]
         effects += self.state.row_server.serve_waiting(part, sender, self.state.row_of(part, sender))
         if self.state.note_pace(now):
-            return effects + self.look_again(now)
+            return effects + self.review(now)
         effects += self.uplink.hand_on(part, now) + self._close_if_due(part, now)
-        return effects + self.look_again(now) if self.weighting.changed else effects
+        return effects + self.review(now) if self.weighting.changed else effects
 
     def _close_if_due(self, part: int, now: Seconds) -> list[Effect]:
-        gather = self.gathers.get(part)
-        if gather is None or gather.closed or part in self.answers:
+        gather = self.accumulators.get(part)
+        if gather is None or gather.closed or part in self.results:
             return []
         window = self.verification.window(part, gather)
         if window is None:
@@ -365,7 +365,7 @@ class AllReduce:
         if now >= self.plan.gather_until(window, 1):
             return None
         authors = self.state.awaited_authors(gather)
-        if self.recovery.is_fetching(part) or self.environment.awaits(part, gather.names, authors):
+        if self.recovery.is_fetching(part) or self.environment.is_awaited(part, gather.names, authors):
             return self.reroute.request_sums(part, gather)
         asked = self.reroute.wait_for_rows(part, gather, now)
         return None if asked is None else [*asked, *self._set_timer(now)]
@@ -375,7 +375,7 @@ class AllReduce:
         if result.payload is None:
             return effects + self._give_up(part, result.why, now)
         self.uplink.store_sum(part, result)
-        return effects + self.look_again(now)
+        return effects + self.review(now)
 
     # ---- rows that other peers request, and rows that go around broken links ------------------------------
 
@@ -386,12 +386,12 @@ class AllReduce:
         return self.state.row_server.answer_request(sender, part, author, row)
 
     def _receive_hint(self, part: int, peer: PeerId, sender: PeerId, now: Seconds) -> list[Effect]:
-        if not 0 <= part < self.plan.parts or peer not in self.plan.hearers:
+        if not 0 <= part < self.plan.parts or peer not in self.plan.recipient_set:
             raise PeerFault(sender, f"hears {peer} in part {part}, which the plan does not have")
         if not self.plan.topology.parts[part].parents:
             return []  # rows go straight to owners, and a liar could make an owner wait for the dead
         self.reroute.heard_elsewhere.add((part, peer))
-        return self.look_again(now)
+        return self.review(now)
 
     def _receive_opened(self, sender: PeerId, message: RowResponse, payload: Payload, now: Seconds) -> list[Effect]:
         author, part = message.statement.signer, message.part
@@ -403,7 +403,7 @@ class AllReduce:
         row = committed_row(author, commit, message, payload)
         if row is None:
             raise PeerFault(sender, f"opened a row of part {part} that {author} did not commit to")
-        gather = self.gathers.get(part)
+        gather = self.accumulators.get(part)
         requested = (part, author) in self.reroute.requested or self.weighting.has_requested(part, author)
         if requested and gather is not None and not gather.closed:
             return self._take(part, gather, author, row, now)
@@ -412,14 +412,14 @@ class AllReduce:
     # ---- results -------------------------------------------------------------------------------------------
 
     def _finish_part(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect]:
-        effects = self.state.note_undecodable(part, combined, self.gathers[part].rows)
+        effects = self.state.note_undecodable(part, combined, self.accumulators[part].rows)
         if combined.payload is None:  # another owner may combine it: it can request the rows from here
             return effects + self._give_up(part, combined.why, now)
         delayed = self.unmasking.unmask(part, combined, now)
         return effects + (self._publish(part, combined, now) if delayed is None else delayed)
 
     def _publish(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect]:
-        gather, plan, payload = self.gathers[part], self.plan, combined.payload
+        gather, plan, payload = self.accumulators[part], self.plan, combined.payload
         assert payload is not None
         rows = dict(gather.rows)
         if not self.verification.keeps_rows:
@@ -434,12 +434,12 @@ class AllReduce:
             payload.size_bytes,
             tuple(names),
             self.weighting.weights_digest() or self.verification.commitments_digest(names),
-            rows_of(c for c in map(self.commit_of, names) if c is not None) if plan.opened else UNSET,
+            rows_digest(c for c in map(self.commit_of, names) if c is not None) if plan.is_audited else UNSET,
         )
         held = ReceivedResult(self.notary.sign(answered), answered, payload)
-        if plan.opened or self.environment.keeps_rows:
+        if plan.is_audited or self.environment.keeps_rows:
             made_of = tuple(rows[name] for name in answered.contributors if name in rows)
-            self.made[answered.digest] = ComputedResult(answered, payload, made_of)
+            self.computed_results[answered.digest] = ComputedResult(answered, payload, made_of)
         # durable before it is sent: a restarted owner must never give a second, different result
         durable = Persist(self.state.result_key(part), encode(answered))
         return [durable, *self.verification.publish_result(held, now)]
@@ -471,7 +471,7 @@ class AllReduce:
     def _hold(self, held: ReceivedResult) -> list[Effect]:
         """Accept a result as the part's, and pass it on."""
         answered = held.answered
-        self.answers[answered.part] = held
+        self.results[answered.part] = held
         self.recovery.stop_fetching(answered.part)
         self.missing.discard(answered.part)  # late, but here: the proposer may still count it
         fact = PartAnswered(

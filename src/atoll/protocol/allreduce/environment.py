@@ -19,15 +19,19 @@ class ReduceEnvironment:
     """The round around one attempt."""
 
     vote_key_of: Callable[[PeerId], bytes | None]
-    commit_of: Callable[[PeerId], Commitment | None]  # the first commitment of a peer in this attempt
-    awaits: Awaits  # (part, names, among): may a row of `among` (None: all members), not in `names`, still come?
-    gone: Callable[[PeerId], bool]  # a peer that is not waited for any more
-    said: Container[str] = ()  # storage keys of statements that were durable before a restart
-    filled: Callable[[], int | None] = lambda: None  # parts of the longest update; None: not yet known
-    unheard: Callable[[PeerId], bool] = lambda peer: False  # a peer gone for its silence alone: others may hear it
-    judges: bool = False  # the local peer votes, so with witnesses it believes no single owner
-    two_faced: Container[PeerId] = ()  # peers that committed twice
-    may_see: Callable[[PeerId], bool] = lambda peer: True  # a peer that may see rows of others
+    commitment_of: Callable[[PeerId], Commitment | None]  # the first commitment of a peer in this attempt
+    is_awaited: (
+        Awaits  # (part, names, among): may a row of `among` (None: all members), not in `names`, still come?
+    )
+    is_gone: Callable[[PeerId], bool]  # a peer that is not waited for any more
+    durable_keys: Container[str] = ()  # storage keys of statements that were durable before a restart
+    parts_filled: Callable[[], int | None] = lambda: None  # parts of the longest update; None: not yet known
+    is_unheard: Callable[[PeerId], bool] = lambda peer: (
+        False
+    )  # a peer gone for its silence alone: others may hear it
+    has_vote: bool = False  # the local peer votes, so with witnesses it believes no single owner
+    equivocators: Container[PeerId] = ()  # peers that committed twice
+    can_see_rows: Callable[[PeerId], bool] = lambda peer: True  # a peer that may see rows of others
     refused: Container[
         PeerId
     ] = ()  # authors with rows that are only checked, if others took them, and never combined

@@ -11,8 +11,10 @@ from atoll.protocol.allreduce.weighted import DistanceWeighting
 from atoll.wire.envelope import StatementSigner
 
 
-def reduce_for(notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> AllReduce:
-    assert not (plan.witnesses and plan.weighs), "settings refuse witnesses where distances weigh rows"
-    weighting = DistanceWeighting if plan.weighs else PlainMean
+def build_reduce(notary: StatementSigner, plan: ReducePlan, around: ReduceEnvironment) -> AllReduce:
+    assert not (plan.witnesses and plan.has_distance_weights), (
+        "settings refuse witnesses where distances weigh rows"
+    )
+    weighting = DistanceWeighting if plan.has_distance_weights else PlainMean
     verification = CrossCheckedOwners if plan.witnesses else TrustedOwners
     return AllReduce(notary, plan, around, weighting, verification)

@@ -20,7 +20,7 @@ class ReducePlan:
     attempt: int
     trace: str
     topology: ReduceTopology
-    listeners: tuple[PeerId, ...]  # recipients of results: every member and observer, in plan order
+    recipients: tuple[PeerId, ...]  # recipients of results: every member and observer, in plan order
     answer_until: tuple[Seconds, ...]  # run time, in seconds, by which owner 0, 1, … must have answered
     statistic: str = "mean"  # name of the statistic that combines the rows of a part
     liars: int = 0  # false rows that the statistic withstands
@@ -28,8 +28,8 @@ class ReducePlan:
     witnesses: int = 0  # owners after the first that combine every part too, and sign their result
     juries: tuple[tuple[PeerId, ...], ...] = ()  # by part: voters that recompute disputed results for all
     verdict: int = 0  # first owners and jurors that must agree on a result
-    weighs: bool = False  # rows weigh by distances between whole updates: owners compare rows first
-    mixes: bool = False  # each row is mixed with its nearest rows, and the mixtures are sorted
+    has_distance_weights: bool = False  # rows weigh by distances between whole updates: owners compare rows first
+    has_mixtures: bool = False  # each row is mixed with its nearest rows, and the mixtures are sorted
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are listed and weigh nothing
     rowless: frozenset[PeerId] = frozenset()  # listeners without rows
     window_s: Seconds = 6.0  # time of one owner
@@ -37,26 +37,26 @@ class ReducePlan:
     influence: Mapping[PeerId, int] = field(
         default_factory=dict[PeerId, int]
     )  # factors of row weights, after distances
-    opened: bool = False  # blocks of results are audited: owners name commitments and keep rows
+    is_audited: bool = False  # blocks of results are audited: owners name commitments and keep rows
     reserves: tuple[PeerId, ...] = ()  # peers that stand in for owners that are all gone, in order
     reserves_until: Seconds = 0.0  # run time, in seconds, by which reserves must have answered
     may_lie: bool = False  # members may lie: no reserve stands in for a live owner
     stretch: float = 1.0  # own windows over agreed windows, after the start without a clock
 
     @cached_property
-    def givers(self) -> frozenset[PeerId]:
+    def authors(self) -> frozenset[PeerId]:
         """Possible authors of rows."""
-        return self.hearers - self.rowless
+        return self.recipient_set - self.rowless
 
     @cached_property
-    def hearers(self) -> frozenset[PeerId]:
+    def recipient_set(self) -> frozenset[PeerId]:
         """The listeners as a set, for lookups with every message."""
-        return frozenset(self.listeners)
+        return frozenset(self.recipients)
 
     @cached_property
     def place(self) -> Mapping[PeerId, int]:
         """Position of each listener in plan order."""
-        return {peer: index for index, peer in enumerate(self.listeners)}
+        return {peer: index for index, peer in enumerate(self.recipients)}
 
     @property
     def parts(self) -> int:
@@ -67,28 +67,28 @@ class ReducePlan:
         """Relative sizes of all parts."""
         return tuple(tree.share for tree in self.topology.parts)
 
-    def enough(self, contributors: Collection[PeerId]) -> bool:
+    def is_enough(self, contributors: Collection[PeerId]) -> bool:
         """Whether the statistic keeps its promise with these rows."""
-        return len(self.settled(contributors)) >= self.rows_least
+        return len(self.with_weight(contributors)) >= self.rows_least
 
-    def settled(self, contributors: Collection[PeerId]) -> list[PeerId]:
+    def with_weight(self, contributors: Collection[PeerId]) -> list[PeerId]:
         """Contributors with rows that count, in the order given."""
         return [name for name in contributors if name not in self.weightless]
 
-    def watchers(self, part: int) -> tuple[PeerId, ...]:
+    def parallel_owners(self, part: int) -> tuple[PeerId, ...]:
         """The first owner and its witnesses, which combine the part in parallel."""
         return self.owners(part)[: self.witnesses + 1]
 
     def owners(self, part: int) -> tuple[PeerId, ...]:
         return self.topology.parts[part].owners
 
-    def takers(self, part: int) -> tuple[PeerId, ...]:
+    def owners_and_reserves(self, part: int) -> tuple[PeerId, ...]:
         """Peers that may answer, by owner index: owners, then reserves."""
         return with_reserves(self.owners(part), self.reserves)
 
     def signers(self, part: int) -> tuple[PeerId, ...]:
         """Peers that may sign a result, by owner index: owners, reserves, then the jury."""
-        return self.takers(part) + (self.juries[part] if self.juries else ())
+        return self.owners_and_reserves(part) + (self.juries[part] if self.juries else ())
 
     def signer(self, part: int, index: int) -> PeerId | None:
         """The signer with this owner index; None if the plan has none."""
@@ -98,18 +98,18 @@ class ReducePlan:
 
     def stands_in(self, part: int, index: int) -> bool:
         """Whether this is the index of a reserve."""
-        return len(self.owners(part)) <= index < len(self.takers(part))
+        return len(self.owners(part)) <= index < len(self.owners_and_reserves(part))
 
-    def opens(self, part: int, peer: PeerId) -> bool:
+    def recomputes_disputes(self, part: int, peer: PeerId) -> bool:
         """Whether this voter recomputes disputed results itself; without a jury every voter does."""
         return not self.juries or peer in self.owners(part) or peer in self.juries[part]
 
     @property
-    def distrusts(self) -> bool:
+    def is_distrusting(self) -> bool:
         """Whether some members may lie."""
-        return bool(self.witnesses) or self.weighs or self.opened
+        return bool(self.witnesses) or self.has_distance_weights or self.is_audited
 
-    def begun(self, now: Seconds, update_bytes: int = 0, pace_s: Seconds | None = None) -> ReducePlan:
+    def started_at(self, now: Seconds, update_bytes: int = 0, pace_s: Seconds | None = None) -> ReducePlan:
         """Without a clock: the same plan with windows that start at `now`, and are longer.
 
         They suffice for `update_bytes` on slow links: a peer that is heard may still be sending, and a dead peer is

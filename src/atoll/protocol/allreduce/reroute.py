@@ -30,8 +30,8 @@ class RowReroute:
 
     def __init__(self, me: PeerId, route: AttemptRouting, around: ReduceEnvironment) -> None:
         self.me, self.route = me, route
-        self.commit_of, self.awaits = around.commit_of, around.awaits
-        self.gone, self.unheard = around.gone, around.unheard
+        self.commit_of, self.awaits = around.commitment_of, around.is_awaited
+        self.gone, self.unheard = around.is_gone, around.is_unheard
         self.requested: set[tuple[int, PeerId]] = set()  # (part, author of a row requested from other owners)
         self.heard_elsewhere: set[tuple[int, PeerId]] = set()  # (part, author that others hear)
         self._deadlines: dict[int, Seconds] = {}  # end of the wait for rows of gone peers, by part
@@ -52,9 +52,9 @@ class RowReroute:
         if gather.below is not None:
             return []  # its owner alone takes them
         tree, dead = self.plan.topology.parts[part], self._dead_may_be_held(part, gather)
-        lacked = [p for p in self.plan.listeners if p not in gather.names]
+        lacked = [p for p in self.plan.recipients if p not in gather.names]
         silent = [p for p in lacked if self._may_be_cut_off(p) or (dead and self.gone(p))]
-        late = [p for p in silent if p in self.plan.givers and self.route.last_relay(part, p) not in gather.rows]
+        late = [p for p in silent if p in self.plan.authors and self.route.last_relay(part, p) not in gather.rows]
         return [p for p in late if self._may_give(part, p) or self.awaits(part, gather.names, tree.below(p))]
 
     def _may_be_cut_off(self, peer: PeerId) -> bool:
@@ -72,16 +72,16 @@ class RowReroute:
         An owner that combines in parallel from the start has its rows from the start.
         """
         owners, index = self.plan.owners(part), gather.owner_index
-        if self.plan.weighs:
+        if self.plan.has_distance_weights:
             return False  # the rows that count are agreed on first
         gave_up = index > self.plan.witnesses and any((part, o) in self.route.declined for o in owners[:index])
-        return index >= len(owners) or gave_up or not self.plan.enough(gather.names)
+        return index >= len(owners) or gave_up or not self.plan.is_enough(gather.names)
 
     def _dead_may_be_held(self, part: int, gather: PartAccumulator) -> bool:
         """Whether a live peer had its turn before the local peer: it may have rows of authors that are gone."""
         if not self.is_last_resort(part, gather):
             return False
-        before = self.plan.takers(part)[: max(gather.owner_index, len(self.plan.owners(part)))]
+        before = self.plan.owners_and_reserves(part)[: max(gather.owner_index, len(self.plan.owners(part)))]
         return any(peer != self.me and not self.gone(peer) for peer in before)
 
     def _may_give(self, part: int, peer: PeerId) -> bool:
@@ -117,7 +117,7 @@ class RowReroute:
     def request_rows(self, part: int, authors: Iterable[PeerId], of_all: bool = False) -> list[Effect]:
         """Request rows from the other owners of a part, or from all listeners, once for each author."""
         plan, effects = self.plan, list[Effect]()
-        asked = plan.listeners if of_all else plan.owners(part)
+        asked = plan.recipients if of_all else plan.owners(part)
         others = [peer for peer in asked if peer != self.me and not self.gone(peer)]
         for author in authors:
             if (part, author) not in self.requested:

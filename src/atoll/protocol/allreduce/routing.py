@@ -48,7 +48,7 @@ class AttemptRouting:
 
     def others(self) -> tuple[PeerId, ...]:
         """All other listeners, from the one behind the local peer."""
-        listeners, here = self.plan.listeners, self.plan.place.get(self.me, -1)
+        listeners, here = self.plan.recipients, self.plan.place.get(self.me, -1)
         return listeners[here + 1 :] + listeners[: max(here, 0)]
 
     def _places_behind(self, peer: PeerId) -> int:
@@ -64,7 +64,7 @@ class AttemptRouting:
         index = self._next(part, owners, turn, now)
         if self.plan.reserves and index >= len(owners):
             # checked even if an owner is heard at this moment: a dead peer may just have been heard once more
-            owners = self.plan.takers(part)
+            owners = self.plan.owners_and_reserves(part)
             index = self._next(part, owners, index, now)
             if self._is_abandoned(part, owners[:index]):
                 index = len(owners)
@@ -87,7 +87,7 @@ class AttemptRouting:
 
         It gets the local row for the reserve in charge, and returns its result, if those two are cut off.
         """
-        reserves = self.plan.takers(part)[len(self.plan.owners(part)) :]
+        reserves = self.plan.owners_and_reserves(part)[len(self.plan.owners(part)) :]
         passed = self.turn[part] - len(self.plan.owners(part))
         if not any(map(unheard, reserves[:passed])):
             return []
@@ -96,8 +96,8 @@ class AttemptRouting:
     def _is_cut_off(self) -> bool:
         """Whether the local peer hears too few to stand in: if members may lie, a majority decides."""
         plan = self.plan
-        gone = sum(peer != self.me and self.gone(peer) for peer in plan.listeners)
-        return plan.may_lie and 2 * gone >= len(plan.listeners)
+        gone = sum(peer != self.me and self.gone(peer) for peer in plan.recipients)
+        return plan.may_lie and 2 * gone >= len(plan.recipients)
 
     def _next(self, part: int, owners: Sequence[PeerId], index: int, now: Seconds) -> int:
         """The first index from this one with an owner that may still answer."""
@@ -173,4 +173,4 @@ class AttemptRouting:
         if self.me in (owner, self.owner[part]):
             return self.others()
         near = self.below.get(part, frozenset()) | self.senders.get(part, set())
-        return sorted(near & self.plan.hearers, key=self._places_behind)
+        return sorted(near & self.plan.recipient_set, key=self._places_behind)

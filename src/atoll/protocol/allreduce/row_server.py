@@ -44,7 +44,7 @@ class RowServer:
     def answer_request(self, sender: PeerId, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
         """`row`: the row, if it is here and the attempt has begun."""
         plan = self.plan
-        if sender not in plan.hearers or self._sends[part, author, sender] >= ROW_SENDS_MAX:
+        if sender not in plan.recipient_set or self._sends[part, author, sender] >= ROW_SENDS_MAX:
             return []
         if not self.may_see(sender):
             own = author == self.me and 0 <= part < plan.parts
@@ -63,7 +63,7 @@ class RowServer:
     def _may_come(self, part: int, author: PeerId) -> bool:
         """Whether this row may still arrive at the local peer."""
         own = part in self.own_parts or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
-        return own and author in self.plan.hearers
+        return own and author in self.plan.recipient_set
 
     def serve_waiting(self, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
         """Send a row that is here now to the peers that requested it before."""
@@ -79,12 +79,12 @@ class RowServer:
 
     def _send(self, to: PeerId, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
         plan = self.plan
-        if row.handed and to not in plan.takers(part):
+        if row.handed and to not in plan.owners_and_reserves(part):
             return []
         self._sends[part, author, to] += 1
         if row.statement is not None:
             message = RowResponse(plan.round, plan.attempt, plan.trace, part, row.path, row.statement)
         else:
-            index, names = plan.takers(part).index(to), tuple(sorted(row.names))
+            index, names = plan.owners_and_reserves(part).index(to), tuple(sorted(row.names))
             message = PartialSum(plan.round, plan.attempt, plan.trace, part, index, row.weight, names, author)
         return [Send(to, message, Lane.BULK, row.payload)]

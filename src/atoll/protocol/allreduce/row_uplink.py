@@ -53,7 +53,7 @@ class RowUplink:
             return [effect for to in targets for effect in self._send_row(part, to)]
         awaited_below = self.state.reroute.awaited_below(part)
         due = now >= self.state.plan.gather_until(0, 2)
-        if not relay.rows or (not due and self.state.environment.awaits(part, relay.names, awaited_below)):
+        if not relay.rows or (not due and self.state.environment.is_awaited(part, relay.names, awaited_below)):
             return []
         relay.closed = True
         return [self.state.combine(part, relay, "on", onward=True)]
@@ -80,7 +80,7 @@ class RowUplink:
 
     def _send_row(self, part: int, to: PeerId) -> list[Effect]:
         state = self.state
-        if part in state.missing or (part, to) in self._sent or not state.environment.may_see(to):
+        if part in state.missing or (part, to) in self._sent or not state.environment.can_see_rows(to):
             return []
         self._sent.add((part, to))
         if to != state.me:
@@ -92,7 +92,7 @@ class RowUplink:
 
     def _row_to(self, part: int, to: PeerId) -> list[Effect]:
         state, plan, relay = self.state, self.state.plan, self.state.relays.get(part)
-        owners = plan.owners(part) if to in plan.owners(part) else plan.takers(part)
+        owners = plan.owners(part) if to in plan.owners(part) else plan.owners_and_reserves(part)
         index = owners.index(to) if to in owners and self.route.parent_of(part, state.me) != to else ONWARD
         if relay is not None and relay.done is not None:
             done = relay.done

@@ -338,9 +338,9 @@ def trusted_row_targets(state: AttemptState, part: int) -> Sequence[PeerId]:
     route = state.route
     to, owners, returned = route.target(part), state.plan.owners(part), route.returned_owners(part)
     if route.is_reserves_turn(part):
-        return (to, *route.next_after_unheard(part, state.environment.unheard), *returned)
+        return (to, *route.next_after_unheard(part, state.environment.is_unheard), *returned)
     passed = owners[: owners.index(to)] if to in owners else ()
-    if to != state.me or not any(map(state.environment.unheard, passed)):
+    if to != state.me or not any(map(state.environment.is_unheard, passed)):
         return (to, *returned)
     # others may still hear the owners before: the next owner gets the local row for them, and serves the result
     return (to, *[owner for owner in owners[owners.index(to) + 1 :] if not state.gone(owner)][:1], *returned)

@@ -19,7 +19,7 @@ from itertools import pairwise
 from math import fsum, gcd, inf, lcm
 from typing import TypeAlias
 
-from atoll.base.draw import in_pairs, shuffled
+from atoll.base.draw import draw_pairs, shuffled
 from atoll.base.ids import PeerId
 from atoll.base.limits import FULL_MESH_MAX, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
 
@@ -41,7 +41,7 @@ class ReducePart:
     # A parent combines its children's rows with its own into one row (weighted mean, summed weight, contributors)
     # and hands it on. Results come down the same tree.
     parents: Mapping[PeerId, PeerId]
-    takes: frozenset[PeerId] | None = None  # authors of its rows, with the owner; None: all peers
+    authors: frozenset[PeerId] | None = None  # authors of its rows, with the owner; None: all peers
 
     def parent(self, peer: PeerId) -> PeerId | None:
         """The peer that gets this peer's row while the first owner is in charge; None for that owner."""
@@ -74,18 +74,18 @@ class ReduceTopology:
     parts: tuple[ReducePart, ...]
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """Whether every row reaches its owner as its author wrote it, without relays."""
         return not any(part.parents for part in self.parts)
 
     @cached_property
-    def apart(self) -> bool:
+    def has_separate_results(self) -> bool:
         """Whether parts take rows of some peers only: there is no common result."""
-        return any(part.takes is not None for part in self.parts)
+        return any(part.authors is not None for part in self.parts)
 
-    def taking(self, peer: PeerId) -> int:
+    def parts_taking(self, peer: PeerId) -> int:
         """How many parts take this peer's row."""
-        return sum(part.takes is None or peer in part.takes for part in self.parts)
+        return sum(part.authors is None or peer in part.authors for part in self.parts)
 
 
 # ---- the topologies ------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
     is the member with the uplink that would finish first, so a slow uplink owns and hands on less. A cluster
     without a possible head is dissolved into the cluster around it.
     """
-    peers = members(clusters)
+    peers = peers_in(clusters)
     rank = {p: i for i, p in enumerate(_carriers(peers, seed, weights))}
     count = min(len(rank), PARTS_MAX) * _positive(pieces)
     sends = dict.fromkeys(rank, count)  # parts sent so far; each peer sends each part once, up or to itself
@@ -196,13 +196,13 @@ def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> ReduceTopolog
     round leaves (n - 2) / (2 n - 2) of the variance between n peers in expectation: two centred values drawn
     without replacement have E[((a + b) / 2)²] = σ² / 2 · (1 - 1 / (n - 1)) (compare Boyd et al. 2006).
     """
-    drawn = {peer: frozenset(pair) for pair in in_pairs(round, peers) for peer in pair}
+    drawn = {peer: frozenset(pair) for pair in draw_pairs(round, peers) for peer in pair}
     return ReduceTopology(
         "pairs", tuple(ReducePart((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces)
     )
 
 
-def candidates(
+def candidate_topologies(
     peers: Sequence[PeerId],
     seed: bytes,
     weights: Weights | None = None,
@@ -215,7 +215,7 @@ def candidates(
     always silent. `update_bytes` is the size limit of an encoded update.
     """
     near = clusters or tuple(peers)
-    nests = [near, fanned(near, seed)] if len(peers) <= FULL_MESH_MAX else [fanned(near, seed)]
+    nests = [near, limit_fan(near, seed)] if len(peers) <= FULL_MESH_MAX else [limit_fan(near, seed)]
     nested = [nest for nest in dict.fromkeys(nests) if any(isinstance(item, tuple) for item in nest)]
     found = [star(peers, seed, weights), butterfly(peers, seed, weights)]
     found += [star(peers, seed, weights, 16), butterfly(peers, seed, weights, 4)]
@@ -223,10 +223,10 @@ def candidates(
     found += [tree(peers, seed, weights, pieces) for pieces in (4, 16)]
     if len(peers) <= FULL_MESH_MAX:
         found.append(ring(peers, seed, weights))
-    return tuple(fitting(topology, update_bytes) for topology in found)
+    return tuple(cut_to_frames(topology, update_bytes) for topology in found)
 
 
-def fitting(topology: ReduceTopology, update_bytes: int) -> ReduceTopology:
+def cut_to_frames(topology: ReduceTopology, update_bytes: int) -> ReduceTopology:
     """The same topology, with each part cut into pieces of at most PART_BYTES_MAX of an encoded update.
 
     Each part is cut by its own share, so that an update has at most one piece more per part than it fills: a vertex
@@ -244,14 +244,14 @@ def fitting(topology: ReduceTopology, update_bytes: int) -> ReduceTopology:
     return ReduceTopology(topology.name, tuple(p for k in turns for p, n in zip(cut, pieces, strict=True) if k < n))
 
 
-def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
+def limit_fan(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
     """The same nesting, cut finer: no cluster has more than `fan` (at least 2) elements.
 
     A larger cluster is drawn into groups of near-equal size, in as few levels as `fan` allows.
     """
     if fan < 2:
         raise ValueError(f"a group needs at least 2 elements, got fan = {fan}")
-    items = tuple(fanned(item, seed, fan) if isinstance(item, tuple) else item for item in cluster)
+    items = tuple(limit_fan(item, seed, fan) if isinstance(item, tuple) else item for item in cluster)
     if len(items) <= fan:
         return items
     levels = next(k for k in range(1, len(items)) if fan**k >= len(items))
@@ -259,11 +259,11 @@ def fanned(cluster: Cluster, seed: bytes, fan: int = FAN) -> Cluster:
     return _split(shuffled(seed, "groups", items), width)
 
 
-def members(cluster: Cluster) -> tuple[PeerId, ...]:
+def peers_in(cluster: Cluster) -> tuple[PeerId, ...]:
     """All peers in a cluster and in the clusters inside it, in order."""
     found: list[PeerId] = []
     for item in cluster:
-        found += members(item) if isinstance(item, tuple) else (item,)
+        found += peers_in(item) if isinstance(item, tuple) else (item,)
     return tuple(found)
 
 
@@ -288,7 +288,7 @@ def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
             return f"part {j} is handed on by its owner"
         if part.owners[0] in part.parents.values():
             return f"part {j} lists its owner as a parent; peers that send to the owner are not listed"
-        if part.takes is not None and (part.parents or not {*part.owners} <= part.takes <= here):
+        if part.authors is not None and (part.parents or not {*part.owners} <= part.authors <= here):
             return f"part {j} takes rows that cannot reach it"
         if _hops(part) is None:
             return f"part {j} goes round in a circle"
@@ -307,7 +307,7 @@ class TrafficCounts:
     sent_mean: float
 
 
-def counts(topology: ReduceTopology, peers: Sequence[PeerId]) -> TrafficCounts:
+def traffic_counts(topology: ReduceTopology, peers: Sequence[PeerId]) -> TrafficCounts:
     """Traffic of the busiest and the mean peer, for a valid topology with one common result.
 
     Per part each peer except the owner sends one row up, and each parent one result down per child.
@@ -420,8 +420,8 @@ def _tidy(cluster: Cluster, able: Mapping[PeerId, int]) -> Cluster:
     for item in cluster:
         if not isinstance(item, tuple):
             items.append(item)
-        elif able.keys().isdisjoint(members(item)):
-            items += members(item)
+        elif able.keys().isdisjoint(peers_in(item)):
+            items += peers_in(item)
         else:
             items.append(_tidy(item, able))
     return tuple(items)

@@ -18,7 +18,7 @@ from atoll.protocol.allreduce.buffers import StoredRow
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.wire.messages.round import PartialSum, RowContribution, RowResponse
 from atoll.wire.messages.statements import AgreedWeights, Commitment, OwnerComparison, OwnerResult
-from atoll.wire.opening import made_of_fits
+from atoll.wire.opening import names_commitments_iff_opened
 from atoll.wire.weights import mixtures_in
 
 PRODUCT_MAX = 1e60  # of two rows: 2^41 values of at most 2^60 each, the largest that codecs admit
@@ -69,14 +69,14 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: OwnerResult) -> None
         raise PeerFault(owner, f"answered for part {part}, which it does not own")
     names = answered.contributors
     rising = names == tuple(sorted(names)) and len(set(names)) == len(names)  # sorting a sorted tuple is fast
-    if not names or not rising or not plan.hearers.issuperset(names):
+    if not names or not rising or not plan.recipient_set.issuperset(names):
         raise PeerFault(owner, f"lists contributors of part {part} that are unsorted, repeated or no listeners")
-    takes = plan.topology.parts[part].takes
+    takes = plan.topology.parts[part].authors
     if takes is not None and not (owner in names and takes.issuperset(names)):
         raise PeerFault(owner, f"lists contributors of part {part} that the part does not take")
-    if not made_of_fits(answered.made_of, plan.opened):
+    if not names_commitments_iff_opened(answered.made_of, plan.is_audited):
         raise PeerFault(owner, f"names the commitments of part {part} wrongly")
-    if not plan.enough(names):
+    if not plan.is_enough(names):
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
 
 
@@ -86,9 +86,9 @@ def check_compared(plan: ReducePlan, owner: PeerId, compared: OwnerComparison) -
     owns = 0 <= part < plan.parts and 0 <= index < len(plan.owners(part)) and plan.owners(part)[index] == owner
     if not owns:
         raise PeerFault(owner, f"compared rows of part {part}, which it does not own")
-    if not names or list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
+    if not names or list(names) != sorted(set(names)) or not plan.authors.issuperset(names):
         raise PeerFault(owner, f"compared authors of part {part} that are unsorted, repeated or give no rows")
-    products, count = compared.products, len(plan.settled(names))
+    products, count = compared.products, len(plan.with_weight(names))
     if count > WEIGHED_ROWS_MAX or len(products) != 8 * (count * (count + 1) // 2):
         raise PeerFault(owner, f"sent {len(products)} bytes of inner products for {count} rows of part {part}")
     values = struct.unpack(f"<{len(products) // 8}d", products)
@@ -99,9 +99,9 @@ def check_compared(plan: ReducePlan, owner: PeerId, compared: OwnerComparison) -
 def weighing_flaw(plan: ReducePlan, weighing: AgreedWeights) -> str | None:
     """Why no rows of this plan can have these weights; None if they can."""
     names = weighing.peers
-    if list(names) != sorted(set(names)) or not plan.givers.issuperset(names):
+    if list(names) != sorted(set(names)) or not plan.authors.issuperset(names):
         return "weighs authors that are unsorted, repeated or give no rows"
-    if isinstance(weighing.weights, bytes) != plan.mixes or not mixtures_hold(plan, weighing):
+    if isinstance(weighing.weights, bytes) != plan.has_mixtures or not mixtures_hold(plan, weighing):
         return "holds mixtures that do not fit the rows"
     weights = weighing.shares
     # each is checked before the sum: fsum of huge floats raises
@@ -111,7 +111,7 @@ def weighing_flaw(plan: ReducePlan, weighing: AgreedWeights) -> str | None:
         return "names its comparisons by an invalid digest"
     if any(weight for name, weight in zip(names, weights, strict=True) if name in plan.weightless):
         return "gives weight to a newcomer's row"
-    if not 0 < fsum(weights) <= 1 + SUM_SLACK or not plan.enough(names):
+    if not 0 < fsum(weights) <= 1 + SUM_SLACK or not plan.is_enough(names):
         return "weighs too few rows, or weights do not sum to at most 1"
     if list(weighing.without) != sorted(set(weighing.without)) or not set(range(plan.parts)).issuperset(
         weighing.without
@@ -136,6 +136,6 @@ def mixtures_hold(plan: ReducePlan, weighing: AgreedWeights) -> bool:
     )
 
 
-def made_with(answered: OwnerResult, weighing: AgreedWeights) -> bool:
+def fits_weights(answered: OwnerResult, weighing: AgreedWeights) -> bool:
     """Whether this result can have these weights: rows may be lost with an owner, and none are added."""
     return answered.part not in weighing.without and set(weighing.peers).issuperset(answered.contributors)

@@ -28,7 +28,7 @@ from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import PartRequest, PartStatementsRequest, ResendRequest
 from atoll.wire.messages.statements import Lapse, OwnerResult, SignedStatement
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 STATEMENT_REQUESTS_MAX = 3  # per signer and part, in a large committee: a statement may be lost each time
 
@@ -42,7 +42,13 @@ class CrossCheckedOwners:
         self.state, self.calls, self.me, self.route = state, calls, state.me, state.route
         around = state.environment
         self.cross_check = CrossCheck(
-            state.agreed_plan, self.me, state.row_of, state.commit_of, state.gone, around.judges, around.two_faced
+            state.agreed_plan,
+            self.me,
+            state.row_of,
+            state.commit_of,
+            state.gone,
+            around.has_vote,
+            around.equivocators,
         )
         self.own_results: dict[int, ReceivedResult] = {}  # results that the local peer signed, by part
         self._absent_noted = False  # first owners that take no part in this attempt are known
@@ -79,7 +85,7 @@ class CrossCheckedOwners:
         if self._absent_noted or now < self._absent_at:
             return
         self._absent_noted = True
-        first = {owner for part in range(self.plan.parts) for owner in self.plan.watchers(part)} - {self.me}
+        first = {owner for part in range(self.plan.parts) for owner in self.plan.parallel_owners(part)} - {self.me}
         self.route.absent = frozenset(owner for owner in first if self.state.commit_of(owner) is None)
 
     @property
@@ -114,16 +120,16 @@ class CrossCheckedOwners:
     def row_targets(self, part: int) -> Sequence[PeerId]:
         stands_in = self.route.is_reserves_turn(part)
         others = trusted_row_targets(self.state, part) if stands_in else [self.route.target(part)]
-        return (*self.plan.watchers(part), *others)
+        return (*self.plan.parallel_owners(part), *others)
 
     def late_rows(self, part: int, now: Seconds) -> list[Effect]:
         """Request rows that have not come after a third of the window: the other owners may have them."""
         gather = self.state.gathers.get(part)
-        if gather is None or gather.closed or self.me not in self.plan.watchers(part):
+        if gather is None or gather.closed or self.me not in self.plan.parallel_owners(part):
             return []
         if now < self.plan.gather_until(0, 2):
             return []
-        giving = [(peer, self.state.commit_of(peer)) for peer in self.plan.listeners if peer not in gather.names]
+        giving = [(peer, self.state.commit_of(peer)) for peer in self.plan.recipients if peer not in gather.names]
         return self.state.reroute.request_rows(
             part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
         )
@@ -132,7 +138,7 @@ class CrossCheckedOwners:
         return 0 if gather.owner_index <= self.plan.witnesses else window_in_turn(self.state, part, gather)
 
     def close_empty(self, part: int, now: Seconds) -> list[Effect]:
-        if self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
+        if self.me not in self.plan.parallel_owners(part) or (part, self.me) in self.route.declined:
             return []
         if now < self.plan.gather_until(0, 1):
             return []
@@ -149,7 +155,7 @@ class CrossCheckedOwners:
     # ---- results -------------------------------------------------------------------------------------------
 
     def commitments_digest(self, names: Iterable[PeerId]) -> Digest:
-        return rows_of(commit for commit in map(self.state.commit_of, sorted(names)) if commit is not None)
+        return rows_digest(commit for commit in map(self.state.commit_of, sorted(names)) if commit is not None)
 
     def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
         """Send the signed statement alone, unless the local peer is in charge: then the bytes follow later."""
@@ -168,7 +174,7 @@ class CrossCheckedOwners:
     def accept_bytes(self, payload: Payload) -> list[Effect]:
         effects: list[Effect] = []
         for part, dispute in enumerate(self.cross_check.disputes):
-            if part not in self.state.answers and any(r.answered.digest == payload.digest for r in dispute.results):
+            if part not in self.state.answers and any(r.result.digest == payload.digest for r in dispute.results):
                 dispute.add_bytes(payload)
                 held = self.cross_check.settled(part, patient=False)
                 effects += self.calls.hold(held) if held is not None else []
@@ -239,7 +245,7 @@ class CrossCheckedOwners:
         signed stays true, if the other result proves false.
         """
         held = self.own_results.get(part)
-        if held is None or self.me not in self.plan.watchers(part) or (part, self.me) in self.route.declined:
+        if held is None or self.me not in self.plan.parallel_owners(part) or (part, self.me) in self.route.declined:
             return []
         own = frozenset(held.answered.contributors)
         larger = (result.names - own for result in self.cross_check.disputes[part].results if own < result.names)
@@ -249,7 +255,7 @@ class CrossCheckedOwners:
 
     def _silent_owners(self, part: int, after: int) -> list[PeerId]:
         """Parallel owners after this index that may still sign a result."""
-        signers, later = self.cross_check.signers(part), self.plan.watchers(part)[after + 1 :]
+        signers, later = self.cross_check.signers(part), self.plan.parallel_owners(part)[after + 1 :]
         left = [owner for owner in later if owner not in signers and not self.route.is_excused(part, owner)]
         return [owner for owner in left if owner == self.me or not self.state.gone(owner)]
 
@@ -268,7 +274,7 @@ class CrossCheckedOwners:
             return []
         self._revealed.add(part)
         results, down = self.cross_check.disputes[part].results, self.state.broadcast
-        have = {r.statement.signer for r in results if r.answered.digest == held.answered.digest} - down.back
+        have = {r.statement.signer for r in results if r.result.digest == held.answered.digest} - down.back
         return [down.show(p, held) if p in have else down.send(p, held) for p in self.route.others()]
 
     def _reveal_until(self, owner_index: int) -> Seconds:
@@ -299,11 +305,11 @@ class CrossCheckedOwners:
         if not plan.juries or self.me not in plan.juries[part] or part in self.own_results:
             return []
         if (
-            key in self.state.environment.said
+            key in self.state.environment.durable_keys
             or (answered := self.cross_check.largest_recomputed(part, patient)) is None
         ):
             return []
-        place = len(plan.takers(part)) + plan.juries[part].index(self.me)
+        place = len(plan.owners_and_reserves(part)) + plan.juries[part].index(self.me)
         own = replace(answered, owner_index=place)
         held = ReceivedResult(self.state.notary.sign(own), own, self.cross_check.bytes_of(own))
         self.own_results[part] = held
@@ -318,7 +324,7 @@ class CrossCheckedOwners:
                 continue
             signers = self.cross_check.signers(part)
             nearly = self.cross_check.is_nearly_decided(part)
-            asked = plan.owners(part) + plan.juries[part] if nearly else plan.watchers(part)
+            asked = plan.owners(part) + plan.juries[part] if nearly else plan.parallel_owners(part)
             for peer in dict.fromkeys((*asked, self.route.owner[part])):
                 lost = peer not in signers and peer != self.me and not self.state.gone(peer)
                 if lost and self._statement_requests[part, peer] < STATEMENT_REQUESTS_MAX:
@@ -334,7 +340,7 @@ class CrossCheckedOwners:
             if unseen is None:
                 continue
             results = self.cross_check.disputes[part].results
-            alike = {r.statement.signer for r in results if r.answered.digest == unseen.digest}
+            alike = {r.statement.signer for r in results if r.result.digest == unseen.digest}
             holders = [p for p in sorted(alike) if p != self.me and not self.state.gone(p)]
             if holders:
                 self._byte_requests[part] += 1
@@ -344,7 +350,7 @@ class CrossCheckedOwners:
 
     def _repeat_statement(self, to: PeerId, part: int) -> list[Effect]:
         own = self.own_results.get(part)
-        if own is None or to not in self.plan.hearers:
+        if own is None or to not in self.plan.recipient_set:
             return []
         if self._statement_replies[part, to] >= STATEMENT_REQUESTS_MAX:
             return []

@@ -34,7 +34,13 @@ from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Effect, Event, Persist, Received, RunTask, Send, TaskDone, TaskFailed
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import HeardResult, PartAccumulator, ReceivedResult, name_of, shares_left
+from atoll.protocol.allreduce.buffers import (
+    HeardResult,
+    PartAccumulator,
+    ReceivedResult,
+    weights_digest,
+    weights_left_of,
+)
 from atoll.protocol.allreduce.events import RowsWeighed
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.strategies import EngineCalls, window_in_turn
@@ -46,7 +52,7 @@ from atoll.protocol.allreduce.tasks import (
     TaskRow,
     WeighRows,
 )
-from atoll.protocol.allreduce.validation import SUM_SLACK, check_compared, made_with, weighing_flaw
+from atoll.protocol.allreduce.validation import SUM_SLACK, check_compared, fits_weights, weighing_flaw
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import PartResult, ResendRequest, RowComparison, RowRequest
 from atoll.wire.messages.statements import AgreedWeights, OwnerComparison, OwnerResult, SignedStatement
@@ -75,7 +81,7 @@ class DistanceWeighting:
         self._asked_for: WeightRequest | None = None
         self._comparing: set[int] = set()  # parts that the local peer compares, or has compared
         # parts compared before a restart: the rows are lost, and a second comparison would contradict the first
-        said = state.environment.said
+        said = state.environment.durable_keys
         self._lost = {part for part in state.gathers if self._comparison_key(part) in said}
         # by part, then by owner index
         self._comparisons: list[dict[int, SignedComparison]] = [{} for _ in range(self.plan.parts)]
@@ -151,13 +157,13 @@ class DistanceWeighting:
         if not self.state.gathers or not parts or len(found) < len(parts):
             return []
         common = frozenset[PeerId].intersection(*(frozenset(c.contributors) for _, c in found))
-        peers, settled = tuple(sorted(common)), tuple(self.plan.settled(sorted(common)))
+        peers, settled = tuple(sorted(common)), tuple(self.plan.with_weight(sorted(common)))
         name = digest(b"".join(signed.body for signed, _ in found))
         without = tuple(part for part in range(self.plan.parts) if part not in parts)
         self._asked_for = WeightRequest(peers, name, without)
-        if not settled or not self.plan.enough(settled):
+        if not settled or not self.plan.is_enough(settled):
             return self._decline_parts(self.state.gathers, self._shortage(len(settled), "in all parts"))
-        given = tuple((tuple(self.plan.settled(c.contributors)), c.products) for _, c in found)
+        given = tuple((tuple(self.plan.with_weight(c.contributors)), c.products) for _, c in found)
         work = WeighRows(self.plan.round, self.plan.statistic, self.plan.liars, settled, given)
         return [RunTask(self.state.job("weigh/0"), work)]
 
@@ -200,7 +206,7 @@ class DistanceWeighting:
             return []
         if part in self._comparing or self._comparison_of(part) or now < self.plan.gather_until(window, 2):
             return []
-        giving = [(peer, self.state.commit_of(peer)) for peer in self.plan.listeners]
+        giving = [(peer, self.state.commit_of(peer)) for peer in self.plan.recipients]
         names = [peer for peer, commit in giving if commit is not None and commit.parts > part]
         return self._request_rows(part, [peer for peer in names if peer not in gather.names])
 
@@ -218,7 +224,7 @@ class DistanceWeighting:
         waiting = self.calls.await_rows(part, gather, window, now)
         if waiting is not None:
             return waiting
-        if len(self.plan.settled(gather.rows)) > WEIGHED_ROWS_MAX:
+        if len(self.plan.with_weight(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._decline_parts([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
         self._comparing.add(part)
         work = CompareRows(self.plan.round, part, self.plan.shares, _task_rows(gather, sorted(gather.rows)))
@@ -231,7 +237,7 @@ class DistanceWeighting:
             gather.rows.pop(peer, None)
         if self._comparison_of(part) is not None or part in self.state.answers:
             return effects + self.calls.review(now)  # a dead owner's comparison arrived meanwhile, and counts
-        if not plan.settled(result.counted):
+        if not plan.with_weight(result.counted):
             return effects + self._decline_parts([part], "no row of it decodes") + self.calls.review(now)
         compared = OwnerComparison(
             plan.round, plan.attempt, part, gather.owner_index, result.counted, result.products
@@ -311,16 +317,16 @@ class DistanceWeighting:
 
     def _weights_for_all(self, asked: WeightRequest, weights: RowWeights) -> AgreedWeights:
         """The rule's result for settled authors, as weights for all authors: a newcomer's row weighs nothing."""
-        peers, settled = asked.peers, self.plan.settled(asked.peers)
+        peers, settled = asked.peers, self.plan.with_weight(asked.peers)
         if isinstance(weights, bytes):
             return AgreedWeights(peers, among(peers, settled, weights), asked.compared, asked.without)
-        weight_of = dict(zip(settled, influenced(settled, weights, self.plan.influence), strict=True))
+        weight_of = dict(zip(settled, apply_influence(settled, weights, self.plan.influence), strict=True))
         weighed = tuple(weight_of.get(peer, 0.0) for peer in peers)
         return AgreedWeights(peers, weighed, asked.compared, asked.without)
 
     def _weigh_with(self, weighing: AgreedWeights, now: Seconds) -> list[Effect]:
         self.agreed = weighing
-        self.state.weighings[name_of(weighing)] = weighing
+        self.state.weighings[weights_digest(weighing)] = weighing
         # an owner that compared has one more window to combine, and then it is the next owner's turn
         self._patient_until = min(now + self.plan.window_s, self.plan.answer_until[-1])
         self.route.patience = dict.fromkeys(self.route.patience, self._patient_until)
@@ -331,15 +337,15 @@ class DistanceWeighting:
 
     def weights_digest(self) -> Digest | None:
         assert self.agreed is not None
-        return name_of(self.agreed)
+        return weights_digest(self.agreed)
 
     def admit_result(self, sender: PeerId, message: PartResult, answered: OwnerResult) -> bool:
         """Raise PeerFault unless the result comes with the weights that its owner signed for."""
         signer, weighing, part = message.statement.signer, message.weighing, answered.part
-        if weighing is UNSET or name_of(weighing) != answered.rows:
+        if weighing is UNSET or weights_digest(weighing) != answered.rows:
             raise PeerFault(sender, f"sent a result of part {part} without the weights that it names")
         flaw = weighing_flaw(self.plan, weighing)
-        if flaw is not None or not made_with(answered, weighing):
+        if flaw is not None or not fits_weights(answered, weighing):
             raise PeerFault(
                 signer,
                 f"answered for part {part} with invalid weights: it {flaw or 'combined rows without weights'}",
@@ -387,9 +393,9 @@ class DistanceWeighting:
         if lacking and now < self._rows_until(part, self.plan.gather_until(window, 1)):
             return []
         here = [peer for peer in weighing.peers if peer in gather.rows]
-        weights = shares_left(weighing, here)
-        if not self.plan.enough(here):
-            return self._decline_parts([part], self._shortage(len(self.plan.settled(here)), "left"))
+        weights = weights_left_of(weighing, here)
+        if not self.plan.is_enough(here):
+            return self._decline_parts([part], self._shortage(len(self.plan.with_weight(here)), "left"))
         if weights is None:
             return self._decline_parts([part], "rows with half of the weight or more died with an owner")
         gather.closed = True
@@ -460,7 +466,7 @@ def among(peers: Sequence[PeerId], settled: Sequence[PeerId], mixtures: bytes) -
     return packed_mixtures([[place[settled[row]] for row in mixture_of.get(peer, ())] for peer in peers])
 
 
-def influenced(
+def apply_influence(
     peers: Sequence[PeerId], weights: Sequence[float], influence: Mapping[PeerId, int]
 ) -> Sequence[float]:
     """Weights by distance times the influence of the authors' records, scaled to the same sum as before.

@@ -51,7 +51,7 @@ def recovery_bytes(run: Digest, body: bytes) -> bytes:
     return RECOVERY_DOMAIN + run + vertex_id(body)
 
 
-def whole(kept: Iterable[bytes]) -> list[Vertex]:
+def decode_undamaged(kept: Iterable[bytes]) -> list[Vertex]:
     """Decode vertices from the local disk, up to the first damaged one, which other peers would take for a forgery.
 
     Votes are not checked: the receiver and `atoll verify` do that.
@@ -75,19 +75,19 @@ class MissingVertex(NamedTuple):
     id: Digest | None
 
 
-def newest_hole(kept: Mapping[str, bytes], run: Digest) -> MissingVertex | None:
+def find_missing_vertex(kept: Mapping[str, bytes], run: Digest) -> MissingVertex | None:
     """Find the newest missing vertex in the stored history of a starting peer; None if it is complete.
 
     A peer that continued from a damaged history would refuse agreed vertices and blame the other members.
     """
-    if "genesis" in kept and [genesis_digest(vertex) for vertex in whole([kept["genesis"]])] != [run]:
+    if "genesis" in kept and [genesis_digest(vertex) for vertex in decode_undamaged([kept["genesis"]])] != [run]:
         return MissingVertex(-1, None)
     rounds = [int(name.removeprefix("vertex/")) for name in kept if name.startswith("vertex/")]
     if not rounds:
         return None
     goal = None
     for round in range(max(rounds), min(rounds) - 1, -1):  # older files stay on the disk unused
-        vertex = next(iter(whole([kept.get(f"vertex/{round}", b"")])), None)
+        vertex = next(iter(decode_undamaged([kept.get(f"vertex/{round}", b"")])), None)
         try:
             body = decode_body(vertex.body) if vertex is not None else None
         except PeerFault:
@@ -150,7 +150,7 @@ class VertexChain:
         before, body = decode_body(parent.body, who), decode_body(vertex.body, who)
         self._check_after(vertex_id(parent.body), before, vertex, body, who)
 
-    def other(self, vertex: Vertex, who: PeerId = PeerId("")) -> VertexBody | None:
+    def check_other_branch(self, vertex: Vertex, who: PeerId = PeerId("")) -> VertexBody | None:
         """The body that begins another branch: final, with the parent of the local vertex of its round.
 
         None if it is the local vertex, or its round is not in memory. Raises PeerFault if it is forged.
@@ -188,7 +188,7 @@ class VertexChain:
         """Vertex id -> round of all vertices in memory."""
         return {vertex: round for round, vertex in self.ids.items()}
 
-    def since(self, first: int, bytes_max: int) -> tuple[Vertex, ...]:
+    def vertices_from(self, first: int, bytes_max: int) -> tuple[Vertex, ...]:
         """Consecutive vertices from round `first` within `bytes_max`; empty if that round is not in memory."""
         chosen: list[Vertex] = []
         size = 0

@@ -80,7 +80,7 @@ def begin_after(body: VertexBody, voters: tuple[dict[PeerId, bytes], int]) -> Er
     )
 
 
-def ends(begin: EraStart, body: VertexBody, era_rounds: int, rounds: int) -> bool:
+def era_ends(begin: EraStart, body: VertexBody, era_rounds: int, rounds: int) -> bool:
     """Whether the era ends with this body: after `era_rounds`, with the run, or before too many signers leave.
 
     The next vertex may remove a third of the voters, at least one. If the remaining signers might then be no
@@ -234,13 +234,13 @@ class EraChain:
             effects += self._sign(era)
         for round in range(self.begin.round + 1, self.history.head + 1):
             if round in self.history.bodies:
-                effects += self.grew(self.history.bodies[round])
+                effects += self.on_vertex(self.history.bodies[round])
         return effects
 
-    def grew(self, body: VertexBody, handed: bool = False) -> list[Effect]:
+    def on_vertex(self, body: VertexBody, handed: bool = False) -> list[Effect]:
         """Handle a new vertex. If an era ends with it, call the hooks."""
         begin = self.begin
-        if not ends(begin, body, self.era_rounds, self.rounds_after(body)):
+        if not era_ends(begin, body, self.era_rounds, self.rounds_after(body)):
             return []
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
@@ -257,7 +257,7 @@ class EraChain:
         bare = [era for era in self.lacking.values() if not era.covered]
         return [e for era in bare for e in self._store(replace(era, covered=True))]
 
-    def vouch_for(self, sign: Callable[[bytes], bytes], reach: Sequence[PeerId]) -> list[Effect]:
+    def attest_unsigned(self, sign: Callable[[bytes], bytes], reach: Sequence[PeerId]) -> list[Effect]:
         """Seal all `unsigned` eras by attestations of the recovery identity and send them to `reach`.
 
         A later joiner stops at the first overdue era and would not see a much later recovery. So each such era gets
@@ -276,7 +276,7 @@ class EraChain:
         late = (e for e in self.lacking.values() if e.covered or is_overdue(e.round, False, next, every))
         return sorted(late, key=lambda era: era.round)
 
-    def demanded(self, head: int) -> Era | None:
+    def blocking_era(self, head: int) -> Era | None:
         """The first era that needs its quorum before a received history up to `head` is accepted.
 
         Eras that ended while the local peer took part are exempt: it received the votes. A run thus continues after
@@ -288,9 +288,9 @@ class EraChain:
         waits = (e for e in handed if is_overdue(e.round, e.covered, head, every))
         return min(waits, key=lambda era: era.round, default=None)
 
-    def demand(self, peer: PeerId, head: int, now: Seconds) -> list[Effect]:
+    def request_blocking(self, peer: PeerId, head: int, now: Seconds) -> list[Effect]:
         """Request missing era signatures from a peer that shows a history up to `head`."""
-        era = self.demanded(head)
+        era = self.blocking_era(head)
         if era is None or now - self.asked.get(era.round, (-1e9, peer))[0] < UNHEARD_S:
             return []
         awaited = EraAwaited(round=era.round, signed=len(era.signatures), needed=era.quorum)
@@ -331,7 +331,7 @@ class EraChain:
 
     # ---- exchange of signatures ----------------------------------------------------------------------------
 
-    def mine(self, first: int, reach: Sequence[PeerId]) -> list[Effect]:
+    def send_own(self, first: int, reach: Sequence[PeerId]) -> list[Effect]:
         """Send the local signatures under eras from round `first` on to `reach`. A lost one can be requested."""
         effects: list[Effect] = []
         for era in (*self.lacking.values(), *self.sealed.values()):
@@ -340,7 +340,7 @@ class EraChain:
                 effects.append(Broadcast("eras", EraSignatures(era.round, era.vertex, own), tuple(reach)))
         return effects
 
-    def hear(self, sender: PeerId, message: EraSignatures, now: Seconds) -> list[Effect]:
+    def receive_signatures(self, sender: PeerId, message: EraSignatures, now: Seconds) -> list[Effect]:
         """Store valid signatures. Raises PeerFault, before any change, if one is invalid."""
         self.unheard.pop(message.round, None)
         era = self.lacking.get(message.round) or self.sealed.get(message.round)
@@ -357,7 +357,7 @@ class EraChain:
                 raise PeerFault(sender, flaw)
         if not fresh:
             return []
-        return self._store(_add_signatures(era, tuple(fresh.values()))) + self.ask_of(
+        return self._store(_add_signatures(era, tuple(fresh.values()))) + self.request_from(
             sender, now, ASK_AGAIN_S, most=1
         )
 
@@ -376,11 +376,11 @@ class EraChain:
                 return [Emit(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
             if good:
                 return []  # too few to decide which past is invented; the sender may only forward them
-        if not any(m.peer == sender and m.present for m in self.history.head_body.members):
+        if not any(m.peer == sender and m.is_present for m in self.history.head_body.members):
             return []  # the sender may be on another branch of the run, with this vertex
         raise PeerFault(sender, f"signatures under a vertex of round {message.round} that was not agreed")
 
-    def ask(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
+    def request_missing(self, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """Request missing signatures of each era from the peer after the last one, at most every ASK_AGAIN_S."""
         effects: list[Effect] = []
         for round in self._eras_due(now, ASK_AGAIN_S) if reach else ():
@@ -388,7 +388,9 @@ class EraChain:
             effects += self._request(round, min((p for p in reach if p > before), default=min(reach)), now)
         return effects
 
-    def ask_of(self, peer: PeerId, now: Seconds, rest_s: Seconds = 0.0, most: int = ASKED_AT_ONCE) -> list[Effect]:
+    def request_from(
+        self, peer: PeerId, now: Seconds, rest_s: Seconds = 0.0, most: int = ASKED_AT_ONCE
+    ) -> list[Effect]:
         """Request at most `most` eras from this peer, except eras requested within the last `rest_s` seconds."""
         return [e for round in self._eras_due(now, rest_s)[:most] for e in self._request(round, peer, now)]
 
@@ -403,7 +405,7 @@ class EraChain:
         self.unheard[round] = now
         return [Send(peer, EraSignaturesRequest(round, self.lacking[round].signed_by))]
 
-    def give(self, sender: PeerId, wish: EraSignaturesRequest) -> list[Effect]:
+    def serve(self, sender: PeerId, wish: EraSignaturesRequest) -> list[Effect]:
         era = self.lacking.get(wish.round) or self.sealed.get(wish.round)
         if era is not None:
             return _respond(sender, wish, era)
@@ -417,7 +419,7 @@ class EraChain:
         self.reading[job] = sender, wish
         return [RunTask(job, ReadEra(wish.round))]
 
-    def read(self, job: str, data: bytes | None) -> list[Effect]:
+    def on_era_read(self, job: str, data: bytes | None) -> list[Effect]:
         """Handle an old era read from disk, or its absence."""
         asked = self.reading.pop(job, None)
         era = decode_era(data) if data is not None else None

@@ -88,26 +88,26 @@ class FailureDetector:
         self.accusers_needed = 1
         self.offset_s: Seconds = 0.0
 
-    def gone(self, peer: PeerId) -> bool:
+    def is_gone(self, peer: PeerId) -> bool:
         if peer in self.refused or peer in self.silent:
             return True
         return peer not in self.chosen and len(self.accused.get(peer, ())) >= self.accusers_needed
 
-    def unheard(self, peer: PeerId) -> bool:
+    def is_silent_only(self, peer: PeerId) -> bool:
         """Whether the peer is gone only by silence: the link to it may be broken."""
         return peer in self.silent and peer not in self.refused
 
-    def here(self, peer: PeerId, now: Seconds) -> bool:
+    def is_present(self, peer: PeerId, now: Seconds) -> bool:
         """Whether the peer is present as far as known: not gone, and not called without a reply."""
-        return not self.gone(peer) and now - self.called.get(peer, now) < self.suspect_s
+        return not self.is_gone(peer) and now - self.called.get(peer, now) < self.suspect_s
 
-    def call(self, members: Sequence[PeerId], now: Seconds, head: int) -> list[Effect]:
+    def ping_unwatched(self, members: Sequence[PeerId], now: Seconds, head: int) -> list[Effect]:
         """Ping these unwatched members until they reply."""
         fresh = [p for p in members if p != self.me and p not in self.watched and p not in self.called]
         self.called |= dict.fromkeys(fresh, now)
         return [Send(peer, Ping(now, head)) for peer in fresh]
 
-    def watch(self, members: tuple[PeerId, ...], now: Seconds) -> None:
+    def set_members(self, members: tuple[PeerId, ...], now: Seconds) -> None:
         """Follow the agreed membership: watch the next peers on a ring that is equal at all members."""
         if len(members) <= WATCH_ALL_UP_TO:
             chosen = [p for p in members if p != self.me]
@@ -132,37 +132,37 @@ class FailureDetector:
             self.beat_count += 1
             asked += {self.others[self.beat_count % len(self.others)]} - set(asked)
         asks: list[Effect] = [Send(peer, Ping(now, head)) for peer in asked]
-        return asks + self.look(now)
+        return asks + self.check_silence(now)
 
     def latencies(self) -> dict[PeerId, Seconds]:
         """One-way latency in seconds to each member that has replied: half of the shortest recent round trip."""
         return {peer: min(round_trips) / 2 for peer, round_trips in self.round_trips.items()}
 
-    def look(self, now: Seconds) -> list[Effect]:
+    def check_silence(self, now: Seconds) -> list[Effect]:
         """Suspect peers that were silent for `suspect_s`, and set a timer for the next such moment."""
         effects: list[Effect] = []
         for peer, record in self.watched.items():
-            if now - record.heard_s >= self.suspect_s and not self.gone(peer):
+            if now - record.heard_s >= self.suspect_s and not self.is_gone(peer):
                 self.silent.add(peer)
                 effects.append(Emit(PeerSuspected(peer=peer, why="silent")))
-        due = min((r.heard_s for p, r in self.watched.items() if not self.gone(p)), default=now) + self.suspect_s
+        due = min((r.heard_s for p, r in self.watched.items() if not self.is_gone(p)), default=now) + self.suspect_s
         return [*effects, SetTimer("silence", due)] if now < due < now + self.beat_s else effects
 
-    def heard(self, peer: PeerId, now: Seconds) -> list[Effect]:
+    def record_life(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """Record a sign of life: any message from this peer."""
         record = self.watched.get(peer)
         if record is not None:
             record.heard_s = now
         self.called.pop(peer, None)
         if peer in self.silent or peer in self.refused or peer in self.accused:
-            was_gone = self.gone(peer)
+            was_gone = self.is_gone(peer)
             self.silent.discard(peer)
             self.refused.discard(peer)
             self.accused.pop(peer, None)
             return [Emit(PeerReturned(peer=peer))] if was_gone else []
         return []
 
-    def accuse(self, peer: PeerId, by: PeerId, now: Seconds) -> None:
+    def record_suspicion(self, peer: PeerId, by: PeerId, now: Seconds) -> None:
         """Record a member's signed suspicion. Enough of them make an unwatched peer gone.
 
         The local peer then watches it too: its few watchers may be fewer than a vertex needs to remove it.
@@ -172,14 +172,14 @@ class FailureDetector:
             self.accused.setdefault(peer, set()).add(by)
             self.watched.setdefault(peer, WatchedPeer(now))
 
-    def link(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
+    def on_link_event(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
         match event:
             case LinkUp(peer):
                 self.refused.discard(peer)
                 self.unreachable.discard(peer)
-                return self.heard(peer, now)
+                return self.record_life(peer, now)
             case LinkDown(peer, refused=True) if peer not in self.refused:
-                was_gone = self.gone(peer)
+                was_gone = self.is_gone(peer)
                 self.refused.add(peer)
                 return [] if was_gone else [Emit(PeerSuspected(peer=peer, why="refused"))]
             case LinkDown(peer):
@@ -188,7 +188,7 @@ class FailureDetector:
                     self.watched.setdefault(peer, WatchedPeer(now))
                 return []  # the network may be back before the silence is long enough
 
-    def beat(self, event: Received, now: Seconds, head: int) -> list[Effect]:
+    def on_heartbeat(self, event: Received, now: Seconds, head: int) -> list[Effect]:
         match event.message:
             case Ping(sent_s):
                 return [Send(event.sender, PingReply(sent_s, now + self.offset_s, head))]
@@ -197,7 +197,7 @@ class FailureDetector:
             case _:
                 return []
 
-    def slept(self, now: Seconds) -> None:
+    def reset_silence(self, now: Seconds) -> None:
         """Reset all silence after the local clock jumped: this process did not read messages meanwhile."""
         for record in self.watched.values():
             record.heard_s = now

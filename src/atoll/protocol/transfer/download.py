@@ -119,11 +119,11 @@ class BlobSource:
     asked: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # chunk -> request time, if not late
     usual_s: Seconds = 0.0  # smoothed response time; 0 before the first response
     stalls: int = 0  # stalls in a row
-    here: bytes | None = None  # held chunks, one bit each; None: the whole blob
+    inventory: bytes | None = None  # held chunks, one bit each; None: the whole blob
     offers: deque[int] = field(default_factory=deque[int])  # held chunks that are missing here, rarest first
 
     def has(self, index: int) -> bool:
-        return self.here is None or bool(self.here[index // 8] >> index % 8 & 1)
+        return self.inventory is None or bool(self.inventory[index // 8] >> index % 8 & 1)
 
     def answered(self, took_s: Seconds) -> None:
         self.usual_s = took_s if self.usual_s == 0.0 else 0.8 * self.usual_s + 0.2 * took_s
@@ -171,7 +171,9 @@ class BlobDownload:
         self.prefix = f"fetch/{blob.hex()}/"
         self.sources = {peer: BlobSource() for peer in sources}
         self.bad: set[PeerId] = set()
-        self.left: dict[PeerId, BlobSource] = {}  # sources dropped for stalling; a new connection readmits them
+        self.dropped_sources: dict[
+            PeerId, BlobSource
+        ] = {}  # sources dropped for stalling; a new connection readmits them
         self.candidates: set[PeerId] = set()  # peers that had nothing of the blob, or were not asked yet
         self.inventory_answered: dict[
             PeerId, bool
@@ -227,10 +229,10 @@ class BlobDownload:
             case _:
                 return []
 
-    def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
+    def on_link_up(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """Handle a new connection: requests on the old one may never be answered."""
-        if peer in self.left:
-            self.sources[peer] = BlobSource(here=self.left.pop(peer).here)
+        if peer in self.dropped_sources:
+            self.sources[peer] = BlobSource(inventory=self.dropped_sources.pop(peer).inventory)
         source = self.sources.get(peer)
         if self.over or source is None:
             return []
@@ -241,12 +243,12 @@ class BlobDownload:
         self._forget_requests(peer)
         return self._request_chunks(now) if self.opened else []
 
-    def allow(self, chunks: int, now: Seconds) -> list[Effect]:
+    def set_allowance(self, chunks: int, now: Seconds) -> list[Effect]:
         """Allow `chunks` more chunk requests. An unused earlier allowance is not carried over."""
         self.allowance = chunks
         return self._request_chunks(now) if self.opened and not self.over else []
 
-    def offer(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
+    def add_sources(self, sources: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """Add peers that hold the blob."""
         fresh = [p for p in sources if p not in self.sources and p not in self.bad]
         self.sources.update((p, BlobSource()) for p in fresh)
@@ -254,11 +256,13 @@ class BlobDownload:
             return [self._request_inventory(p) for p in fresh]
         return self._request_chunks(now) if self.opened else []
 
-    def suppose(self, peers: Sequence[PeerId]) -> None:
+    def add_candidates(self, peers: Sequence[PeerId]) -> None:
         """Add peers that may be downloading the blob too. Ignored if only the given sources are used."""
         if self.me is None:
             return
-        self.candidates.update(p for p in peers if not (p in self.sources or p in self.bad or p in self.left))
+        self.candidates.update(
+            p for p in peers if not (p in self.sources or p in self.bad or p in self.dropped_sources)
+        )
 
     # ---- manifest and inventories --------------------------------------------------------------------------
 
@@ -288,7 +292,7 @@ class BlobDownload:
         if here is not None and len(here) != -(-len(known.chunks) // 8):
             return self._ban_source(sender)
         self.candidates.discard(sender)
-        self.sources.setdefault(sender, BlobSource()).here = here
+        self.sources.setdefault(sender, BlobSource()).inventory = here
         self.has_new_inventory = True
         if self.manifest is not None:
             return self._request_chunks(now) if self.opened else []
@@ -307,7 +311,7 @@ class BlobDownload:
         if not self.opened or self.closing or now - self.inventories_at < INVENTORY_S:
             return []
         self.inventories_at = now
-        peers = [*(p for p, s in self.sources.items() if s.here is not None), *sorted(self.candidates)]
+        peers = [*(p for p, s in self.sources.items() if s.inventory is not None), *sorted(self.candidates)]
         if len(peers) > INVENTORIES_MAX:
             first = self.inventory_turn = (self.inventory_turn + INVENTORIES_MAX) % len(peers)
             peers = (peers * 2)[first : first + INVENTORIES_MAX]
@@ -317,7 +321,7 @@ class BlobDownload:
         """Sort the missing chunks by how many partial sources hold them, rarest first."""
         self.has_new_inventory = False
         assert self.manifest is not None
-        partial = [s for s in self.sources.values() if s.here is not None]
+        partial = [s for s in self.sources.values() if s.inventory is not None]
         if not partial:
             return
         if not self.rank:
@@ -366,7 +370,7 @@ class BlobDownload:
         effects: list[Effect] = []
         effects += self._request_from_partial(now)
         room = self._requests_left() + len(effects)
-        ready = {p: s for p, s in self.sources.items() if s.here is None and s.has_window}
+        ready = {p: s for p, s in self.sources.items() if s.inventory is None and s.has_window}
         for _ in range(len(self.queue) if ready else 0):
             if len(effects) >= room:
                 break
@@ -473,11 +477,11 @@ class BlobDownload:
         if source.stalls == 1 or left:
             effects.append(Emit(StallingSource(peer=peer, blob=self.blob, left=left)))
         if left:
-            self.left[peer] = source
+            self.dropped_sources[peer] = source
             effects += self._drop_source(peer)
         elif source.stalls >= STALLS_MAX:  # the only source stalls: readmit the dropped ones, which were no worse
-            self.sources.update((p, BlobSource(here=s.here)) for p, s in self.left.items())
-            self.left.clear()
+            self.sources.update((p, BlobSource(inventory=s.inventory)) for p, s in self.dropped_sources.items())
+            self.dropped_sources.clear()
         return effects
 
     def _requeue_chunk(self, index: int) -> None:
@@ -523,7 +527,7 @@ class BlobDownload:
         return now - self.last_chunk_at > STARVED_S
 
     def _whole_sources(self) -> set[PeerId]:
-        return {p for p, s in self.sources.items() if s.here is None}
+        return {p for p, s in self.sources.items() if s.inventory is None}
 
     def _finish(self) -> list[Effect]:
         assert self.manifest is not None

@@ -36,7 +36,7 @@ from atoll.runtime.allreduce.parts import PART_VALUES
 from atoll.runtime.allreduce.trust import distrusting
 from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, join_run
 from atoll.runtime.network.addresses import listening
-from atoll.runtime.training_spec import FoundingBlobs, with_room
+from atoll.runtime.training_spec import FoundingBlobs, check_vertex_room
 
 RATE_MAX = 2**40  # bytes per second; above any link's rate
 STATE = b"atoll/group/1"  # initial state of every group: empty, since members bring their tensors
@@ -130,7 +130,7 @@ def found(
         steady=True if wish.remembered else msgspec.UNSET,
     )
     settings = distrusting(settings, trust, statistic, codec, way_back or codec, peers)
-    with_room(settings)
+    check_vertex_room(settings)
     return Group(_found_group(settings, wish))
 
 

@@ -15,7 +15,7 @@ from atoll.runtime.allreduce.delta_reference import DeltaReference
 from atoll.runtime.allreduce.flatten import ON_HOST, DeviceStream, moved
 from atoll.training.codec import Codec, SharedKnowledge, pack_spans
 from atoll.training.codec.blocks import Room, spans_of
-from atoll.training.codec.compiled.device import pack_there
+from atoll.training.codec.compiled.device import pack_on_device
 from atoll.training.recipe.update import TensorPlace
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 
@@ -126,7 +126,7 @@ class ReduceCall:
             return codec.encode(x_N)
         owed_N, left_N = moved(self.owed_N[lo:hi], x_N), self.left_N[lo:hi]
         if x_N.is_cuda:
-            return pack_there(codec, x_N, owed_N, left_N)
+            return pack_on_device(codec, x_N, owed_N, left_N)
         return pack_spans(codec, (x_N[a:b] for a, b in spans_of(hi - lo)), owed_N, 1.0, left_N)
 
     def encoded_apart(self, codec: Codec, lo: int, hi: int, room: Room) -> Buffer:

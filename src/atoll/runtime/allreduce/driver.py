@@ -41,7 +41,7 @@ from atoll.runtime import driver
 from atoll.runtime.allreduce.call import Cuts, GroupTerms, ReduceCall, ReduceResult, asked_for, but_for_held
 from atoll.runtime.allreduce.trust import CheckedArithmetic
 from atoll.runtime.allreduce.worker import GroupWorker
-from atoll.runtime.storage.store import in_use
+from atoll.runtime.storage.store import is_in_use
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import CommitAnnouncement
@@ -74,7 +74,7 @@ class GroupDriver(driver.Driver):
         self.island.uplink_bytes_s = self.uplink_bytes_s
         self.follow, self.named = self.island.follow, self.island.named
         self.listeners = [self._wake, self._react_to_fact]  # no event log: a group has no plots
-        self.on_broken, self.on_entry = self._fail_calls, self._note
+        self.on_bug, self.on_entry = self._fail_calls, self._note
         self._unreachable = ""  # address of the ticket that failed last
         self._refused: AtollError | None = None
         self._had_place = False
@@ -165,7 +165,7 @@ class GroupDriver(driver.Driver):
             return lost
         if not self.island.calls:
             return f"{len(names)} are here ({', '.join(names.values())}), and this member has not called"
-        awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.gone(p)]
+        awaited = [names[p] for p in round.awaited if p != self.me and not self.machine.heartbeat.is_gone(p)]
         if awaited:
             return f"these members have not called all_reduce yet: {', '.join(awaited)}"
         return "parts are still on their way"
@@ -319,7 +319,7 @@ class GroupDriver(driver.Driver):
 
     def _members(self) -> tuple[PeerId, ...]:
         history = self.machine.history
-        return tuple(m.peer for m in history.head_body.members if m.trains) if history is not None else ()
+        return tuple(m.peer for m in history.head_body.members if m.may_train) if history is not None else ()
 
     def _quorum_lost(self) -> str:
         """Absent voters without which no agreement is possible; else ""."""
@@ -327,7 +327,9 @@ class GroupDriver(driver.Driver):
         if round is None:
             return ""
         left = self._departed_voters()
-        silent = [p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.gone(p)]
+        silent = [
+            p for p in round.plan.voters if p != self.me and p not in left and self.machine.heartbeat.is_gone(p)
+        ]
         if len(silent) + len(left) <= round.plan.tolerated:
             return ""
         names = names_of((m.peer, m.name) for m in round.plan.members)
@@ -360,7 +362,7 @@ class GroupDriver(driver.Driver):
     def _working(self) -> int:
         """Members that count towards `start_peers` and `min_peers`."""
         history = self.machine.history
-        return sum(m.works for m in history.head_body.members) if history is not None else 0
+        return sum(m.is_auditable_trainer for m in history.head_body.members) if history is not None else 0
 
 
 @contextmanager
@@ -368,7 +370,7 @@ def own_folder() -> Iterator[Path]:
     """Temporary folder for this member's keys. Removes the folders of members that were killed."""
     for old in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
         with suppress(OSError):
-            if old not in _mine and time.time() - old.stat().st_mtime > ABANDONED_S and not in_use(old):
+            if old not in _mine and time.time() - old.stat().st_mtime > ABANDONED_S and not is_in_use(old):
                 shutil.rmtree(old)
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS))
     _mine.add(folder)

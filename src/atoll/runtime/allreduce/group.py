@@ -39,7 +39,7 @@ from atoll.runtime.allreduce.flatten import StreamPool
 from atoll.runtime.allreduce.parts import placed
 from atoll.runtime.allreduce.pending import PendingReduce
 from atoll.training.codec import codec_named
-from atoll.training.codec.compiled.device import works_on
+from atoll.training.codec.compiled.device import is_supported_on
 
 T = TypeVar("T")
 SLICE_BYTES = 256 * MIB  # size of one round; a longer call takes several, so that a member holds at most twice this
@@ -241,7 +241,7 @@ class Group:
             raise UsageError("E-RED-02", "the tensors are empty", fix=fix)
         with inference_mode(False):  # another thread writes to both
             fused = self._lanes.fused(
-                given, lambda tensor: held is None and works_on(codec_named(name, SAMPLE), tensor)
+                given, lambda tensor: held is None and is_supported_on(codec_named(name, SAMPLE), tensor)
             )
             owed_N = error_feedback.owed(given, fused.vector_N) if error_feedback is not None else None
         flat_N = fused.vector_N

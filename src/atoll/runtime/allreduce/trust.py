@@ -27,7 +27,7 @@ from atoll.training.codec import Codec, codec_named
 from atoll.training.codec.blocks import Room
 from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import compare
+from atoll.training.exchange.distance_weights import compare_rows
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, judge, opening_problem
 from atoll.verification.sum_check.wire_digests import Encode, WireDigestCache
@@ -133,11 +133,11 @@ class CheckedArithmetic:
             wire, name = self._opened.of_mine(codec, encode)
         else:
             hashed = blake3()
-            wire = encode(codec.showing(lambda stretch: hashed.update(memoryview(stretch).cast("B"))))
+            wire = encode(codec.with_hashing(lambda stretch: hashed.update(memoryview(stretch).cast("B"))))
             name = Digest(hashed.digest())
         return Payload(name, memoryview(wire).nbytes, wire)
 
-    def name_of(self, message: object, payload: Buffer) -> Digest:
+    def digest_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload) if self._opened is None else self._opened.of_arrived(message, payload)
 
     def combine(
@@ -155,7 +155,7 @@ class CheckedArithmetic:
         return done, None if done.wire is None else payload
 
     def compare(self, work: CompareRows, values: int) -> RowsCompared:
-        done = compare([(row.weight, row.payload.data) for row in work.rows], values, self.up)
+        done = compare_rows([(row.weight, row.payload.data) for row in work.rows], values, self.up)
         counted = tuple(work.rows[i].peer for i in done.counted)
         return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 

@@ -58,14 +58,14 @@ from atoll.runtime.allreduce.parts import cuts, paired_cuts, part_values, seed_o
 from atoll.runtime.allreduce.trust import CheckedArithmetic, values_of
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import PayloadHasher
-from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.training.codec import Codec, SharedKnowledge, codec_named
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
 from atoll.training.codec.fp32 import TRUSTED_FP32
 from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine, gather
-from atoll.training.exchange.distance_weights import weigh
+from atoll.training.exchange.distance_weights import weigh_rows
 from atoll.training.recipe.reply_formats import ReplyFormat
 from atoll.training.recipe.update import matrices, tensor_sizes, whole_sizes
 from atoll.verification.malformed_updates.tensors import UNJUDGED
@@ -204,7 +204,7 @@ class GroupWorker:
 
     # ---- what the driver asks for --------------------------------------------------------------------------
 
-    async def do(self, work: Any) -> Any:
+    async def run(self, work: Any) -> Any:
         match work:
             case TrainRound():
                 return await self._train()
@@ -215,7 +215,7 @@ class GroupWorker:
             case CompareRows() if self.checked is not None:
                 return await self._off_loop(lambda work: self._checked.compare(work, self._values(work)), work)
             case WeighRows():
-                return ComputedWeights(weigh(work.statistic, work.liars, work.rows, work.parts))
+                return ComputedWeights(weigh_rows(work.statistic, work.liars, work.rows, work.parts))
             case BuildOpening():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():
@@ -236,12 +236,12 @@ class GroupWorker:
                 # every call needs its own mean, so an older state cannot be restored
                 return StateRestored() if self.store.has_blob(work.state) else None
             case _:
-                return stored(self.store, work)
+                return run_store_task(self.store, work)
 
-    def name_of(self, message: Message, payload: Buffer) -> Digest:
+    def digest_of(self, message: Message, payload: Buffer) -> Digest:
         """Fast hash of a part: members of a private group trust each other, and the link authenticates bytes."""
         if self.checked is not None:
-            return self.checked.name_of(message, payload)
+            return self.checked.digest_of(message, payload)
         return _quick_name(payload) if isinstance(message, QUICK) else digest(payload)
 
     def follow(self) -> PayloadHasher | None:
@@ -311,7 +311,7 @@ class GroupWorker:
         else:
             call.cuts = cuts(len(call.flat_N), work.shares, self.pieces, each)
         if call.owing is not None:
-            call.owing.settle((), call.whole)  # staged residuals belong to a round that failed here
+            call.owing.commit((), call.whole)  # staged residuals belong to a round that failed here
         filled = max(1, sum(hi > lo for lo, hi in call.cuts))
         with call.lane.work():
             call.left_N = None if call.owed_N is None else torch.empty_like(call.flat_N)
@@ -335,7 +335,7 @@ class GroupWorker:
         if call.paired:
             return self._combine_pair(call, work, rows)
         if self.terms.way_back == GATHERED:
-            done = self._gathering(call, work.round, work.part).answer(rows)
+            done = self._gathering(call, work.round, work.part).encode(rows)
             return done, _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire)) if done.wire else None
         up, down = self._both_ways(call, work)
         if call.owing is not None:
@@ -344,11 +344,11 @@ class GroupWorker:
             if done.wire is None or left_N is None:
                 return done, None
             payload = _quickly_named(done.wire, xxhash.xxh3_128_digest(done.wire))
-            call.owing.waits(payload.digest, lo, left_N)
+            call.owing.stage(payload.digest, lo, left_N)
             return done, payload
         name = xxhash.xxh3_128()
         codecs = [down if row.handed else up for row in work.rows]
-        done = combine(rows, values, codecs, down.showing(name.update), room=self.room)
+        done = combine(rows, values, codecs, down.with_hashing(name.update), room=self.room)
         return done, _quickly_named(done.wire, name.digest()) if done.wire is not None else None
 
     def _combine_pair(
@@ -414,7 +414,7 @@ class GroupWorker:
             raise
         else:
             if call.owing is not None:
-                call.owing.settle(led, call.whole)
+                call.owing.commit(led, call.whole)
             if call.held is not None:
                 call.held.take(call.at, call.flat_N)
             call.from_N = None
@@ -426,7 +426,7 @@ class GroupWorker:
         if call.paired:
             call.flat_N[lo:hi] = call.made[part, answer.digest]
         elif self.terms.way_back == GATHERED:
-            call.flat_N[lo:hi] = self._gathering(call, round, part).read(answer.data).value_N
+            call.flat_N[lo:hi] = self._gathering(call, round, part).decode(answer.data).value_N
         else:
             self._way_back(call, round, part).decode_into(answer.data, call.flat_N[lo:hi])
         if call.from_N is not None:
@@ -471,7 +471,7 @@ class GroupWorker:
         if self.checked is not None:
             return self.checked.made(codec, lambda shown: call.encoded_apart(shown, lo, hi, self.room))
         name = xxhash.xxh3_128()
-        wire = call.encoded(codec.showing(name.update), lo, hi)
+        wire = call.encoded(codec.with_hashing(name.update), lo, hi)
         return _quickly_named(wire, name.digest())
 
     @property

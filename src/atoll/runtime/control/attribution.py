@@ -29,7 +29,7 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
         )
     try:
         asked = question_of(host.machine, round)
-        if not await host.island.do(FindState(asked.ground.parent.state)):  # pins the state, as rows are pinned
+        if not await host.island.run(FindState(asked.ground.parent.state)):  # pins the state, as rows are pinned
             raise state_lacking(round)
         gathered = await host.gather_rows(round)
     except ValueError as why:
@@ -51,7 +51,7 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
             fix=f"{later}set keep.updates higher at all members and start them again, "
             "which keeps updates from then on",
         )
-    found = await host.island.do(work)
+    found = await host.island.run(work)
     assert isinstance(found, LeaveOneOutResult)
     left_out = [n for n, part in enumerate(work.parts) if part is None]
     told = _summary(host, round, found, gathered.gone)

@@ -83,10 +83,10 @@ def _member(host: TrainingPeer, named: str) -> PeerId:
 async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> None:
     """The state is here and is what was agreed on; out of pieces, if it lies in some. Errors name what is."""
     was_here = host.store.has_blob(goal.state)
-    if await host.island.do(FindState(goal.state)):
+    if await host.island.run(FindState(goal.state)):
         return
     if host.lies_in_pieces(goal.state):
-        if await host.restore_state(goal.state, wait_s) and await host.island.do(FindState(goal.state)):
+        if await host.restore_state(goal.state, wait_s) and await host.island.run(FindState(goal.state)):
             return
         raise RunFailedError(
             "E-CHK-13",

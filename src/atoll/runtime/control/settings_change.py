@@ -23,10 +23,10 @@ from atoll.peer.governance.settings_change import in_words, numbers_in, tuned_by
 from atoll.peer.operator_commands import with_waiting
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import numbers_of
-from atoll.runtime.training_spec import effort_misfit, with_room
+from atoll.runtime.training_spec import check_vertex_room, effort_misfit
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import check_recipe, swarm_problem
-from atoll.training.spec import ATTACHED, TrainingSpec, learning_after
+from atoll.training.spec import ATTACHED, TrainingSpec, spec_after
 from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
 from atoll.wire.messages.vertex import VertexBody
 
@@ -128,11 +128,11 @@ def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
 
 def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbers) -> str:
     """Reason why the run cannot use these numbers; empty if it can. `settings` already include them."""
-    to, before, then = changed.to, learning.recipe, learning_after(learning, changed).recipe
+    to, before, then = changed.to, learning.recipe, spec_after(learning, changed).recipe
     loops = before.model == ATTACHED
     without = "its members' loops have optimizers of their own" if loops else "its recipe has none"
     for name in sorted({"lr", "outer_lr"} & numbers_in(to).keys()):
-        alone = learning_after(learning, replace(changed, to=convert({name: 1e-30}, RunNumbers))).recipe
+        alone = spec_after(learning, replace(changed, to=convert({name: 1e-30}, RunNumbers))).recipe
         if alone == before:
             return f"train.{name}: {without}"
     if to.inner_steps is not UNSET:
@@ -147,7 +147,7 @@ def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbe
     try:
         if not loops:
             check_recipe(then)
-        with_room(settings)
+        check_vertex_room(settings)
     except ValueError as why:
         return str(why)
     return swarm_problem(then) or effort_misfit(then, settings.round.effort)
@@ -165,7 +165,7 @@ async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -
         then = tuned_by(genesis, history.head_body, history.head_body.trained, both)
         if why := problem(learning, with_numbers(genesis, then.to), then):
             raise ValueError(why)
-        host.tune(to)
+        host.change_numbers(to)
     except ValueError as why:
         raise RefusedError("E-RUN-28", f"the run cannot change so: {why}", fix="atoll status") from None
     before, until = history.head, time.monotonic() + wait_s

@@ -118,14 +118,14 @@ class ControlServer:
 # ---- the command's side ------------------------------------------------------------------------------------
 
 
-def ask(folder: Path, verb: str, **with_: Any) -> Any:
+def send_request(folder: Path, verb: str, **with_: Any) -> Any:
     """Send a request to the peer in `folder`; returns its reply or raises the error in it."""
     return _reply(folder, msgspec.json.encode(ControlRequest(verb, with_)) + b"\n")
 
 
-async def ask_soon(folder: Path, verb: str, **with_: Any) -> Any:
+async def send_request_async(folder: Path, verb: str, **with_: Any) -> Any:
     """`ask` for a caller with an event loop."""
-    return await asyncio.to_thread(lambda: ask(folder, verb, **with_))
+    return await asyncio.to_thread(lambda: send_request(folder, verb, **with_))
 
 
 def _reply(folder: Path, request: bytes) -> Any:
@@ -185,7 +185,7 @@ def door_path(folder: Path) -> Path:
     raise RunFailedError("E-DOOR-05", "there is no short folder for a socket", fix="set TMPDIR to a short path")
 
 
-def neighbours() -> int:
+def count_local_peers() -> int:
     """Number of this user's peers on this computer; their trainers share its cores.
 
     Sockets of killed peers are removed once they are too old to belong to a starting peer.

@@ -19,7 +19,7 @@ from atoll.peer.operator_commands import turnout
 from atoll.peer.settings import RunSettings
 from atoll.policy.reputation import scores_of
 from atoll.runtime.control.pause import pause_told
-from atoll.runtime.event_log import line_of, waiting_text
+from atoll.runtime.event_log import member_entry, waiting_text
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
     from atoll.runtime.training_peer import TrainingPeer
@@ -35,7 +35,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
     mine = next((m for m in members if m["peer"] == host.me), None)
     there = turnout(machine, host.clock.now())
     head = machine.history.head_body if machine.history is not None else None
-    working = sum(m.works for m in head.members) if head is not None else 0
+    working = sum(m.is_auditable_trainer for m in head.members) if head is not None else 0
     now = _settings_now(host)
     wanted = now.min_peers if p.trained else now.start_peers
     return {
@@ -71,10 +71,10 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "quorum": there.needed,
         "protocol": "raft" if machine.settings.by_raft else "bft",
         "statistic": machine.settings.statistic,
-        "audits": {"drawn": p.audits_drawn} | p.verdicts if "audit" in machine.inspectors.machines else None,
-        "scores": p.opinions if "score" in machine.inspectors.machines else None,
-        "twins": p.twins if "twins" in machine.inspectors.machines else None,
-        "validation": _validation(host) if "validate" in machine.inspectors.machines else None,
+        "audits": {"drawn": p.audits_drawn} | p.verdicts if "audit" in machine.verifiers.machines else None,
+        "scores": p.opinions if "score" in machine.verifiers.machines else None,
+        "twins": p.twins if "twins" in machine.verifiers.machines else None,
+        "validation": _validation(host) if "validate" in machine.verifiers.machines else None,
         "kept": kept_of(host),
         "paused": host.paused() or pause_told(host) or waiting_text(working, wanted),
         "missing": p.missing,
@@ -152,14 +152,14 @@ def peers_of(host: TrainingPeer) -> list[dict[str, Any]]:
     if history is None:
         return []
     scores = scores_of(history.head_body)
-    return [_with_link(host, line_of(m, scores)) for m in history.head_body.members]
+    return [_with_link(host, member_entry(m, scores)) for m in history.head_body.members]
 
 
 def _with_link(host: TrainingPeer, line: dict[str, Any]) -> dict[str, Any]:
     if line["peer"] == host.me:
         return line | {"link": "me", "rtt_ms": None}
     stats = host.links.stats().get(line["peer"])
-    if host.machine.heartbeat.gone(line["peer"]):
+    if host.machine.heartbeat.is_gone(line["peer"]):
         link = "gone"
     else:
         link = "up" if stats is not None and stats.up else "down"

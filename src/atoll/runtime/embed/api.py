@@ -26,7 +26,7 @@ from atoll.runtime.embed.options import RunOptions
 from atoll.runtime.embed.run import Run
 from atoll.runtime.embed.trust_defaults import rule_of
 from atoll.runtime.network.addresses import listening
-from atoll.training.recipe.recipes import Recipe, in_own_loop, own_loop
+from atoll.training.recipe.recipes import Recipe, custom_loop_recipe, for_custom_loop
 from atoll.wire.ticket import parse
 
 INNER_STEPS = 50  # optimizer steps of a round, unless the caller chooses
@@ -116,10 +116,10 @@ def found(
         )
     try:
         if recipe is None:
-            recipe = own_loop(**numbers)
+            recipe = custom_loop_recipe(**numbers)
         else:
             _check_only_recipe(numbers)
-            recipe = in_own_loop(recipe, believed=trust == "private")
+            recipe = for_custom_loop(recipe, believed=trust == "private")
         rule, _ = rule_of(trust, wish.statistic, start_peers, wish.min_peers)
         effort = _effort(recipe, wish)
     except ValueError as why:

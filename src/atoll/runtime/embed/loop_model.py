@@ -20,7 +20,7 @@ from atoll.runtime.embed.messages import mailbox_room_bytes
 from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchor
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.exchange.layout import base_digest, flatten, layout_of, tensors_of, unflatten
-from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged
+from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
 from atoll.training.recipe.inner import (
     GradientAccumulation,
     PipelinedGradients,
@@ -41,16 +41,16 @@ class LoopModel:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, only: Sequence[str] = ()) -> None:
         """`only`: shell-style names of what is exchanged. UsageError if nothing could be exchanged."""
         try:
-            exchanged_names = exchanged(model, only)
+            names = exchanged_names(model, only)
             self.layout = layout_of(model, only)
-            check_optimizer(model, exchanged_names, (p for g in optimizer.param_groups for p in g["params"]))
+            check_optimizer(model, names, (p for g in optimizer.param_groups for p in g["params"]))
         except ValueError as why:
             raise UsageError("E-ATT-05", str(why)) from None
         self.model, self.optimizer = model, optimizer
         self.gradients: GradientSums | None = None  # set if members agree on gradients
         self.queue_rounds = 0  # rounds of queued gradients at most
         self._moments: AdamMoments | None = None  # set if members average moments
-        self._base = FrozenBaseGuard(model, exchanged_names, by_name=bool(only))
+        self._base = FrozenBaseGuard(model, names, by_name=bool(only))
 
     def open_mailbox(self) -> int:
         """Create the shared mailbox; returns its descriptor, which the caller closes."""
@@ -86,12 +86,12 @@ class LoopModel:
         """(F,) values of the model; the parameters' places hold the gradient sums if members agree on them."""
         x_F = self.values()
         if self.gradients is not None:
-            x_F[: self.layout.parameters] = self.gradients.end()
+            x_F[: self.layout.parameters] = self.gradients.pop_sum()
         return x_F
 
     def drop_gradients(self) -> None:
         if self.gradients is not None:
-            self.gradients.end()
+            self.gradients.pop_sum()
 
     def write_agreed(self) -> None:
         """Copy the mailbox into the model."""

@@ -73,7 +73,7 @@ async def serve(fd: int, memory: int) -> None:
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
-    from atoll.runtime.bootstrap import training
+    from atoll.runtime.bootstrap import training_peer_factory
 
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = _ATTACH.decode(await reader.readexactly(size))
@@ -88,7 +88,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
 
     reading = asyncio.create_task(trainer.read_messages())
     try:
-        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), training(1, watch, trainer))
+        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), training_peer_factory(1, watch, trainer))
     except AtollError as why:
         trainer.send(PeerError(why.code, why.what, why.cause, why.fix))
         with suppress(ConnectionError):  # the loop may have ended in between
@@ -99,13 +99,13 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
-    trainer.on_decline = lambda rounds: host.rest(rounds, at_once=True)
+    trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
 
     def end(why: AtollError) -> None:
         trouble.append(why)
         over.set()
 
-    host.on_unkept = end
+    host.on_persist_failed = end
     host.on_leave = leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
@@ -144,14 +144,14 @@ async def _enter_run(
         found_run,
         holds_run,
         join_run,
-        prepare,
+        prepare_folder,
         resume_run,
     )
-    from atoll.runtime.training_spec import found
+    from atoll.runtime.training_spec import founding_blobs
 
     request, folder = wish.request, Path(wish.request.folder)
     listening = ListenOptions(request.listen, request.announce)
-    prepare(folder)
+    prepare_folder(folder)
     if request.ticket:
         host = await join_run(folder, request.ticket, "trainer", request.name, listening, make)
         return host, request.ticket, ()
@@ -159,7 +159,7 @@ async def _enter_run(
         host = await resume_run(folder, request.name, listening, make)
         return host, host.ticket_text() or "", ()
     beginning, settings = _run_start(wish, x_F)
-    uses, founded = TicketTerms(_ticket_uses()), found(beginning, settings)
+    uses, founded = TicketTerms(_ticket_uses()), founding_blobs(beginning, settings)
     host, made = await found_run(folder, founded, request.name, listening, uses, make)
     return host, made.text, forgone(request.trust, request.statistic, settings.statistic, beginning.recipe)
 
@@ -248,15 +248,15 @@ def _model_mismatch(run: ModelLayout, mine: ModelLayout) -> RefusedError | None:
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
     match fact:
         case RoundClosed(body=body) if body.parts:
-            here = sum(m.present for m in body.members)
+            here = sum(m.is_present for m in body.members)
             trainer.send(LoopRoundClosed(body.round, body.trained, len(fact.counted), here, body.metrics.loss))
         case RunOver():
             over.set()
         case GenesisKnown(settings=settings):
-            from atoll.runtime.training_spec import decode_learning
+            from atoll.runtime.training_spec import parse_training_spec
 
             assert trainer.layout is not None
-            learning = decode_learning(settings)
+            learning = parse_training_spec(settings)
             trainer.recipe = learning.recipe
             trainer.validated = settings.validated is not None
             if learning.recipe.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:

@@ -59,7 +59,7 @@ from atoll.runtime.trainer.protocol import (
     WriteParameters,
 )
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.user_optimizer import skipped
+from atoll.training.recipe.user_optimizer import is_skipped
 from atoll.wire.ticket import parse
 from atoll.worker.trainer_commands import BeginValidation
 
@@ -230,14 +230,14 @@ class Run:
         """Hook before optimizer.step(): if members agree on gradients, the recipe takes the step instead."""
         self._in_step = True
         gradients = self._local.gradients
-        return None if gradients is None or self.done else gradients.take(optimizer, args, kwargs)
+        return None if gradients is None or self.done else gradients.take_gradients(optimizer, args, kwargs)
 
     def _after_step(self, *_: object) -> None:
         """Hook after optimizer.step(): hand over if the round's steps or its time are over."""
         if not self._in_step:
             return  # the super().step() of a subclass, which torch hooks as well
         self._in_step = False
-        if self._local.gradients is not None and not self._local.gradients.give_back():
+        if self._local.gradients is not None and not self._local.gradients.restore_gradients():
             self.close()
             raise UsageError(
                 "E-ATT-13",
@@ -245,7 +245,7 @@ class Run:
                 "parameters that have none: its steps would come on top of the agreed ones",
                 fix="attach torch.optim.SGD(model.parameters()): it only triggers the step",
             )
-        if self.done or not self._channel.is_open or skipped(self._local.optimizer):
+        if self.done or not self._channel.is_open or is_skipped(self._local.optimizer):
             return
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed

@@ -12,7 +12,7 @@ import socket
 from contextlib import suppress
 from typing import Literal
 
-from atoll.runtime.network.dialer import endpoint_of, named_by_environment
+from atoll.runtime.network.dialer import endpoint_of, environment_addresses
 from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -22,10 +22,10 @@ INTERFACES_MAX = 3  # advertised per unspecified address: a ticket has little ro
 
 def listening(given: tuple[str, ...]) -> tuple[str, ...]:
     """Listening addresses: those given, else those in ATOLL_LISTEN, else loopback."""
-    return given or named_by_environment() or LOOPBACK
+    return given or environment_addresses() or LOOPBACK
 
 
-def dialable(bound: list[str]) -> tuple[str, ...]:
+def advertised(bound: list[str]) -> tuple[str, ...]:
     """Addresses to advertise: the bound ones, with those of the interfaces in place of 0.0.0.0 and ::."""
     out: list[str] = []
     for address in bound:
@@ -37,7 +37,7 @@ def dialable(bound: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(out))
 
 
-def with_ports(addresses: tuple[str, ...]) -> list[str]:
+def with_free_ports(addresses: tuple[str, ...]) -> list[str]:
     """Replace port 0 by a free port, so that addresses can be advertised before they are bound."""
     out: list[str] = []
     for address in addresses:

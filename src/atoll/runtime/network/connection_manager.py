@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from ipaddress import ip_address
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import PeerId, one_line, short
+from atoll.base.ids import PeerId, one_line, short_id
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.runtime.network.addresses import Ambiguity, ambiguity_of
@@ -207,7 +207,7 @@ class ConnectionManager:
                 self._open_bulk(link)
         return True
 
-    def rounds_over(self, before: int) -> None:
+    def drop_rounds(self, before: int) -> None:
         """Drop waiting messages of earlier rounds: they help no peer any more."""
         for link in self._links.values():
             link.bulk.drop_rounds(before)
@@ -219,7 +219,7 @@ class ConnectionManager:
         """(sent, received) bytes on the connections of all links so far."""
         return _add_traffic(self._past_traffic, *(link.traffic() for link in self._links.values()))
 
-    def uploading(self) -> dict[PeerId, tuple[int, bool]]:
+    def upload_progress(self) -> dict[PeerId, tuple[int, bool]]:
         """Per peer: bulk bytes acknowledged on current connections, and whether some still wait to leave.
 
         Without an upload cap, peers on this computer are left out: the load of processors would be measured, and
@@ -424,7 +424,7 @@ class ConnectionManager:
         in_use = link.control is control
         link.remove_control(control)
         if in_use:
-            log.debug("lost %s: %r", short(link.peer), why)
+            log.debug("lost %s: %r", short_id(link.peer), why)
             if link.up:
                 link.down_timer = self._loop.call_later(LINK_DOWN_DELAY_S, self._settle, link, False)
             self._redial(link)
@@ -528,7 +528,7 @@ class ConnectionManager:
                     await self._introduce(connection, where, Lane.BULK, link.peer)
                     pause_s = REDIAL_FIRST_S
                 except (OSError, PeerFault) as why:
-                    log.debug("bulk connection to %s: %r", short(link.peer), why)
+                    log.debug("bulk connection to %s: %r", short_id(link.peer), why)
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  # spreads retries
                     pause_s = min(2 * pause_s, REDIAL_LAST_S)
         finally:

@@ -106,7 +106,7 @@ def endpoint_of(address: str, transports: Collection[str] = TRANSPORTS) -> DialE
     return where
 
 
-def named_by_environment() -> tuple[str, ...]:
+def environment_addresses() -> tuple[str, ...]:
     """Listening addresses from ATOLL_LISTEN, separated by spaces; they hold where the call names none."""
     return tuple(os.environ.get("ATOLL_LISTEN", "").split())
 
@@ -116,7 +116,7 @@ def named_by_environment() -> tuple[str, ...]:
 
 def cannot_listen(address: str, why: OSError) -> NetworkError:
     cause, fix = "another program holds this port", "another port, or tcp/0 to let the system choose one"
-    if address in named_by_environment():
+    if address in environment_addresses():
         cause += ", perhaps with the same ATOLL_LISTEN: the address is from there"
         fix = f"unset ATOLL_LISTEN, or set it to {fix}"
     return NetworkError(

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
-from atoll.crypto.identity import Identity, PublicIdentity, libp2p_public_key, nobody_known
+from atoll.crypto.identity import Identity, PublicIdentity, libp2p_public_key, no_peer_known
 from atoll.crypto.noise_pattern import HandshakeRole
 from atoll.crypto.session_tickets import TicketStore
 from atoll.runtime.network.secure_channel import FRAME_MAX, ChannelOpened, ForeignPeer, RecordOpener, RecordSealer
@@ -56,7 +56,7 @@ class Libp2pSecurity:
         identity: Identity,
         network: bytes,
         *,
-        known: Callable[[PeerId], PublicIdentity | None] = nobody_known,
+        known: Callable[[PeerId], PublicIdentity | None] = no_peer_known,
         foreign: bool = False,
     ) -> None:
         self.handlers = StreamHandlers()

@@ -88,7 +88,7 @@ class BlobRetention:
     def tidy(self, needed: set[Digest], round: int) -> None:
         """Remove blobs that are neither needed nor recent. `round` is the head's."""
         most = self._retention.keep.bytes_max
-        verdicts = self._store.within(self._verdicts, most // VERDICTS_SHARE)
+        verdicts = self._store.blobs_within(self._verdicts, most // VERDICTS_SHARE)
         beside = verdicts | self.rows.kept(most - self._retention.size_of(verdicts))
         to_keep = self._retention.states(round, beside)
         recent = time.monotonic() - STATES_KEPT_S

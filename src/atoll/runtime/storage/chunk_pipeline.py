@@ -68,7 +68,7 @@ class ChunkPipeline:
         self._lock = Lock()  # guards state shared by the thread and the loop
         self._landing = self._closing = False
 
-    def take(self, chunk: ChunkResponse, data: memoryview, then: Callable[[Payload], None]) -> None:
+    def receive_chunk(self, chunk: ChunkResponse, data: memoryview, then: Callable[[Payload], None]) -> None:
         """Process an unchecked chunk; `then` is called with its bytes and digest."""
         if len(data) > BLOB_CHUNK:  # longer than any chunk; a frame may be 64 times as long
             then(Payload(ZERO_DIGEST, len(data), b""))
@@ -86,7 +86,7 @@ class ChunkPipeline:
         elif not waits:
             then(self._land(chunk, data))
 
-    def do(self, work: StoreChunk | ReadChunk, answer: Answer) -> None:
+    def run(self, work: StoreChunk | ReadChunk, answer: Answer) -> None:
         if isinstance(work, ReadChunk):
             self._to_read.append((work, answer))
             if len(self._to_read) == 1:

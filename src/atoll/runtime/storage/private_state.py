@@ -59,7 +59,7 @@ class PrivateState:
     kept: PrivateParameters | None = None  # private parameters of the recipe
     sent: InFlightUpdate | None = None  # update in flight; this state is valid for the vertex that counts it
 
-    def goes_with(self, vertex: Digest, settlement: UpdateSettlement | None) -> bool:
+    def matches(self, vertex: Digest, settlement: UpdateSettlement | None) -> bool:
         """True if the state is valid for this vertex; `settlement` is what it counts of the local peer."""
         if self.sent is None:
             return self.vertex == vertex
@@ -71,7 +71,7 @@ class PrivateState:
 NOTHING = PrivateState(None)
 
 
-def going_with(
+def matching_state(
     files: Sequence[PrivateState], vertex: Digest, settlements: Sequence[UpdateSettlement]
 ) -> tuple[PrivateState, UpdateSettlement | None]:
     """The state that matches this vertex, and what a vertex counts of the update in it.
@@ -81,16 +81,16 @@ def going_with(
     """
     newest, before = (*settlements, None, None)[:2]
     for one in files:
-        if one.goes_with(vertex, newest):
+        if one.matches(vertex, newest):
             return one, newest
     if newest is not None and newest.root is None:
         for one in files:
-            if one.goes_with(newest.before, before):
+            if one.matches(newest.before, before):
                 return one, before
     return NOTHING, None
 
 
-def placed(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int) -> Tensor:
+def write_span(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int) -> Tensor:
     """Error feedback (F,) after a round of one fragment that left `left_N` (N,), which may be overwritten."""
     if len(left_N) >= floats:
         return left_N[:floats]

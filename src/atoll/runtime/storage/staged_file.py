@@ -31,7 +31,7 @@ class StagedFile:
             os.close(handle)
         self._spare.rename(self._ahead if ahead else self._held)
 
-    def come_true(self) -> None:
+    def promote(self) -> None:
         """Promote the staged file."""
         if not self._ahead.exists():
             return  # promoted before a restart

@@ -134,7 +134,7 @@ class PeerStore:
                     self._database.execute("ROLLBACK")
             raise refused("write kept.sqlite", why, self.folder) from why
 
-    def kept(self) -> dict[str, bytes]:
+    def startup_values(self) -> dict[str, bytes]:
         """Values for a starting peer: all but older vertices and older sealed eras. Raises UsageError."""
         try:
             return self._kept()
@@ -216,7 +216,7 @@ class PeerStore:
                 size += path.stat().st_size if path.suffix == "" else 0
         return size
 
-    def within(self, names: Sequence[Digest], bytes_max: int) -> set[Digest]:
+    def blobs_within(self, names: Sequence[Digest], bytes_max: int) -> set[Digest]:
         """The longest prefix of these blobs that takes at most `bytes_max`."""
         kept, size = set[Digest](), 0
         for name in names:
@@ -546,7 +546,7 @@ class NewBlob:
         self._path.unlink(missing_ok=True)
 
 
-def in_use(folder: Path) -> bool:
+def is_in_use(folder: Path) -> bool:
     """True while another process holds this folder. Must not be called for a folder of this process."""
     handle = os.open(folder / "lock", os.O_RDWR)
     try:
@@ -558,7 +558,7 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-def stored(store: PeerStore, work: Any) -> Any:
+def run_store_task(store: PeerStore, work: Any) -> Any:
     """Do a task that needs only the store. Chunks take another way (chunk_pipeline.py)."""
     match work:
         case ReadVertices():

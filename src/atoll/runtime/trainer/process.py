@@ -178,7 +178,7 @@ class TrainerProcess:
     def _compile(self) -> None:
         """Compile before a round waits for a step; the model stays unchanged."""
         kept = flatten(self.model, self.layout)
-        self.gradient.of(self._batch(TrainSteps(0, 1, None, 0, 0, 1, 0), 0))
+        self.gradient.compute(self._batch(TrainSteps(0, 1, None, 0, 0, 1, 0), 0))
         unflatten(*kept, self.model, self.layout)
 
     def carry_out(self, command: Command) -> Answer:
@@ -277,7 +277,7 @@ class TrainerProcess:
             counters=self._counters(),
             links=tuple(record.links) if record is not None else (),
             profile=self._profile() if record is not None else None,
-            notice=self.gradient.told(),
+            notice=self.gradient.take_notice(),
         )
 
     def _end_span(self, into_F: Tensor) -> _TrainingSpan:
@@ -315,7 +315,7 @@ class TrainerProcess:
         return TrainerSnapshot(x_F, counters_K, InnerState(first_P, second_P, self.inner.steps))
 
     def _step(self, inputs: Tensor, targets: Tensor, global_step: int) -> float:
-        value = self.gradient.of((inputs, targets))
+        value = self.gradient.compute((inputs, targets))
         if not abs(value) < float("inf"):  # NaN compares false
             raise _LossDiverged(f"the loss is {value} at step {global_step}")
         gradient_P = self.gradient.gradient_P

@@ -36,7 +36,7 @@ from atoll.training.recipe.inner import inner_from_bytes
 from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.lr_position import position_of
 from atoll.training.recipe.merge import where_moved
-from atoll.training.recipe.moments import behind, taken_in
+from atoll.training.recipe.moments import adopt_moments_bytes, behind
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import moments_due
 from atoll.training.recipe.state import SharedState
@@ -266,7 +266,7 @@ class LiveParameters:
                 left, self._left = self._left, None  # of this round, used once
                 self.inner = left or await self._trainer.inner_state(self._room)
             if before is not None and (due := moments_due(recipe.schedule, before.round)):
-                self.inner = taken_in(self.inner, after, due)
+                self.inner = adopt_moments_bytes(self.inner, after, due)
                 await self._trainer.set_inner_state(self.inner)
         except TrainerFailed:
             await self._tended.failed()

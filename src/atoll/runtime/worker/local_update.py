@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.features.partition_training.worker import OfflineProgress
 from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
-from atoll.runtime.storage.private_state import placed
+from atoll.runtime.storage.private_state import write_span
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
@@ -38,11 +38,11 @@ from atoll.training.recipe.update import (
     EncodedUpdate,
     RoundInputs,
     encode_update,
-    gathered_span,
+    gradient_sum_span,
     moved,
     part_bounds,
     part_codecs,
-    settle,
+    settle_error_feedback,
 )
 from atoll.training.spec import TrainingSpec
 from atoll.wire.messages.statements import LateShare
@@ -96,7 +96,7 @@ class LocalUpdateState:
         if hi > len(anchor_F):
             anchor_F = padded(anchor_F, hi)
         if gathers(learning.recipe):
-            anchor_F, x_F = gathered_span(x_F, anchor_F, learning.layout.parameters)
+            anchor_F, x_F = gradient_sum_span(x_F, anchor_F, learning.layout.parameters)
         self.up = part_codecs(coding.up, common, moved(bounds, lo), self.uplink_bytes_s())
         x_N = x_F[lo:hi]
         self._away.riding_F = None
@@ -109,7 +109,7 @@ class LocalUpdateState:
         if self.own is not None:
             wires = zip(self.up, update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
-            self.own.sent(_outer(learning), mine_F, members, step_of_run(learning.recipe, head))
+            self.own.apply_own_share(_outer(learning), mine_F, members, step_of_run(learning.recipe, head))
         return update, late
 
     def uncounted_steps(self, counted: Sequence[bool] | None) -> int:
@@ -126,7 +126,7 @@ class LocalUpdateState:
             return False
         left_N = self._away.settled(await self._left(update, counted), work.late)
         assert before is not None
-        self.memory_F = placed(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
+        self.memory_F = write_span(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
 
     def restore_sent(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
@@ -148,7 +148,7 @@ class LocalUpdateState:
     async def _left(self, update: EncodedUpdate, counted: Sequence[bool]) -> Tensor:
         """What the uncounted parts of the update leave to the feedback, (N,)."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._arithmetic, settle, update, counted, self.up)
+        return await loop.run_in_executor(self._arithmetic, settle_error_feedback, update, counted, self.up)
 
     def defer_feedback(self, steps: int) -> None:
         """Move error feedback into late work after a round that ended without this peer.
@@ -181,9 +181,9 @@ class LocalUpdateState:
             return own.anchor_F - before_F
         mean_F = self._means[state]
         if mean_F is None:
-            moved = own.rests()
+            moved = own.take_back()
         else:
-            moved = own.agreed(_outer(learning), mean_F, step_of_run(learning.recipe, before))
+            moved = own.apply_mean(_outer(learning), mean_F, step_of_run(learning.recipe, before))
         return own.anchor_F - before_F if moved else None
 
     def begin_afresh(

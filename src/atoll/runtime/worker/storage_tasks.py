@@ -12,7 +12,7 @@ from atoll.base.machine import Payload
 from atoll.peer.tasks import FindState, HoldPieces, HoldRows, KeepRows, ReadRow
 from atoll.protocol.transfer.tasks import CloseBlob
 from atoll.runtime.storage.blob_retention import BlobRetention
-from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.worker.context import Handlers
 from atoll.worker.state_store import StateStore
 
@@ -40,7 +40,7 @@ def handlers(store: PeerStore, retention: BlobRetention, states: StateStore, dis
         return await run(retention.rows.read, work.blob, work.digest)
 
     async def close_blob(work: CloseBlob) -> None:
-        await run(stored, store, work)
+        await run(run_store_task, store, work)
         retention.pin_for_a_while(work.blob)
 
     return {

@@ -57,13 +57,13 @@ from atoll.runtime.storage.private_state import (
     NOTHING,
     InFlightUpdate,
     PrivateState,
-    going_with,
-    placed,
+    matching_state,
     read_private,
     write_private,
+    write_span,
 )
 from atoll.runtime.storage.state_files import FileStateStore
-from atoll.runtime.storage.store import PeerStore, stored
+from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
 from atoll.runtime.worker import storage_tasks
 from atoll.runtime.worker.capabilities import handlers_of_every_run
@@ -74,14 +74,14 @@ from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
 from atoll.training.data import position_after
-from atoll.training.recipe.moments import as_bytes, inherited, taken_in
+from atoll.training.recipe.moments import adopt_moments_bytes, as_bytes, joiner_state
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
-from atoll.training.recipe.reply_formats import remembers
+from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.schedule import moments_due
-from atoll.training.recipe.state import SharedState, export_model, gone_back
-from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle
-from atoll.training.spec import TrainingSpec, learning_after
+from atoll.training.recipe.state import SharedState, export_model, rolled_back
+from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle_error_feedback
+from atoll.training.spec import TrainingSpec, spec_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditProgress
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.sum_check.wire_digests import WireDigestCache
@@ -186,10 +186,10 @@ class TrainingWorker:
         self._disk.shutdown(wait=True, cancel_futures=True)
         self._coding.shutdown(wait=True, cancel_futures=True)
 
-    async def do(self, work: Any) -> Any:
+    async def run(self, work: Any) -> Any:
         """The answer to a task. Raises AtollError, PeerFault or OSError: the driver answers Failed."""
         handler = self._handlers.get(type(work))
-        return await (handler(work) if handler is not None else self._run_on_disk(stored, self.store, work))
+        return await (handler(work) if handler is not None else self._run_on_disk(run_store_task, self.store, work))
 
     async def run_audit_step(self, command: AuditCommand) -> AuditProgress:
         """One step of showing or replaying a segment; the caller holds the trainer's turn."""
@@ -199,7 +199,7 @@ class TrainingWorker:
     async def _run_on_disk(self, job: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, job, *args)
 
-    def name_of(self, message: object, payload: Buffer) -> Digest:
+    def digest_of(self, message: object, payload: Buffer) -> Digest:
         return digest(payload) if self.digests is None else self.digests.of_arrived(message, payload)
 
     def _up_name(self, wire: Buffer) -> Digest:
@@ -329,7 +329,7 @@ class TrainingWorker:
     def _common(self, round: int) -> RoundInputs:
         head, name = self.agreed.head, self.agreed.name
         assert head is not None and name is not None
-        return self._learning.common(round, head, name)
+        return self._learning.round_inputs(round, head, name)
 
     def _combine(self, work: CombineRows, common: RoundInputs) -> RowsCombined:
         name = self._up_name if work.onward else self._down_name
@@ -346,7 +346,7 @@ class TrainingWorker:
         before, earlier = (self.states.load(name, self._learning.layout) for name in (work.before, work.back_to))
         taken = work.steps * (work.batch or self._learning.recipe.batch)
         samples = position_after(before.samples, work.shards, taken) - before.samples
-        return StateAdvanced(self.states.stage(gone_back(earlier, before, samples), self._learning.layout))
+        return StateAdvanced(self.states.stage(rolled_back(earlier, before, samples), self._learning.layout))
 
     # ---- agreed states -------------------------------------------------------------------------------------
 
@@ -361,8 +361,8 @@ class TrainingWorker:
         uncounted = self.mine.uncounted_steps(work.counted)
         loop = asyncio.get_running_loop()
         after = await loop.run_in_executor(self._arithmetic, self.states.commit, work.state, self._learning.layout)
-        if remembers(self._learning.recipe):
-            await loop.run_in_executor(self._arithmetic, self.owing.settle, work.led, len(after.anchor_F))
+        if has_owner_feedback(self._learning.recipe):
+            await loop.run_in_executor(self._arithmetic, self.owing.commit, work.led, len(after.anchor_F))
         if self.tended.ready:
             self.trainer.cancel()  # the round is over at all members: its remaining steps are not taken
         if self.auditing is not None:
@@ -418,7 +418,7 @@ class TrainingWorker:
         elif work.claim is not None or work.afresh:
             self.mine.memory_F, self.live.inner = None, b""
         if work.afresh:
-            self.owing.forget()
+            self.owing.reset()
         self.mine.update, self.agreed.head = None, after
         goes_on = counts and self.auditing is not None and self.auditing.lives_on(work.round)
         await self.live.reset(after.anchor_F, counts, goes_on)
@@ -447,7 +447,7 @@ class TrainingWorker:
         self, files: list[PrivateState], work: RestoreState, mine: tuple[UpdateSettlement, ...], state: SharedState
     ) -> PrivateState:
         """The private state that belongs to this vertex and its state, brought up to date."""
-        private, counted = going_with(files, work.vertex, mine)
+        private, counted = matching_state(files, work.vertex, mine)
         sent = private.sent
         if sent is None:
             return private
@@ -456,14 +456,12 @@ class TrainingWorker:
         up = () if all(counted.parts) else self._encoded_with(sent, work.round - (not newest))
         if up is None:
             return NOTHING
-        left_N = settle(sent.update, counted.parts, up)
-        memory_F = placed(private.memory_F, left_N, sent.begins, self._learning.layout.floats)
-        late = next(
-            (one.late for one in files if one.goes_with(private.vertex, None)), None
-        )  # late work done since
+        left_N = settle_error_feedback(sent.update, counted.parts, up)
+        memory_F = write_span(private.memory_F, left_N, sent.begins, self._learning.layout.floats)
+        late = next((one.late for one in files if one.matches(private.vertex, None)), None)  # late work done since
         inner, schedule = private.inner, self._learning_in(work.round).recipe.schedule
         if newest and (due := moments_due(schedule, state.round - 1)):
-            inner = taken_in(inner, state, due)
+            inner = adopt_moments_bytes(inner, state, due)
         return replace(private, memory_F=memory_F, inner=inner, late=late, sent=None)
 
     def _encoded_with(self, sent: InFlightUpdate, round: int) -> tuple[Codec, ...] | None:
@@ -472,7 +470,7 @@ class TrainingWorker:
         if before is None:
             return None
         learning = self._learning_in(round)
-        common = learning.common(round, before, sent.state)
+        common = learning.round_inputs(round, before, sent.state)
         return part_codecs(learning.recipe_after(before).coding.up, common, moved(sent.update.bounds, sent.begins))
 
     def _still_kept(
@@ -492,13 +490,13 @@ class TrainingWorker:
         """Start from this state like a newcomer: of the local state only `kept` survives."""
         self.mine.begin_afresh(self._learning, state, kept)
         self.live.inner = self._inherited(state)
-        self.owing.forget()
+        self.owing.reset()
         self.tended.ready = False
         self.agreed.head = state  # last: a starting trainer reads the head, then writes all of the above
 
     def _inherited(self, state: SharedState) -> bytes:
         """The first moments of a member that has none."""
-        return as_bytes(inherited(state)) if isinstance(self._learning.recipe.outer, MomentAverage) else b""
+        return as_bytes(joiner_state(state)) if isinstance(self._learning.recipe.outer, MomentAverage) else b""
 
     def _find(self, name: Digest) -> SharedState | None:
         return self.states.find(name, self._learning.layout)
@@ -545,7 +543,7 @@ class TrainingWorker:
             return work, None
         loop = asyncio.get_running_loop()
         files = await loop.run_in_executor(self._disk, read_private, self.store, self._learning.layout.floats)
-        private, _ = going_with(files, work.vertex, (work.mine,))
+        private, _ = matching_state(files, work.vertex, (work.mine,))
         if private.sent is None or work.mine.before != self.agreed.vertex:
             return work, None
         up = await loop.run_in_executor(self._arithmetic, self._encoded_with, private.sent, work.round)
@@ -566,7 +564,7 @@ class TrainingWorker:
         if ahead is None or mine is None or work.afresh or not all(mine.parts) or self.away.kept() is not None:
             return False
         runs_on = self.live.runs_on(self._learning_in(work.round).recipe)  # moments are those of the last merge
-        return ahead.goes_with(work.vertex, mine) and (runs_on or ahead.inner is self.live.inner)
+        return ahead.matches(work.vertex, mine) and (runs_on or ahead.inner is self.live.inner)
 
     async def _keep(self, vertex: Digest, foreseen: bool = False) -> None:
         """Make the private state for this vertex durable."""
@@ -576,7 +574,7 @@ class TrainingWorker:
         claim = self.auditing.memory() if self.auditing is not None else b""
         mine, late = self.mine, self.away.kept()
         if foreseen:
-            self.store.private.come_true()
+            self.store.private.promote()
         else:
             write_private(self.store, PrivateState(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
         needed = frozenset[Digest]().union(*self.needed.values())
@@ -586,7 +584,7 @@ class TrainingWorker:
 
     def _learning_in(self, round: int) -> TrainingSpec:
         """The spec of this round."""
-        return learning_after(self._learning, self.tuned_before(round))
+        return spec_after(self._learning, self.tuned_before(round))
 
     @property
     def _learning(self) -> TrainingSpec:

@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.base.ids import PeerId
 from atoll.simulation.tensors import TensorWorker
 from atoll.simulation.worker import WorkerKnobs
-from atoll.training.robust.attacks import ATTACKS, OPTIMISED, Rule, constant, lies, stale
+from atoll.training.robust.attacks import ATTACKS, OPTIMISED, Rule, attack_rows, constant, stale
 
 LARGEST = 1e17  # largest value that a codec accepts
 GANGS = (*ATTACKS, *OPTIMISED, "largest", "stale")  # attacks by name
@@ -69,4 +69,4 @@ class PoisonerGang:
             case "stale":
                 return stale(honest_HV, f, self.anchors.get(round - 1, anchor_V) - anchor_V)
             case _:
-                return lies(self.attack, honest_HV, f, self.rule)
+                return attack_rows(self.attack, honest_HV, f, self.rule)

@@ -77,8 +77,8 @@ class PeekingMember(ByzantineMember):
         effects: list[Effect] = []
         for part, (name, true) in enumerate(zip(self.rows, round.encoded or (), strict=False)):
             path, payload = merkle_path(self.rows, part), Payload(name, true.size_bytes, (self.peer.me,))
-            for index, owner in enumerate(round.reduce.plan.watchers(part)):
-                if owner != self.peer.me and (part, owner) not in self.given and round.reveal.may_see(owner):
+            for index, owner in enumerate(round.reduce.plan.parallel_owners(part)):
+                if owner != self.peer.me and (part, owner) not in self.given and round.reveal.may_receive(owner):
                     self.given.add((part, owner))
                     slot = self.round, round.attempt, round.plan.trace
                     row = RowContribution(*slot, part, index, path, self.said)

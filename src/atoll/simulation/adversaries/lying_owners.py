@@ -26,7 +26,7 @@ from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContribution, RowResponse
 from atoll.wire.messages.statements import Accusation, Commitment, OwnerComplaint, OwnerResult
-from atoll.wire.opening import rows_of
+from atoll.wire.opening import rows_digest
 
 CENSORED = 2  # contributors that a censor leaves out
 
@@ -53,13 +53,13 @@ def _other_bytes(villain: ByzantineMember, answered: OwnerResult, names: tuple[P
 def _fewer(villain: ByzantineMember, answered: OwnerResult, names: tuple[PeerId, ...]):
     round = villain.peer.round
     assert round is not None and round.reduce is not None
-    if answered.part not in round.reduce.gathers:  # on its jury, which leaves no contributor out
+    if answered.part not in round.reduce.accumulators:  # on its jury, which leaves no contributor out
         return _other_bytes(villain, answered, names)
-    rows = round.reduce.gathers[answered.part].rows
+    rows = round.reduce.accumulators[answered.part].rows
     out = [p for p in answered.contributors if p != villain.peer.me][:CENSORED]
     left = tuple(p for p in answered.contributors if p not in out)
     made = whole_of([rows[p].payload.digest for p in left], answered.round, answered.part)
-    of = rows_of(commit for commit in map(round.reduce.commit_of, left) if commit is not None)
+    of = rows_digest(commit for commit in map(round.reduce.commit_of, left) if commit is not None)
     made_of = UNSET if answered.made_of is UNSET else of
     return replace(answered, digest=made, contributors=left, rows=of, made_of=made_of), left
 
@@ -136,7 +136,7 @@ def _frame(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
             Accusation(word.statement),
             Accusation(word.statement, another.statement),
             Accusation(word.statement, word.statement),
-            Accusation(villain.notary.sign(replace(word.answered, part=999))),
+            Accusation(villain.notary.sign(replace(word.result, part=999))),
             OwnerComplaint(round.plan.round, word.statement.signer, "withheld"),
         ]
     )

@@ -35,8 +35,8 @@ def keeper(friends: Collection[PeerId]) -> Twist:
 
     def keep(villain: ByzantineMember, send: Send) -> list[Effect]:
         round = villain.peer.round
-        if round is not None and "write" not in vars(round.my_body):
-            vars(round.my_body)["write"] = _chosen(round.my_body.write, villain.peer.settings, friends)
+        if round is not None and "write" not in vars(round.proposal):
+            vars(round.proposal)["write"] = _chosen(round.proposal.write, villain.peer.settings, friends)
         return [send]
 
     return keep

@@ -78,7 +78,7 @@ class OrphanedPart:
         draw, villains = self.stage.draw, self.stage.swarm.checkers.villains
         parts = [part for part in range(plan.parts) if villains.isdisjoint(plan.owners(part))]
         if villains:
-            parts = [part for part in parts if plan.takers(part)[len(plan.owners(part))] in villains]
+            parts = [part for part in parts if plan.owners_and_reserves(part)[len(plan.owners(part))] in villains]
         if not parts:
             return
         self.round, self.part = round, draw.choice(parts)

@@ -162,7 +162,7 @@ def _old(told: ArchiveStory, of: int, older: list[Digest]) -> bool:
 
 def _seek(node: VirtualComputer, state: Digest, stage: ScenarioContext) -> None:
     assert node.machine is not None
-    effects = node.machine.downloads.seek(state, node.clock.local(stage.world.now))
+    effects = node.machine.downloads.fetch_state(state, node.clock.local(stage.world.now))
     stage.world.carry_out(node, effects)
 
 

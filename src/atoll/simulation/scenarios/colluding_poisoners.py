@@ -46,13 +46,13 @@ def poisoners(stage: ScenarioContext) -> None:
 
 def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, statistic: StatisticName) -> PoisonHarm:
     from atoll.simulation.adversaries.colluding_poisoners import PoisonerGang
-    from atoll.training.experiment.adversaries import rule_of
+    from atoll.training.experiment.adversaries import aggregation_rule
 
     stage.quorum = "two-thirds"
     for _ in places:
         stage.fault(f"{attack} against {statistic}".replace(",", "").replace(" ", "_"))
     liars = frozenset(peer_name(place) for place in places)
-    gang = PoisonerGang(attack, liars, rule_of(statistic, liars_among(stage.peers, TOLERANCE)))
+    gang = PoisonerGang(attack, liars, aggregation_rule(statistic, liars_among(stage.peers, TOLERANCE)))
     by_value = statistic not in DISTANCES  # otherwise owners are trusted
     run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=by_value)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), island=gang.islands())
@@ -96,7 +96,7 @@ class PoisonHarm:
                 for member in body.members:
                     if member.standing == "expelled":
                         self.out.setdefault(member.peer, body.round)
-                if gone := [m.peer for m in body.members if not m.present and m.peer not in self.gang.liars]:
+                if gone := [m.peer for m in body.members if not m.is_present and m.peer not in self.gang.liars]:
                     raise InvariantBroken(f"honest {gone} lost their place")
                 self._look(node, fact)
             case _:

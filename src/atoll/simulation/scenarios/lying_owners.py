@@ -55,7 +55,7 @@ def play_crooks(
         if isinstance(fact, RoundClosed):
             check_sums(stage.world, fact, swarm.checkers.villains)
             for member in fact.body.members:
-                if not member.present:
+                if not member.is_present:
                     left.setdefault(member.peer, fact.body.round)
 
     stage.world.watchers.append(watch)

@@ -152,7 +152,7 @@ class SiegeBudget:
         for member in body.members:
             if member.standing == "expelled" and member.peer not in self.villains:
                 raise InvariantBroken(f"honest {member.peer} was expelled after round {body.round}")
-            if member.peer in self.villains and not member.present:
+            if member.peer in self.villains and not member.is_present:
                 self.left.setdefault(member.peer, (body.round, member.standing))
         self._departures(body)
         plan = plan_round(closed.id, body, self.stage.swarm.knobs.run.round)
@@ -168,7 +168,7 @@ class SiegeBudget:
 
     def _departures(self, body: VertexBody) -> None:
         """Members voted away were silent or failed others lately: complaints reach back that far."""
-        present, weather = {m.peer for m in body.members if m.present}, self.weather
+        present, weather = {m.peer for m in body.members if m.is_present}, self.weather
         assert weather is not None
         for who in self.present - present - self.villains:
             if not weather.took(who, since=self.closed[-STRIKE_ROUNDS]):

@@ -120,7 +120,7 @@ class AuditReports:
             case RoundClosed(body=body):
                 self.head = max(self.head, body.round)
                 for member in body.members:
-                    if not member.present:
+                    if not member.is_present:
                         self.left.setdefault(member.peer, (body.round, member.standing))
             case _:
                 pass

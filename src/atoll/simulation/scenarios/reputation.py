@@ -74,7 +74,9 @@ class ReputationReports:
         self._weigh(body, scores)
 
     def _weigh(self, body: VertexBody, scores: dict[PeerId, int]) -> None:
-        weighs = influence_of({m.peer: scores[m.peer] for m in body.members if m.trains and m.standing == "member"})
+        weighs = influence_of(
+            {m.peer: scores[m.peer] for m in body.members if m.may_train and m.standing == "member"}
+        )
         total, among = sum(weighs.values()), sum(peer in self.villains for peer in weighs)
         theirs = sum(weight for peer, weight in weighs.items() if peer in self.villains)
         if 2 * len(weighs) * max(weighs.values(), default=0) > 3 * max(1, len(weighs) == 1) * total > 0:

@@ -12,7 +12,7 @@ from dataclasses import replace as replaced
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.base.fair_draw import CALL, CREDIT_MAX, TURN
+from atoll.base.fair_draw import ABSENT_COST, CREDIT_MAX, TURN_COST
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.peer import operator_commands
@@ -52,7 +52,7 @@ class ParticipationCount:
         drawn = plan_round(head, parent, self.settings).drawn
         if drawn is None or body.credits is UNSET:
             raise InvariantBroken(f"no member was drawn for round {body.round}")
-        there = {m.peer for m in parent.members if m.trains and m.standing == "member"}
+        there = {m.peer for m in parent.members if m.may_train and m.standing == "member"}
         if len(drawn) != min(self.wanted, len(there - resting_in(parent, body.round))) or not drawn <= there:
             raise InvariantBroken(f"{sorted(drawn)} of {sorted(there)} were drawn for round {body.round}")
         if not counted <= drawn:
@@ -73,7 +73,7 @@ class ParticipationCount:
         found: Counter[str] = Counter()
         for peer in peers:
             vain = self.drawn[peer] - self.counted[peer]
-            paid = TURN * self.counted[peer] + (CALL if trusted else TURN) * vain
+            paid = TURN_COST * self.counted[peer] + (ABSENT_COST if trusted else TURN_COST) * vain
             found[self.group[peer] if trusted else peer] += paid
         return found
 
@@ -122,11 +122,11 @@ def _judge(stage: ScenarioContext, turns: ParticipationCount, peers: list[PeerId
     everybody = list(stage.swarm.founders)
     levels = turns.levels(everybody if trusted else peers, trusted)
     apart = max(levels.values()) - min(levels.values())
-    stage.measured |= {f"turns_{name}": turns.levels(everybody, True)[name] / TURN for name in "abc"}
-    stage.measured["apart"] = apart / TURN
+    stage.measured |= {f"turns_{name}": turns.levels(everybody, True)[name] / TURN_COST for name in "abc"}
+    stage.measured["apart"] = apart / TURN_COST
     # a draw counts the turn as paid; a member that then pays a quarter gets its turn once more
-    vain = TURN - CALL if trusted else 0
-    if apart > TURN + vain * turns.wanted:
+    vain = TURN_COST - ABSENT_COST if trusted else 0
+    if apart > TURN_COST + vain * turns.wanted:
         raise InvariantBroken(f"after {stage.rounds} rounds turns are {dict(levels)} quarters")
     most = max(max(pair) for _, body in turns.bodies.values() if body.credits is not UNSET for pair in body.credits)
     if most > CREDIT_MAX:

@@ -80,7 +80,7 @@ class OpeningReports:
                 self.complained.add((node.name, peer))
             case RoundClosed(body=body):
                 for member in body.members:
-                    if not member.present:
+                    if not member.is_present:
                         self.left.setdefault(member.peer, (body.round, member.standing))
             case _:
                 pass
@@ -129,7 +129,7 @@ class ColludingOwners:
         """True if liars alone own this part, so that no other peer can notice, as far as `name` knows."""
         machine = self.stage.world.nodes[name].machine
         round = cast("ByzantineMember", machine).peer.round
-        return round is not None and round.reduce is not None and self._own(round.reduce.plan.watchers(part))
+        return round is not None and round.reduce is not None and self._own(round.reduce.plan.parallel_owners(part))
 
     def _own(self, owners: Collection[PeerId]) -> bool:
         return self.names.issuperset(owners)

@@ -37,7 +37,7 @@ class Codec:
     """
     spanwise: EncodeSpans | None = None  # see encode_spans; None if a codec needs the whole vector first
 
-    at_hand: Callable[[Any, int, int], Tensor] | None = None
+    view_values: Callable[[Any, int, int], Tensor] | None = None
     """(opened, lo, hi): values lo … hi as a read-only view of memory; None if they must be decoded."""
 
     add_span: Callable[[Any, int, float, Tensor], bool] | None = None
@@ -49,22 +49,22 @@ class Codec:
     of 4096 can then be cut out of all sections and is a wire of its own. Empty if it cannot.
     """
 
-    shows: Callable[[Codec, Show], Codec] | None = None
+    hashing_codec: Callable[[Codec, Show], Codec] | None = None
     """See `showing`; None if wires are much smaller than vectors."""
 
-    decodes: Callable[[Buffer, Tensor], None] | None = None
+    decode_whole: Callable[[Buffer, Tensor], None] | None = None
     """Replacement of `decode_into`, for codecs that check and copy values in one pass, or not on a CPU."""
 
     on_devices: bool = False  # `encode` and `decode_into` work on the vector's device: see `device.py`
 
-    def showing(self, show: Show) -> Codec:
+    def with_hashing(self, show: Show) -> Codec:
         """The same codec with encoders that pass the whole wire to `show`, piece by piece, in order, for hashing.
 
         The pieces are then still in a core's cache. If wires are as large as vectors, hashing later costs six times
         as much (8.4 ms per 100 MB instead of 1.5).
         """
-        if self.shows is not None:
-            return self.shows(self, show)
+        if self.hashing_codec is not None:
+            return self.hashing_codec(self, show)
 
         def shown(wire: Buffer) -> Buffer:
             show(wire)
@@ -91,8 +91,8 @@ class Codec:
 
     def read_span(self, opened: Any, lo: int, room_S: Tensor) -> Tensor:
         """Values lo … lo + len(room), read-only: in `room`, or as a view of memory."""
-        if self.at_hand is not None:
-            return self.at_hand(opened, lo, lo + len(room_S))
+        if self.view_values is not None:
+            return self.view_values(opened, lo, lo + len(room_S))
         self.decode_span(opened, lo, room_S)
         return room_S
 
@@ -118,12 +118,12 @@ class Codec:
         if out_N.is_cuda and not self.on_devices:
             out_N.copy_(self.decode(wire, len(out_N)))
             return
-        if self.decodes is not None:
-            self.decodes(wire, out_N)
+        if self.decode_whole is not None:
+            self.decode_whole(wire, out_N)
             return
         opened = self.open_wire(wire, len(out_N))
-        if self.at_hand is not None:
-            out_N.copy_(self.at_hand(opened, 0, len(out_N)))
+        if self.view_values is not None:
+            out_N.copy_(self.view_values(opened, 0, len(out_N)))
             return
         for lo, hi in spans_of(len(out_N)):
             self.decode_span(opened, lo, out_N[lo:hi])

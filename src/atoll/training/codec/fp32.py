@@ -120,10 +120,10 @@ FP32 = Codec(
     _open_wire,
     copy_span,
     spanwise=_encode_spans,
-    at_hand=_at_hand,
+    view_values=_at_hand,
     add_span=_add_span,
-    shows=_showing,
-    decodes=_decode_into,
+    hashing_codec=_showing,
+    decode_whole=_decode_into,
     sections=((1, 4),),
 )
 
@@ -133,5 +133,5 @@ def _open_trusted(wire: Buffer, n: int) -> OpenedBlocks:
     return OpenedBlocks(torch.empty(0, dtype=torch.float32), tensor_over(wire, torch.float32))
 
 
-TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted, decodes=None)
+TRUSTED_FP32 = replace(FP32, open_wire=_open_trusted, decode_whole=None)
 """fp32 for wires of a trusted sender: values were checked there and are not checked again (saves 2 passes)."""

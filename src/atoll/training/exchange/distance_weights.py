@@ -49,7 +49,7 @@ SOLVES: dict[str, Solve] = {  # keys as in policy/fault_tolerance; robust/rules 
     "krum": weights.krum,
     "multi_krum": lambda gram, f: weights.krum(gram, f, gram.origin - f),
     "geometric_median": partial(weights.geometric_median, steps=weights.STEPS, floor=None, from_origin=False),
-    "centred_clipping": partial(weights.centred_clipping, steps=3, radius=None),
+    "centred_clipping": partial(weights.centered_clipping, steps=3, radius=None),
     "mda": weights.mda,
     "clipped_caf": weights.clipped_caf,
 }
@@ -63,7 +63,7 @@ class RowProducts(NamedTuple):
     faults: tuple[tuple[int, str], ...]  # (index, fault) of the other rows
 
 
-def compare(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> RowProducts:
+def compare_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> RowProducts:
     """Inner products of (weight, wire) rows of n values, in their order; rows of weight 0 are only decoded."""
     kept = opened_rows(rows, n, codec)
     products_P = _products([opened for weight, opened in kept.opened if weight], n, codec)
@@ -98,7 +98,7 @@ def unpack_products(products: bytes, count: int) -> Square:
     return square + np.triu(square, 1).T
 
 
-def weigh(
+def weigh_rows(
     statistic: str, liars: int, rows: Sequence[str], parts: Sequence[tuple[Sequence[str], bytes]]
 ) -> RowWeights:
     """One weight per row of `rows` by the rule; `parts` are (names, products) of every part, in order of parts.

@@ -24,7 +24,7 @@ from atoll.base.arguments import Amount
 from atoll.base.ids import Digest
 from atoll.crypto.digest import digest
 from atoll.training.exchange.parameter_names import buffers_of, kept_of, parameters_of
-from atoll.training.exchange.parameter_selection import as_bytes, exchanged
+from atoll.training.exchange.parameter_selection import as_bytes, exchanged_names
 
 # F floats in the flat vector, P of them parameters (they come first), K counters
 
@@ -89,7 +89,7 @@ def layout_of(model: nn.Module, only: Sequence[str] = (), bound: bool = True) ->
     `only`: as in `exchanged`. `bound=False`: without the base, for a model without values. Non-persistent buffers
     stay local. ValueError for a tensor that fp32 cannot carry, or a base tensor without plain bytes.
     """
-    kept, going = kept_of(model), exchanged(model, only)
+    kept, going = kept_of(model), exchanged_names(model, only)
     all_buffers = [(name, value) for name, value in buffers_of(model) if name in kept]
     buffers = [(name, value) for name, value in all_buffers if name in going]
     tensors: list[tuple[str, Kind, Tensor]] = [
@@ -232,7 +232,7 @@ def bind(model: nn.Module, layout: ModelLayout, device: str = "cpu") -> tuple[Te
     return x_F, gradient_P
 
 
-def named(flat_F: Tensor, counters_K: Tensor, layout: ModelLayout) -> dict[str, Tensor]:
+def tensors_by_name(flat_F: Tensor, counters_K: Tensor, layout: ModelLayout) -> dict[str, Tensor]:
     """The tensors by name, in their own dtype, for export."""
     tensors = {}
     for slot in layout.slots:

@@ -21,7 +21,7 @@ from atoll.training.exchange.parameter_names import buffers_of, kept_of, paramet
 SHOWN = 4  # names listed in an error message
 
 
-def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
+def exchanged_names(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
     """Names of all parameters and buffers that travel, tied ones under each of their names.
 
     Without patterns: parameters that require a gradient. With patterns (shell style, `["*lora*", "head.*"]`):
@@ -38,8 +38,8 @@ def exchanged(model: nn.Module, only: Sequence[str] = ()) -> set[str]:
     known = [name for name, _ in parameters] + buffers
     if idle := [pattern for pattern in only if not any(fnmatchcase(name, pattern) for name in known)]:
         raise ValueError(
-            f"only={list(only)}: no parameter or buffer of this model matches {some(idle)}; "
-            f"its parameters are called {some([name for name, _ in parameters])}"
+            f"only={list(only)}: no parameter or buffer of this model matches {join_names(idle)}; "
+            f"its parameters are called {join_names([name for name, _ in parameters])}"
         )
 
     def named(name: str) -> bool:
@@ -71,12 +71,13 @@ def check_optimizer(model: nn.Module, going: set[str], held: Iterable[Tensor]) -
     loose = [n for n, p in mine if n not in going and (p.requires_grad or p.grad is not None)]
     if loose:
         raise ValueError(
-            f"the optimizer trains {some(loose)}, which this run does not exchange: members would drift apart; "
-            "freeze it (requires_grad_(False), p.grad = None), leave it out of the optimizer, or name it in only="
+            f"the optimizer trains {join_names(loose)}, which this run does not exchange: members would drift "
+            "apart; freeze it (requires_grad_(False), p.grad = None), leave it out of the optimizer, or name it "
+            "in only="
         )
     if going and not any(name in going for name, _ in mine):
         raise ValueError(
-            f"the optimizer holds none of the parameters that this run exchanges ({some(sorted(going))}); "
+            f"the optimizer holds none of the parameters that this run exchanges ({join_names(sorted(going))}); "
             "create the optimizer from the parameters of this model, after adapters are added"
         )
 
@@ -99,19 +100,20 @@ class FrozenBaseGuard:
         """The change of the base and its remedy; empty if nothing has changed since construction."""
         if turned := [n for n, p, trains in self._grads if p.requires_grad != trains]:
             return (
-                f"{some(turned)}: requires_grad changed after attach(), which read the exchanged parameters "
+                f"{join_names(turned)}: requires_grad changed after attach(), which read the exchanged parameters "
                 "from it; name all parameters that are trained at any time, attach(…, only=['head.*']), "
                 "then freeze and unfreeze them as needed"
             )
         if moved := [n for n, p, mark in self._still if _mark(p) != mark]:
             return (
-                f"{some(moved)} changed, but this run does not exchange it: members would drift apart; freeze it "
-                "(an optimizer or a load_state_dict wrote to it), or name it in attach(…, only=[…])"
+                f"{join_names(moved)} changed, but this run does not exchange it: members would drift apart; "
+                "freeze it (an optimizer or a load_state_dict wrote to it), or name it in attach(…, only=[…])"
             )
         if moved := [n for n, b, before in self._values if not _same(b, before)]:
             return (
-                f"the buffers {some(moved)} changed, but the run does not exchange them: a frozen layer updates "
-                "statistics; call .eval() on it after every model.train(), or name them in attach(…, only=[…])"
+                f"the buffers {join_names(moved)} changed, but the run does not exchange them: a frozen layer "
+                "updates statistics; call .eval() on it after every model.train(), or name them "
+                "in attach(…, only=[…])"
             )
         return ""
 
@@ -133,6 +135,6 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def some(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + rest

@@ -19,7 +19,7 @@ from atoll.base.errors import PeerFault
 from atoll.training.codec import Codec
 from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update
 from atoll.training.robust import aggregate
-from atoll.training.robust.attacks import Rule, lies
+from atoll.training.robust.attacks import Rule, attack_rows
 
 
 def forge_updates(
@@ -39,8 +39,8 @@ def forge_updates(
     honest_HN, forged = torch.stack(honest), {}
     for name in sorted({villains[peer] for peer in updates if peer in villains}):
         liars = [peer for peer in updates if villains.get(peer) == name]
-        for peer, row_N in zip(liars, lies(name, honest_HN, len(liars), rule), strict=True):
-            forged[peer] = encoded_anyway(row_N, bounds, ups)
+        for peer, row_N in zip(liars, attack_rows(name, honest_HN, len(liars), rule), strict=True):
+            forged[peer] = encode_or_raw(row_N, bounds, ups)
     return forged
 
 
@@ -59,7 +59,7 @@ def decoded(update: EncodedUpdate, bounds: Bounds, ups: Sequence[Codec]) -> Tens
     return torch.cat([up.decode(wire, hi - lo) for up, wire, (lo, hi) in wires])
 
 
-def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) -> EncodedUpdate:
+def encode_or_raw(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) -> EncodedUpdate:
     """The row as an update: encoded by the codecs, or as raw fp32 if they refuse it."""
     nothing_N = torch.zeros_like(row_N)
     try:
@@ -69,7 +69,7 @@ def encoded_anyway(row_N: Tensor, bounds: Bounds, ups: Codec | Sequence[Codec]) 
         return EncodedUpdate(tuple(raw), nothing_N, bounds)
 
 
-def rule_of(statistic: str, liars: int) -> Rule:
+def aggregation_rule(statistic: str, liars: int) -> Rule:
     """Aggregation of whole rows (n, d) in a run with this statistic that tolerates `liars` Byzantine rows."""
     if statistic == "mean":
         return lambda rows_ND: rows_ND.mean(dim=0)

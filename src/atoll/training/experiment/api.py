@@ -41,7 +41,7 @@ from atoll.base.arguments import Count, Peers, arguments
 from atoll.base.workload import BatchGrowth, WorkloadPolicy
 from atoll.training.data import Data, ImageDataset, TextDataset, load_data
 from atoll.training.exchange.parameter_names import parameters_of
-from atoll.training.exchange.parameter_selection import exchanged
+from atoll.training.exchange.parameter_selection import exchanged_names
 from atoll.training.experiment.client_draw import check_sampling
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence, check_faults
 from atoll.training.experiment.options import ExperimentOptions
@@ -51,7 +51,7 @@ from atoll.training.experiment.simulator import ExperimentSimulator
 from atoll.training.models import build_model, misfit
 from atoll.training.models import loss_of as built_in_loss
 from atoll.training.recipe.gradient import PLAIN, ComputeOptions
-from atoll.training.recipe.recipes import Recipe, check_recipe, lasting, sample_problem
+from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, with_length
 from atoll.training.recipe.reducer import PEERS_MIN, ROBUST, Statistic
 
 DATA = (
@@ -89,7 +89,7 @@ def experiment(
     check_recipe(recipe)
     _check_peers(recipe, peers, trouble)
     _check_options(recipe, peers, options)
-    recipe = lasting(recipe, recipe.schedule.steps if steps is None else steps)
+    recipe = with_length(recipe, recipe.schedule.steps if steps is None else steps)
     found = _data_sets(data, peers)
     if isinstance(model, str) or model is None:
         name = model or recipe.model
@@ -99,11 +99,11 @@ def experiment(
         recipe = msgspec.structs.replace(recipe, model=name)
         model = build_model(name, recipe.seed)
     frozen = {name for name, value in parameters_of(model) if not value.requires_grad}
-    if still := sorted(exchanged(model, options.only) & frozen):
+    if still := sorted(exchanged_names(model, options.only) & frozen):
         raise ValueError(f"only= names frozen parameters: unfreeze them, or leave them out: {', '.join(still)}")
     length = steps or recipe.schedule.steps
     run = ExperimentSimulator(recipe, model, found, peers, length, trouble, options=options)
-    return run.whole(options.evaluate_every, samples, progress)
+    return run.run_to_end(options.evaluate_every, samples, progress)
 
 
 def _overridden(recipe: Recipe, statistic: Statistic | None, options: ExperimentOptions) -> Recipe:
@@ -126,7 +126,7 @@ def _check_peers(recipe: Recipe, peers: int, trouble: FaultSpec) -> None:
         raise ValueError(f"{statistic} needs at least {PEERS_MIN} peers to tolerate a liar, not {peers}")
     check_faults(trouble, peers)
     own = recipe.own_anchors or recipe.reducer.group == "one" or recipe.merge == "swap"
-    if own and trouble.villains:
+    if own and trouble.byzantine:
         raise ValueError("villains need members that reduce together: group='all', own='sent', no merge='swap'")
 
 

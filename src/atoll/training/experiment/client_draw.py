@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from atoll.base.fair_draw import CALL, TURN, credits_after, draw_sample
+from atoll.base.fair_draw import ABSENT_COST, TURN_COST, credits_after, draw_sample
 
 THOUSAND = 1000
 
@@ -41,7 +41,7 @@ class ClientSampler:
         """Charge the drawn peers when the round is over; `counted` are those with an update in the result."""
         costs = [0] * len(self.groups)
         for peer in self.drawn:
-            costs[peer] = TURN if peer in counted else CALL
+            costs[peer] = TURN_COST if peer in counted else ABSENT_COST
         self.credits = credits_after(self.groups, self.credits, costs)
 
 

@@ -23,7 +23,7 @@ class FaultSpec(msgspec.Struct, frozen=True):
     late: tuple[int, ...] = ()  # steps that each peer's updates are in flight
     speeds: tuple[float, ...] = ()  # steps of each peer per step of the run, at most 1
     absent: tuple[MemberAbsence, ...] = ()
-    villains: dict[int, str] = {}  # peer -> the attack that it sends in place of its update (robust/attacks)
+    byzantine: dict[int, str] = {}  # peer -> the attack that it sends in place of its update (robust/attacks)
 
     def is_away(self, peer: int, step: int) -> bool:
         spans = (one for one in self.absent if one.peer == peer)
@@ -38,7 +38,7 @@ class FaultSpec(msgspec.Struct, frozen=True):
     def lateness(self, peer: int) -> int:
         return self.late[peer] if self.late else 0
 
-    def loses(self, seed: bytes, peer: int) -> bool:
+    def is_lost(self, seed: bytes, peer: int) -> bool:
         return draw_below(seed, f"lost {peer}", CHANCE) < self.lost * CHANCE
 
 
@@ -53,10 +53,10 @@ def check_faults(trouble: FaultSpec, peers: int) -> None:
         or min((0, *trouble.late)) < 0
     ):
         raise ValueError("lost is a share 0 … 1, speeds are above 0 and at most 1, late is at least 0 steps")
-    strangers = [peer for peer in trouble.villains if not 0 <= peer < peers]
-    unknown = set(trouble.villains.values()) - {*ATTACKS, *OPTIMISED}
-    if strangers or unknown or len(trouble.villains) >= peers > 0:
+    strangers = [peer for peer in trouble.byzantine if not 0 <= peer < peers]
+    unknown = set(trouble.byzantine.values()) - {*ATTACKS, *OPTIMISED}
+    if strangers or unknown or len(trouble.byzantine) >= peers > 0:
         raise ValueError(
             f"villains maps some of the peers 0 … {peers - 1}, not all, to attacks: "
-            f"{', '.join((*ATTACKS, *OPTIMISED))}; not {trouble.villains}"
+            f"{', '.join((*ATTACKS, *OPTIMISED))}; not {trouble.byzantine}"
         )

@@ -64,7 +64,7 @@ class SimulatedMember:
         data, shard, shards = share
         found = batch(data, shard, shards, self.cursor, recipe.batch, recipe.seq_len, recipe.seed)
         self.cursor += recipe.batch
-        self.losses.append(self.gradient.of(found))
+        self.losses.append(self.gradient.compute(found))
         x_P = self.x_F[: self.layout.parameters]
         if isinstance(recipe.inner, GradientAccumulation):
             self.inner.first_P.add_(self.gradient_P)  # exact; the difference of two anchors would round it away

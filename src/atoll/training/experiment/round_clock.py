@@ -18,9 +18,9 @@ from atoll.base.workload import (
     WorkloadProgress,
     effort_problem,
     fastest_of,
-    quota_of,
-    reached_after,
+    progress_after,
     steps_at,
+    workload_of,
 )
 from atoll.training.experiment.faults import FaultSpec
 from atoll.training.recipe.lr_position import horizon_of, later, step_at
@@ -52,7 +52,7 @@ class RoundClock:
             return
         self.members = len(members)
         effort, inner_steps = self.effort or UNSET, self.recipe.schedule.inner_steps
-        self._quota = quota_of(effort, inner_steps, self._reached, self.members)
+        self._quota = workload_of(effort, inner_steps, self._reached, self.members)
         self._own = self._by_speed(members) if self.effort is not None and self.effort.by_speed is True else {}
         if self._quota.batch not in (0, self.recipe.batch):
             self.recipe = replace(self.recipe, batch=self._quota.batch)
@@ -109,7 +109,7 @@ class RoundClock:
             taken = {peer: min(samples, most) for peer, samples in taken.items()}
             means = [sum(each) / len(each) for each in losses.values() if each]
             inner_steps = self.recipe.schedule.inner_steps
-            self._reached = reached_after(self.effort, inner_steps, self._reached, means)
+            self._reached = progress_after(self.effort, inner_steps, self._reached, means)
             self.whole = step == self.began + self._steps
         self.tokens += sum(taken.values()) * self.recipe.seq_len
         self.dealt += (step - self.began) * self.recipe.batch * self.peers

@@ -16,7 +16,7 @@ import torch
 from msgspec import UNSET
 from torch import Tensor, nn
 
-from atoll.base.draw import in_pairs
+from atoll.base.draw import draw_pairs
 from atoll.base.ids import Digest
 from atoll.crypto.digest import digest
 from atoll.training.codec import Codec
@@ -35,9 +35,9 @@ from atoll.training.experiment.traffic import TrafficCounter
 from atoll.training.recipe.gradient import ComputeOptions, Loss
 from atoll.training.recipe.inner import PipelinedGradients
 from atoll.training.recipe.merge import merge, where_moved
-from atoll.training.recipe.moments import inherited, take_in
+from atoll.training.recipe.moments import adopt_moments, joiner_state
 from atoll.training.recipe.outer import PLAIN, AgreementNesterov, MomentAverage, Outer, momentum_of
-from atoll.training.recipe.recipes import Recipe, UpdateCoding, closing, coding_at, swarm_problem
+from atoll.training.recipe.recipes import Recipe, UpdateCoding, closing_recipe, coding_at_step, swarm_problem
 from atoll.training.recipe.reducer import agreement, answered, arrived, made_of, reduced, weight_of
 from atoll.training.recipe.schedule import fragments_of, moments_due, phase_at
 from atoll.training.recipe.state import SharedState, state_bytes, state_hash
@@ -49,7 +49,7 @@ from atoll.training.recipe.update import (
     moved,
     part_bounds,
     part_codecs,
-    settle,
+    settle_error_feedback,
     tensor_sizes,
     tensors_of,
 )
@@ -74,7 +74,7 @@ class ExperimentSimulator:
         options = options or ExperimentOptions()
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss or options.loss
         self.order = range(peers) if options.order is None else options.order
-        self.rhythm = RoundClock(recipe, steps, peers, options.effort, trouble)
+        self.round_clock = RoundClock(recipe, steps, peers, options.effort, trouble)
         self.own_data = isinstance(data, list)
         # (data set, shard, shards) of each member
         self.shares = (
@@ -114,7 +114,7 @@ class ExperimentSimulator:
 
     # ---- steps of the run ----------------------------------------------------------------------------------
 
-    def whole(
+    def run_to_end(
         self, evaluate_every: int, samples: int, progress: Callable[[SyncRecord], object] | None
     ) -> ExperimentResult:
         """Run to the end. `evaluate_every` steps (0: only at the end), `samples` validation samples are used."""
@@ -146,10 +146,10 @@ class ExperimentSimulator:
         """Take one step of the run; returns the records of the rounds that ended with it."""
         self.now += 1
         known = len(self.history)
-        self._come_and_go(self.now)
+        self._update_presence(self.now)
         if self.clients is not None:
             self.clients.draw(self._seed(), self.present, self.launched)
-        rhythm = self.rhythm
+        rhythm = self.round_clock
         rhythm.begin_round(self._trainees())
         for peer in self._trainees():
             if rhythm.takes_step(peer, self.now) and not self._has_passed_data(peer):
@@ -175,17 +175,19 @@ class ExperimentSimulator:
         if schedule.epochs is UNSET:
             return False
         samples = epoch_samples(data, self.recipe.seq_len)
-        return self.workers[peer].steps[0] >= schedule.steps_of(-(-samples // (shares * self.rhythm.recipe.batch)))
+        return self.workers[peer].steps[0] >= schedule.steps_of(
+            -(-samples // (shares * self.round_clock.recipe.batch))
+        )
 
-    def _come_and_go(self, step: int) -> None:
+    def _update_presence(self, step: int) -> None:
         """Update the present members; returning ones restart from a current anchor."""
         present = [p for p in range(len(self.workers)) if not self.trouble.is_away(p, step)]
         for peer in present:
             if peer not in self.present:
                 self.anchor_set.rejoin(peer, self.present, self.recipe.paired)
                 moments = isinstance(self.recipe.outer, MomentAverage)
-                self.workers[peer].restart(self._anchor_of(peer), inherited(self.shared()) if moments else None)
-                self.rhythm.drop_samples(peer)
+                self.workers[peer].restart(self._anchor_of(peer), joiner_state(self.shared()) if moments else None)
+                self.round_clock.drop_samples(peer)
         self.present = present
 
     def _synchronize(self, step: int) -> None:
@@ -198,7 +200,7 @@ class ExperimentSimulator:
                 for region in range(len(self.anchors)):
                     self._send_up(region, step, last=True)
             return
-        for fragment in self.rhythm.due(step):
+        for fragment in self.round_clock.due(step):
             if not isinstance(self.recipe.inner, PipelinedGradients):
                 for old in [f for f in self.flights if f.fragment == fragment]:
                     self._apply(old)
@@ -222,7 +224,7 @@ class ExperimentSimulator:
             self._apply(flight)
         self.live_F = torch.stack([self.workers[peer].x_F for peer in self._trainees() or [0]]).mean(0)
         if schedule.closing:
-            last = closing(self.recipe)
+            last = closing_recipe(self.recipe)
             self._close_all(last.coding, last.outer)
         elif len(self.fragments) > 1:
             self._close_all(self._coding(self.steps), self.recipe.outer)
@@ -265,24 +267,26 @@ class ExperimentSimulator:
         bounds = part_bounds(hi - lo, (1,) * (1 if reducer.group in ("pair", "server") else len(owners)))
         ups = self._codecs(coding.up, bounds, lo)
         updates = {peer: self._encoded(peer, lo, hi, bounds, ups, coding) for peer in members}
-        villains = {peer: name for peer, name in self.trouble.villains.items() if peer in updates}
+        villains = {peer: name for peer, name in self.trouble.byzantine.items() if peer in updates}
         if villains:
             updates |= forge_updates(
                 updates, villains, bounds, ups, lambda rows_GN: self._aggregate(rows_GN, lo, hi)
             )
         in_time, closes = arrived(reducer, [self.trouble.lateness(p) for p in members], self.recipe.hidden_steps)
         counted = [
-            p for p, fine in zip(members, in_time, strict=True) if fine and not self.trouble.loses(self._seed(), p)
+            p
+            for p, fine in zip(members, in_time, strict=True)
+            if fine and not self.trouble.is_lost(self._seed(), p)
         ]
         counted = [p for p in counted if p not in villains or is_readable(updates[p], bounds, ups)]
         waits = self.recipe.hidden_steps == 0 or step == self.steps
         _, phase = phase_at(self.recipe.schedule, step, self.steps)
-        begun = self.rhythm.outer_step(max(0, step - phase.inner_steps // len(self.fragments)))
+        begun = self.round_clock.outer_step(max(0, step - phase.inner_steps // len(self.fragments)))
         flight = InFlightFragment(fragment, lo, hi, begun, step if waits else step + closes, {})
         for peer in members:
             flight.sent[peer] = self.workers[peer].x_F[lo:hi].clone()
             if coding.beta and peer not in villains:  # a forged update leaves no error to correct
-                kept = settle(updates[peer], [peer in counted] * len(bounds), ups)
+                kept = settle_error_feedback(updates[peer], [peer in counted] * len(bounds), ups)
                 self.workers[peer].memory_F[lo:hi] = kept
         if paired:
             self._exchange_pairs(flight, members, counted, updates, ups)
@@ -304,8 +308,8 @@ class ExperimentSimulator:
         for peer, own in enumerate(self.anchor_set.local):
             assert isinstance(outer, PLAIN), "check_recipe refuses the others"
             if peer in rows:
-                own.sent(outer, rows[peer], len(rows), flight.begun)
-                own.agreed(outer, flight.combined[0], flight.begun)
+                own.apply_own_share(outer, rows[peer], len(rows), flight.begun)
+                own.apply_mean(outer, flight.combined[0], flight.begun)
 
     def _encoded(
         self, peer: int, lo: int, hi: int, bounds: Bounds, ups: tuple[Codec, ...], coding: UpdateCoding
@@ -380,7 +384,7 @@ class ExperimentSimulator:
     ) -> None:
         """Average in pairs; the members of a pair also exchange their anchors, in fp32."""
         lo, hi = flight.lo, flight.hi
-        for pair in in_pairs(self.launched - 1, members):
+        for pair in draw_pairs(self.launched - 1, members):
             here = [p for p in pair if p in counted]
             for peer in pair:
                 known = here if peer in here else [peer, *here]  # a peer always has its own row
@@ -411,9 +415,9 @@ class ExperimentSimulator:
         coding = self._coding(step)
         ups = self._codecs(coding.up, bounds, 0)
         update = self._encoded(peer, lo, hi, bounds, ups, coding)
-        lost = self.trouble.loses(self._seed(), peer)
+        lost = self.trouble.is_lost(self._seed(), peer)
         if coding.beta:
-            worker.memory_F.copy_(settle(update, [not lost] * len(bounds), ups))
+            worker.memory_F.copy_(settle_error_feedback(update, [not lost] * len(bounds), ups))
         if not lost:
             self._apply(InFlightFragment(0, lo, hi, step - 1, step, {}, {anchor: decoded(update, bounds, ups)}))
         self.traffic.count_single(peer, near, [len(wire) for wire in update.wires], 4 * self.layout.floats)
@@ -437,7 +441,7 @@ class ExperimentSimulator:
         if flight.hi > self.layout.floats:
             due, agreed = (flight.hi - self.layout.floats) // self.layout.parameters, self.shared()
             for peer in self.present:
-                take_in(self.workers[peer].inner, agreed, due)
+                adopt_moments(self.workers[peer].inner, agreed, due)
         for peer in [] if self.recipe.reducer.group == "one" else self.present:
             self._merge(peer, flight, before[self.anchor_set.index_of(peer)])
         self.flights = [f for f in self.flights if f is not flight]
@@ -471,7 +475,7 @@ class ExperimentSimulator:
         return self.anchor_set.anchor_of(peer)
 
     def _coding(self, step: int) -> UpdateCoding:
-        return coding_at(self.recipe, step, self.steps)
+        return coding_at_step(self.recipe, step, self.steps)
 
     def _codecs(self, name: str, bounds: Bounds, lo: int) -> tuple[Codec, ...]:
         state = SharedState(self.anchors[0], self.momentum_P, torch.zeros(0, dtype=torch.int64))
@@ -499,8 +503,8 @@ class ExperimentSimulator:
 
     def _record(self, flight: InFlightFragment, step: int, members: list[int], counted: list[int]) -> None:
         losses = [loss for peer in members for loss in self.workers[peer].losses]
-        batch = self.rhythm.recipe.batch
-        self.rhythm.end_round(step, members, {peer: tuple(self.workers[peer].losses) for peer in counted})
+        batch = self.round_clock.recipe.batch
+        self.round_clock.end_round(step, members, {peer: tuple(self.workers[peer].losses) for peer in counted})
         for peer in members:
             self.workers[peer].losses = []
         known = self.history[-1].train_loss if self.history else float("nan")
@@ -521,8 +525,8 @@ class ExperimentSimulator:
         steps = recipe.schedule.begun(turns)
         samples = steps * recipe.batch * len(self.workers)
         tokens = samples * recipe.seq_len
-        if self.rhythm.effort is not None:
-            steps, samples, tokens = self.now, self.rhythm.dealt, self.rhythm.tokens
+        if self.round_clock.effort is not None:
+            steps, samples, tokens = self.now, self.round_clock.dealt, self.round_clock.tokens
         outer = self.anchor_set.outers[0][0]
         inner = outer.inner
         moments = (self.momentum_P, outer.second_P) if inner is None else (inner.first_P, inner.second_P)
@@ -534,7 +538,7 @@ class ExperimentSimulator:
         recipe, schedule = self.recipe, self.recipe.schedule
         private = self.own_data or self.clients is not None or schedule.epochs is not UNSET  # data of members' own
         differs = private or bool(self.records) or self.layout.counters  # records of real runs change
-        whole = self.steps % schedule.turn_steps == 0 if self.rhythm.effort is None else self.rhythm.whole
+        whole = self.steps % schedule.turn_steps == 0 if self.round_clock.effort is None else self.round_clock.whole
         whole &= not schedule.phases or self.steps == schedule.steps
         if differs or swarm_problem(recipe) or self.trouble != FaultSpec() or not whole:
             return None

@@ -32,7 +32,7 @@ def build_model(name: str, seed: int) -> nn.Module:
 ADAPTER_NAMES = ("*.lora_*",)
 
 
-def travelling(name: str, only: Sequence[str] = ()) -> Sequence[str]:
+def exchanged_patterns(name: str, only: Sequence[str] = ()) -> Sequence[str]:
     """Patterns of the tensors that a run of this model exchanges: `only`, else its adapters; empty: all tensors."""
     return only or (ADAPTER_NAMES if spec_of(name).numbers.get("lora") else ())
 

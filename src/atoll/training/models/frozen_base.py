@@ -41,7 +41,7 @@ def read_base_tensors(data: Buffer) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def built(name: str, seed: int, base: Buffer = b"") -> tuple[nn.Module, ModelLayout]:
+def build_with_base(name: str, seed: int, base: Buffer = b"") -> tuple[nn.Module, ModelLayout]:
     """A built-in model with this base, frozen, and the layout of the other tensors; without a base every tensor
     trains.
 

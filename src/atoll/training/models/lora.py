@@ -33,7 +33,7 @@ class LoraLinear(nn.Module):
         return functional.linear(x, self.weight) + functional.linear(functional.linear(x, self.lora_a), self.lora_b)
 
 
-def adapted(model: nn.Module, rank: int) -> nn.Module:
+def add_adapters(model: nn.Module, rank: int) -> nn.Module:
     """Add adapters of this rank to the model, in place."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -42,7 +42,7 @@ def adapted(model: nn.Module, rank: int) -> nn.Module:
     return model
 
 
-def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merge_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of an adapted model by name -> those of the plain model."""
     plain = {name: value for name, value in tensors.items() if not name.endswith(ADAPTER)}
     for name in (name.removesuffix(A) for name in tensors if name.endswith(A)):

@@ -18,7 +18,7 @@ from torch import nn
 from atoll.training.models.cnn import SmallCNN
 from atoll.training.models.gpt import GPT, GPTSize
 from atoll.training.models.llama import Llama, LlamaSize
-from atoll.training.models.lora import adapted
+from atoll.training.models.lora import add_adapters
 from atoll.training.models.vision import VGG11, ResNet18, VisionSize
 
 BYTES = 256
@@ -161,7 +161,7 @@ def spec_of(name: str) -> NamedModel:
             raise ValueError(f"{name[:80]!r}: {key}={value}, {about.about}, must be 1 to {about.most}")
     build, rank = FAMILIES[family].plan(given), given.get("lora")
     if rank:
-        return NamedModel(family, given, lambda: adapted(build(), rank))
+        return NamedModel(family, given, lambda: add_adapters(build(), rank))
     return NamedModel(family, {key: value for key, value in given.items() if key != "lora"}, build)
 
 

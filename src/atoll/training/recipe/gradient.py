@@ -50,7 +50,7 @@ class GradientComputer:
         # one whole graph or none: if the rest fails to compile, no part of a forward pass may have run
         self._compiled = torch.compile(self._loss, fullgraph=True) if computing.compiled else None
 
-    def of(self, batch: Batch) -> float:
+    def compute(self, batch: Batch) -> float:
         """The mean loss of the batch; its gradient is then in `gradient_P`."""
         if self._compiled is not None:
             try:
@@ -62,7 +62,7 @@ class GradientComputer:
                 log.warning("%s", self._notice)
         return self._computed(self._loss, batch)
 
-    def told(self) -> str:
+    def take_notice(self) -> str:
         """The notice why a step runs uncompiled, returned once; empty if there is none."""
         notice, self._notice = self._notice, ""
         return notice

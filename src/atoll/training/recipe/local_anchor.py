@@ -25,14 +25,14 @@ class LocalAnchor:
         self._rest_F: Tensor | None = None  # part of the last agreed mean that is not in the anchor yet
         self._before: tuple[Tensor, Tensor, Tensor | None] | None = None  # state before the last send
 
-    def sent(self, outer: PLAIN, mine_F: Tensor, members: int, step: int) -> None:
+    def apply_own_share(self, outer: PLAIN, mine_F: Tensor, members: int, step: int) -> None:
         """Apply the own share of an update (F,), as it decodes, sent in a round of `members` members."""
         self._before = self.anchor_F, self.momentum_P, self._rest_F
         share_F = mine_F / members
         self._move(outer, share_F if self._rest_F is None else self._rest_F + share_F, step)
         self._share_F, self._rest_F = share_F, None
 
-    def agreed(self, outer: PLAIN, mean_F: Tensor, step: int) -> bool:
+    def apply_mean(self, outer: PLAIN, mean_F: Tensor, step: int) -> bool:
         """Take an agreed mean (F,). True if the anchor moved, because no own update was sent in the round."""
         moved = self._share_F is None and self._rest_F is not None
         if moved and self._rest_F is not None:
@@ -42,7 +42,7 @@ class LocalAnchor:
         self._share_F = self._before = None
         return moved
 
-    def rests(self) -> bool:
+    def take_back(self) -> bool:
         """Take back the own share after a round without counted updates. True if the anchor moved."""
         if self._before is None:
             return False

@@ -29,7 +29,7 @@ def padded(anchor_F: Tensor, hi: int) -> Tensor:
     return torch.cat([anchor_F, anchor_F.new_zeros(hi - len(anchor_F))])
 
 
-def take_in(inner: InnerState, agreed: SharedState, count: int) -> None:
+def adopt_moments(inner: InnerState, agreed: SharedState, count: int) -> None:
     """Replace the first `count` of a member's moments by the agreed ones, in place."""
     if count:
         inner.first_P.copy_(agreed.momentum_P)
@@ -37,7 +37,7 @@ def take_in(inner: InnerState, agreed: SharedState, count: int) -> None:
         inner.second_P.copy_(agreed.second_P)
 
 
-def inherited(agreed: SharedState) -> InnerState | None:
+def joiner_state(agreed: SharedState) -> InnerState | None:
     """Inner state of a joiner. None until both moments are agreed: a first moment without a second causes a huge
     step.
     """
@@ -46,10 +46,10 @@ def inherited(agreed: SharedState) -> InnerState | None:
     return InnerState(agreed.momentum_P.clone(), agreed.second_P.clone(), agreed.steps)
 
 
-def taken_in(data: Buffer, agreed: SharedState, count: int) -> bytes:
+def adopt_moments_bytes(data: Buffer, agreed: SharedState, count: int) -> bytes:
     """`take_in` for the bytes of an inner state."""
     inner = inner_from_bytes(data, len(agreed.momentum_P))
-    take_in(inner, agreed, count)
+    adopt_moments(inner, agreed, count)
     return as_bytes(inner)
 
 

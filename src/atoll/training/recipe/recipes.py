@@ -179,13 +179,13 @@ def swarm_problem(recipe: Recipe) -> str:
     return ", ".join(what for what, asked in cannot.items() if asked)
 
 
-def coding_at(recipe: Recipe, step: int, steps: int) -> UpdateCoding:
+def coding_at_step(recipe: Recipe, step: int, steps: int) -> UpdateCoding:
     """Coding of updates sent after `step` of the run's `steps` steps."""
     coding, (_, phase) = recipe.coding, phase_at(recipe.schedule, step, steps)
     return msgspec.structs.replace(coding, up=phase.up or coding.up, down=phase.down or coding.down)
 
 
-def closing(recipe: Recipe) -> Recipe:
+def closing_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the last round if the schedule ends with an average of all live parameters."""
     coding = UpdateCoding(recipe.schedule.closing, recipe.schedule.closing, beta=0.0)
     return msgspec.structs.replace(recipe, coding=coding, outer=AVERAGE)
@@ -230,7 +230,7 @@ def sample_problem(recipe: Recipe) -> str:
     return ""
 
 
-def in_swarm(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
+def for_real_run(recipe: Recipe, down: str = "int8", believed: bool = True) -> Recipe:
     """The nearest recipe that a real run can do.
 
     If owners are not trusted (`believed`), or reply with more than a mean, they keep no error feedback, because no
@@ -260,7 +260,7 @@ def _in_rounds(recipe: Recipe, outer: DelayedNesterov) -> Recipe:
     )
 
 
-def overlapping(recipe: Recipe, overlap: int | None, fragments: int | None) -> Recipe:
+def with_overlap(recipe: Recipe, overlap: int | None, fragments: int | None) -> Recipe:
     """The same recipe with this overlap (steps) and number of fragments; None keeps the present value.
 
     `replace` drops the steps of the overlap, so it becomes `delta`. ValueError if the result is invalid.
@@ -297,7 +297,7 @@ def _can_build(codec: str, known: SharedKnowledge) -> bool:
     return True
 
 
-def lasting(recipe: Recipe, steps: int) -> Recipe:
+def with_length(recipe: Recipe, steps: int) -> Recipe:
     """The same recipe for a run of `steps` steps: rate schedules follow."""
     outer, schedule = recipe.outer, recipe.schedule
     match outer:
@@ -389,7 +389,7 @@ def recipe_for(
     seq_len = fitting_seq_len(model, seq_len)
     recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or RecipeReducer())
     check_recipe(recipe)
-    return lasting(recipe, schedule.steps)
+    return with_length(recipe, schedule.steps)
 
 
 def fitting_seq_len(model: str, seq_len: int | None) -> int:
@@ -405,7 +405,7 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
     return seq_len
 
 
-def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
+def for_custom_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     """A recipe's outer part for a custom loop, which brings its own model, data and optimizer.
 
     Members still send sums of gradients if the recipe accumulates them (`recipe/user_optimizer.py`). ValueError
@@ -416,7 +416,7 @@ def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
         why = "its rates follow the tokens of all members, but in a custom loop your scheduler sets the rate"
     inner = recipe.inner if isinstance(recipe.inner, GradientAccumulation) else LOOPS_OWN
     recipe = msgspec.structs.replace(recipe, model="attached", seed=0, batch=1, seq_len=1, inner=inner)
-    recipe = in_swarm(recipe, believed=believed)  # an update then counts by samples instead of tokens
+    recipe = for_real_run(recipe, believed=believed)  # an update then counts by samples instead of tokens
     if why:
         raise ValueError(f"this recipe cannot run in a custom loop: {why}")
     if problem := swarm_problem(recipe):
@@ -426,7 +426,7 @@ def in_own_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     return recipe
 
 
-def own_loop(
+def custom_loop_recipe(
     *,
     rounds: int,
     inner_steps: int,

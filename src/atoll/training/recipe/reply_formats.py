@@ -59,7 +59,7 @@ class ReplyFormat:
     agreeing: bool  # the outer step needs the agreement of the updates
     sizes: tuple[int, ...]  # values of the part in each tensor
 
-    def answer(self, rows: Sequence[tuple[int, Buffer]]) -> CombinedPart:
+    def encode(self, rows: Sequence[tuple[int, Buffer]]) -> CombinedPart:
         """The reply for (weight, wire) rows. Holds every row decoded if row norms matter."""
         n = sum(self.sizes)
         kept = opened_rows(rows, n, self.up)
@@ -86,7 +86,7 @@ class ReplyFormat:
             kind, body = EXACT, bytes(codec_named("fp32").encode_spans(n, sums))
         return CombinedPart(HEAD.pack(kind, agree) + body, kept.counted, kept.faults)
 
-    def read(self, wire: Buffer) -> DecodedReply:
+    def decode(self, wire: Buffer) -> DecodedReply:
         """The decoded reply. PeerFault if `answer` could not have built it."""
         n, view = sum(self.sizes), memoryview(wire).cast("B")
         if len(view) < HEAD.size:
@@ -135,18 +135,18 @@ class ReplyFormat:
             yield made_S
 
 
-def says_more(recipe: Recipe) -> bool:
+def needs_reply_format(recipe: Recipe) -> bool:
     """Whether the recipe needs more in a reply than an encoded mean."""
     gathered, agreeing = recipe.coding.answer == "gathered", isinstance(recipe.outer, AgreementNesterov)
     return gathered or agreeing or recipe.reducer.statistic != "mean"
 
 
-def remembers(recipe: Recipe) -> bool:
+def has_owner_feedback(recipe: Recipe) -> bool:
     """Whether owners keep error feedback of their results. No other peer can then compute the same result."""
     return recipe.coding.answer == "remembered"
 
 
-def answering(recipe: Recipe, common: RoundInputs, bounds: Bounds, part: int) -> ReplyFormat:
+def reply_format_of(recipe: Recipe, common: RoundInputs, bounds: Bounds, part: int) -> ReplyFormat:
     """Reply format of one part in one round. `bounds` are positions in the whole vector."""
     coding, sizes = recipe.coding, tensor_sizes(tensors_of(common.layout), *bounds[part])
     down = None if coding.answer == "gathered" else part_codec(coding.down, common, bounds, part)

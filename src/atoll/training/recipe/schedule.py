@@ -65,7 +65,7 @@ class SyncSchedule(msgspec.Struct, frozen=True):
     @property
     def turns(self) -> int:
         """Agreed rounds of a real run: each carries one fragment."""
-        return sum(rounds for rounds, _ in stretches_of(self)) if self.phases else self.rounds * self.fragments
+        return sum(rounds for rounds, _ in phase_rounds(self)) if self.phases else self.rounds * self.fragments
 
     @property
     def turn_steps(self) -> int:
@@ -77,7 +77,7 @@ class SyncSchedule(msgspec.Struct, frozen=True):
         if not self.phases:
             return turns * self.turn_steps
         taken = 0
-        for rounds, steps in stretches_of(self):
+        for rounds, steps in phase_rounds(self):
             taken += min(turns, rounds) * steps
             turns -= min(turns, rounds)
         return taken
@@ -130,7 +130,7 @@ def phase_at(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, Schedu
     return found
 
 
-def stretches_of(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
+def phase_rounds(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
     """(rounds, steps of each) in order, for phases that change the round length; whole models only.
 
     The remainder of a phase goes into the first round of the next one, and the remainder of the run into one more
@@ -148,7 +148,7 @@ def stretches_of(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
     return tuple((rounds, steps) for rounds, steps in found if rounds and steps)
 
 
-def phases_named(text: str) -> tuple[SchedulePhase, ...]:
+def parse_phases(text: str) -> tuple[SchedulePhase, ...]:
     """Phases from since:inner_steps[:up[:down]], separated by commas: "0.8:16,0.9:8:topk:0.1:int8". ValueError if
     malformed.
     """

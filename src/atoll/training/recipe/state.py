@@ -20,7 +20,14 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room, new_wire, tensor_over
-from atoll.training.exchange.layout import ModelLayout, base_digest, flatten, layout_digest, layout_of, named
+from atoll.training.exchange.layout import (
+    ModelLayout,
+    base_digest,
+    flatten,
+    layout_digest,
+    layout_of,
+    tensors_by_name,
+)
 from atoll.training.exchange.tensorfile import ReadSpan, dump, pieces_of, read_header, read_tensor
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
@@ -57,7 +64,7 @@ def initial_state(model: nn.Module, layout: ModelLayout | None = None) -> Shared
     return SharedState(anchor_F, torch.zeros(layout.parameters, dtype=torch.float32), counters_K)
 
 
-def moved_by(
+def apply_update(
     combined_N: Tensor,
     state: SharedState,
     outer: SHARED,
@@ -116,7 +123,7 @@ def moved_by(
     )
 
 
-def rested(state: SharedState, *, steps: int, samples: int, tokens: int, room: Room = new_wire) -> SharedState:
+def unchanged(state: SharedState, *, steps: int, samples: int, tokens: int, room: Room = new_wire) -> SharedState:
     """The state after a round without counted updates: the run's counters advance, the model stays.
 
     An outer step without an update would move the model by the momentum alone in every such round. If all members
@@ -135,7 +142,7 @@ def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
     return new
 
 
-def gone_back(earlier: SharedState, before: SharedState, samples: int) -> SharedState:
+def rolled_back(earlier: SharedState, before: SharedState, samples: int) -> SharedState:
     """The earlier state, bit for bit, at the run's current position in the data: no sample is used twice.
 
     `before` is the head's state, `samples` the number handed out since. Outer momentum, buffers, counters, the
@@ -226,7 +233,7 @@ def export_model(state: SharedState, layout: ModelLayout) -> bytes:
     """The agreed model by tensor name, without its base, as a safetensors file for other programs."""
     told = {"format": "pt", "atoll.round": str(state.round)}
     told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
-    return dump(named(state.anchor_F, state.counters_K, layout), told)
+    return dump(tensors_by_name(state.anchor_F, state.counters_K, layout), told)
 
 
 def _count(text: str) -> int:

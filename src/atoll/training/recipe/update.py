@@ -174,7 +174,7 @@ def encode_update(
     return EncodedUpdate(tuple(wires), left_F, bounds)
 
 
-def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
+def gradient_sum_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
     """(from, to): their difference is the update of a trainer that only sums gradients.
 
     `gathered_F` is the gradient sums, then the buffers. Buffers have no gradient: their update is their own
@@ -185,7 +185,7 @@ def gathered_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tupl
     return torch.cat([gathered_F[:parameters], anchor_F[parameters:]]), to_F
 
 
-def settle(update: EncodedUpdate, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
+def settle_error_feedback(update: EncodedUpdate, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
     """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
 
     `codec` is the codec of the update. If all parts are counted, the result is the update's own memory.

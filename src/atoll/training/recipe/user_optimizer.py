@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.exchange.parameter_names import parameters_of
-from atoll.training.exchange.parameter_selection import some
+from atoll.training.exchange.parameter_selection import join_names
 from atoll.training.recipe.inner import GradientAccumulation, InnerState, fresh_inner
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.recipes import Recipe
@@ -38,10 +38,10 @@ def optimizer_problem(
     if not (gathers or moments):
         return ""
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if missing := [slot.name for slot, p in held(model, layout) if id(p) not in ids]:
+    if missing := [slot.name for slot, p in exchanged_parameters(model, layout) if id(p) not in ids]:
         return (
             f"members of this run agree on {'gradients' if gathers else 'moments'}, and the optimizer does not "
-            f"hold {some(missing)}; make it from all parameters that are exchanged, or name fewer in only="
+            f"hold {join_names(missing)}; make it from all parameters that are exchanged, or name fewer in only="
         )
     if gathers:
         return ""
@@ -55,12 +55,12 @@ def optimizer_problem(
     return ""
 
 
-def held(model: nn.Module, layout: ModelLayout) -> Held:
+def exchanged_parameters(model: nn.Module, layout: ModelLayout) -> Held:
     own = dict(parameters_of(model))
     return [(slot, own[slot.name]) for slot in layout.slots if slot.kind == "parameter"]
 
 
-def skipped(optimizer: torch.optim.Optimizer) -> bool:
+def is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """Whether GradScaler found an infinite gradient, so that a fused optimizer takes no step."""
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
@@ -71,11 +71,13 @@ class GradientSums:
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.sum_P = torch.zeros(layout.parameters, dtype=torch.float32, device="cpu")
-        self._held = held(model, layout)
+        self._held = exchanged_parameters(model, layout)
         # parameters with their gradients and versions
         self._kept: list[tuple[nn.Parameter, Tensor | None, int]] = []
 
-    def take(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def take_gradients(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Hook before the optimizer's step: add its gradients and hide them. A closure is called here, once."""
         if self._kept and all(p.grad is None for _, p in self._held):
             return None  # nested call by super().step(): the gradients are already taken
@@ -84,7 +86,7 @@ class GradientSums:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not skipped(optimizer):
+        if not is_skipped(optimizer):
             self._add(getattr(optimizer, "grad_scale", None))
         self._kept = [(p, p.grad, p._version) for _, p in self._held]
         for _, p in self._held:
@@ -102,14 +104,14 @@ class GradientSums:
                 value_N = value_N / scale.to(value_N.device)
             self.sum_P[slot.at : slot.at + slot.size].add_(value_N.to(self.sum_P.device))
 
-    def give_back(self) -> bool:
+    def restore_gradients(self) -> bool:
         """Restore the gradients after the step. False if the optimizer moved parameters without a gradient."""
         kept, self._kept = self._kept, []
         for p, grad, _ in kept:
             p.grad = grad
         return all(p._version == version for p, _, version in kept)
 
-    def end(self) -> Tensor:
+    def pop_sum(self) -> Tensor:
         """Return the sum (P,) and start a new one."""
         sum_P, self.sum_P = self.sum_P, torch.zeros_like(self.sum_P)
         return sum_P
@@ -121,7 +123,7 @@ class AdamMoments:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout) -> None:
-        self._optimizer, self._layout, self._held = optimizer, layout, held(model, layout)
+        self._optimizer, self._layout, self._held = optimizer, layout, exchanged_parameters(model, layout)
 
     def read(self) -> InnerState:
         inner = fresh_inner(self._layout.parameters)

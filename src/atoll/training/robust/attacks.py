@@ -186,7 +186,7 @@ def stale(honest_HD: Tensor, f: int, before_D: Tensor) -> Tensor:
     return _repeated_row(before_D.to(honest_HD), f)
 
 
-def lies(name: str, honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
+def attack_rows(name: str, honest_HD: Tensor, f: int, rule: Rule) -> Tensor:
     """Rows (f, d) of the attack `name`; `rule` is the rule under attack, used by optimized attacks only."""
     if name in OPTIMISED:
         return OPTIMISED[name](honest_HD, f, rule)

@@ -107,7 +107,7 @@ def gram_of(rows: Sequence[Tensor], center: int, origin_D: Tensor | None = None,
     chunk = max(1, min(chunk, size))
     # the center's own row would be zero: the origin takes its place
     points = [origin_D if index == center else row for index, row in enumerate(rows)]
-    kernels = native.at_once(n * size) if device.type == "cpu" else None
+    kernels = native.load_now(n * size) if device.type == "cpu" else None
     given = rows if origin_D is None else [*rows, origin_D]
     if kernels is not None and all(row.dtype == torch.float32 and row.is_contiguous() for row in given):
         return _placed(_compiled_sums(kernels, points, rows[center], chunk), center)

@@ -63,7 +63,7 @@ def squared_norms(rows: Sequence[Tensor]) -> list[float]:
     fp32 products, fp64 sum: relative error about 1e-6, enough to order rows and to pick one of median norm.
     """
     first = rows[0]
-    kernels = native.at_once(len(rows) * len(first)) if first.dtype == torch.float32 and plain(first) else None
+    kernels = native.load_now(len(rows) * len(first)) if first.dtype == torch.float32 and plain(first) else None
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is checked below
         return [_squared_norm(row, kernels if row.is_contiguous() else None) for row in rows]
 

@@ -67,7 +67,7 @@ class PreparedRows(NamedTuple):
 
 def ready(rows: Rows, f: int) -> PreparedRows:
     views = opened(rows)
-    native.at_once(len(views) * len(views[0]))  # sorting uses kernels only if they are loaded
+    native.load_now(len(views) * len(views[0]))  # sorting uses kernels only if they are loaded
     norms2 = squared_norms(views)
     finite = [index for index, norm2 in enumerate(norms2) if norm2 <= SQUARED_MAX]  # NaN compares false
     if not finite:
@@ -184,7 +184,7 @@ def geometric_median(
     return _by_distances("geometric_median", rows, f, pre, majority, solve)
 
 
-def centred_clipping(
+def centered_clipping(
     rows: Rows,
     f: int = 0,
     pre: Before = (),
@@ -202,7 +202,7 @@ def centred_clipping(
     origin_D = None if start is None else _start(start, rows)
     if steps == 1 and not pre:
         return _clipped_once(rows, f, radius, origin_D)
-    solve = partial(weights.centred_clipping, steps=steps, radius=radius)
+    solve = partial(weights.centered_clipping, steps=steps, radius=radius)
     return _by_distances("centred_clipping", rows, f, pre, majority, solve, origin_D)
 
 
@@ -382,7 +382,7 @@ RULES: dict[str, Callable[..., Vector]] = {
     rule.__name__: rule
     for rule in (
         *(mean, weighted_mean, krum, multi_krum, coordinate_median, trimmed_mean, meamed),
-        *(geometric_median, centred_clipping, mda, monna, bulyan, caf, blended_caf, clipped_caf),
+        *(geometric_median, centered_clipping, mda, monna, bulyan, caf, blended_caf, clipped_caf),
     )
 }
 

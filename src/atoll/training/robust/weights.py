@@ -170,7 +170,7 @@ def geometric_median(gram: GramMatrix, f: int, steps: int, floor: float | None, 
     return weights
 
 
-def centred_clipping(gram: GramMatrix, f: int, steps: int, radius: float | None) -> Weights:
+def centered_clipping(gram: GramMatrix, f: int, steps: int, radius: float | None) -> Weights:
     """From the origin, `steps` times: v += mean of (x_i − v) · min(1, radius / ‖x_i − v‖).
 
     Karimireddy et al. 2021, algorithm 2. `radius` None: the median of the n distances, anew in every step; a fixed
@@ -209,7 +209,7 @@ def clipped_caf(gram: GramMatrix, f: int) -> Weights:
     in CAF). A clipped row with unique information adds no more variance than others, so the filter keeps it.
     Colluding liars together add theirs in one direction. Both numbers are from trials (LOG.md).
     """
-    center = centred_clipping(gram, f, CLIPPED_STEPS, None)
+    center = centered_clipping(gram, f, CLIPPED_STEPS, None)
     away = [math.sqrt(value) for value in map(float, gram.squared_to(center)[:-1])]
     mix = _shorten_rows(away, median(away), center)
     found = list(_filtered(gram.mixed(mix), f))

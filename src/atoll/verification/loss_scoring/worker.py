@@ -68,6 +68,6 @@ class LossScoringWorker:
         lo, hi = turn_of(spec.recipe.schedule, spec.layout, before.round)
         bounds = part_bounds(hi - lo, work.shares)
         wires = wires_from_bytes(data, work.root, bounds, self.context.wire_digest)
-        common = spec.common(work.round, before, work.before)
+        common = spec.round_inputs(work.round, before, work.before)
         codecs = part_codecs(spec.recipe_after(before).coding.up, common, moved(bounds, lo))
         return moved_along(before.anchor_F, wires, bounds, codecs, lo)

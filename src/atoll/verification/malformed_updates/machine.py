@@ -69,7 +69,7 @@ class MalformedUpdates(VerifierMachine):
         history = self.history
         members = {m.peer: m for m in history.head_body.members}
         self.ignored &= members.keys()
-        here = {p: k for p, k in self.known.items() if p in members and members[p].present}
+        here = {p: k for p, k in self.known.items() if p in members and members[p].is_present}
         self.known = {p: k for p, k in here.items() if k.round > history.head - RECENT}
         effects: list[Effect] = []
         for peer, known in self.known.items():

@@ -56,7 +56,7 @@ def host_of(guest: PeerId, secret: bytes, head: Digest, body: VertexBody, share:
     if draw_below(drawn, "guest?", CHANCES) >= share * CHANCES:
         return None
     scores = scores_of(body)
-    hosts = [m.peer for m in body.members if m.trains and m.standing == "member" and m.peer != guest]
+    hosts = [m.peer for m in body.members if m.may_train and m.standing == "member" and m.peer != guest]
     lots = [peer for peer in hosts for _ in range(audit_factor(scores, peer))]
     return lots[draw_below(drawn, "host", len(lots))] if lots else None
 

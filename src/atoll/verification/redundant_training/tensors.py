@@ -78,7 +78,7 @@ def taking_again(
     for step in range(told.steps):
         cursor = told.cursor + step * told.batch_samples
         inputs, targets = batch(data, told.shard, told.shards, cursor, told.batch_samples, told.seq_len, told.seed)
-        gradient.of((inputs.to(device), targets.to(device)))
+        gradient.compute((inputs.to(device), targets.to(device)))
         if isinstance(told.inner, GradientAccumulation):
             inner.first_P.add_(gradient_P)
         else:

@@ -72,7 +72,7 @@ class RedundancyWorker:
         spec = self.context.spec_of(work.round)
         bounds = part_bounds(spec.layout.floats, work.shares)
         wires = wires_from_bytes(data, row.root, bounds, self.context.wire_digest)
-        common = spec.common(work.round, before, work.before)
+        common = spec.round_inputs(work.round, before, work.before)
         return decoded(wires, bounds, part_codecs(spec.recipe.coding.up, common, bounds))
 
     async def _replay(self, work: ReplayBoth, before: SharedState, steps: int) -> Tensor:

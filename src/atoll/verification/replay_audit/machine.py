@@ -137,7 +137,7 @@ class ReplayAudits(VerifierMachine):
 
     def _of_the_gone(self, body: VertexBody) -> list[StoredEvidence]:
         """Judged exhibits of members that this vertex removes, whatever the finding."""
-        here = {m.peer for m in body.members if m.present}
+        here = {m.peer for m in body.members if m.is_present}
         doubted = (t for t in self.turns.values() if t.case.peer not in here and t.case.against)
         return [kept for turn in doubted if turn.said is not None for kept in self._kept(turn)]
 
@@ -232,7 +232,7 @@ class ReplayAudits(VerifierMachine):
     def _work(self, now: Seconds) -> list[Effect]:
         """Start the local turns that begin with this head, and end those that lasted too long."""
         effects, head = self._hold(), self.history.head
-        here = {m.peer for m in self.history.head_body.members if m.present}
+        here = {m.peer for m in self.history.head_body.members if m.is_present}
         for key, case in self.docket.cases.items():
             if self.me not in self._asked(case):
                 continue
@@ -347,7 +347,7 @@ class ReplayAudits(VerifierMachine):
             return None, []
         if turn.blob == response.blob:
             more = under_way.get(response.blob)
-            return None, more.offer([sender], now) if more is not None else []
+            return None, more.add_sources([sender], now) if more is not None else []
         if turn.blob is not None and turn.shower is not None:
             had_its_time = now - turn.shown_s >= GIVE_UP_S / len(turn.makers)
             if turn.judging or sender == turn.shower or not had_its_time:

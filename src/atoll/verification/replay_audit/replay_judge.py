@@ -83,7 +83,7 @@ class ReplayJudge:
         """Bounds and codecs of the parts of its update."""
         learning, work = self.learning, self.work
         bounds = part_bounds(learning.layout.floats, work.shares)
-        common = learning.common(work.round, self.before, work.before)
+        common = learning.round_inputs(work.round, self.before, work.before)
         return bounds, part_codecs(learning.recipe.coding.up, common, bounds)
 
     def update(self, assignment: TrainingAssignment) -> Verdict:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from atoll.training.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
 from atoll.training.exchange.layout import ModelLayout, unflatten
-from atoll.training.models.frozen_base import built
+from atoll.training.models.frozen_base import build_with_base
 from atoll.verification.loss_scoring.tensors import LOOKED_AT_ONCE, dealt, losses_of, undealt
 from atoll.verification.redundant_training.tensors import TwinAssignment, taking_again
 from atoll.worker.trainer_commands import (
@@ -35,7 +35,7 @@ VALIDATION_BATCH = 64  # samples; fits any device that can train
 
 def model_of(spec: TrainerSpec) -> tuple[nn.Module, ModelLayout]:
     """The trainer's model with its frozen base, and the layout of the exchanged vector."""
-    return built(spec.model, spec.seed, Path(spec.base).read_bytes() if spec.base else b"")
+    return build_with_base(spec.model, spec.seed, Path(spec.base).read_bytes() if spec.base else b"")
 
 
 class ModelEvaluator:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import BuildOpening, JudgeOpening
-from atoll.protocol.allreduce.buffers import ComputedResult, weights_in
+from atoll.protocol.allreduce.buffers import ComputedResult, weights_of
 from atoll.protocol.allreduce.tasks import TaskRow
 from atoll.verification.sum_check.policy import SumCheckCase
 from atoll.wire.messages.statements import SignedStatement
@@ -76,7 +76,7 @@ def judge_opening(
     if ground.weighs:
         if body.weighing is UNSET or not set(body.weighing.peers).issuperset(answered.contributors):
             return None
-        weights = weights_in(body.weighing, answered.contributors)
+        weights = weights_of(body.weighing, answered.contributors)
     named = set(answered.contributors)
     return JudgeOpening(
         blob=blob,

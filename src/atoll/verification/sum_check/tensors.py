@@ -29,7 +29,7 @@ from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.recipes import Recipe
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
-from atoll.wire.opening import OpenedBlock, SumOpening, opening_from_bytes, rows_of
+from atoll.wire.opening import OpenedBlock, SumOpening, opening_from_bytes, rows_digest
 
 LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half as long as its leaf
 FAN = 4  # children of a node: a third of the calls of two; eight would make paths half as long again
@@ -228,7 +228,7 @@ def _commits(claimed: ExpectedPart, opening: SumOpening) -> list[Commitment]:
     if known.keys() != set(answered.contributors):
         raise PeerFault("", "commitments are not exactly those of the contributors")
     commits = [known[peer] for peer in answered.contributors]
-    if answered.made_of is UNSET or rows_of(commits) != answered.made_of:
+    if answered.made_of is UNSET or rows_digest(commits) != answered.made_of:
         raise PeerFault("", "it was made of other commitments than are shown")
     return commits
 

@@ -50,7 +50,7 @@ class WireDigestCache:
     def of_mine(self, codec: Codec, encode: Encode) -> tuple[Buffer, Digest]:
         """Encode a row or a result and hash it leaf by leaf, while the processor's cache holds it."""
         leaves = WireLeaves(LeafLayout(codec))
-        wire = encode(codec.showing(leaves.update))
+        wire = encode(codec.with_hashing(leaves.update))
         return wire, self._kept(leaves.tree())
 
     def of_my_answer(self, wire: Buffer) -> Digest:

@@ -25,7 +25,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Lane
 from atoll.crypto import noise
 from atoll.crypto.frames import FRAME_PLAIN_MAX, FrameDecoder, framed
-from atoll.crypto.identity import Identity, PublicIdentity, nobody_known
+from atoll.crypto.identity import Identity, PublicIdentity, no_peer_known
 from atoll.crypto.noise import SessionTicket
 from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, RESUMPTION, HandshakeRole
 from atoll.crypto.seal import AeadCipher, KeysExhausted, SealingKey
@@ -53,7 +53,7 @@ class Libp2pTerms:
 
     identity: Identity
     network: bytes  # network name mixed into hybrid handshakes: peers of other networks fail at the first tag
-    known: Callable[[PeerId], PublicIdentity | None] = nobody_known  # the agreed membership
+    known: Callable[[PeerId], PublicIdentity | None] = no_peer_known  # the agreed membership
     foreign: bool = False  # whether peers without a post-quantum identity are accepted, by libp2p's own Noise
     speaks: Callable[[str], bool] = speaks_nothing  # whether streams of a protocol are accepted
     aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # ciphers for the bulk lane

@@ -69,17 +69,17 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return self.standing in ("new", "member") and self.role == "trainer"
 
     @property
-    def trains(self) -> bool:
+    def may_train(self) -> bool:
         """Whether it may contribute updates: voters, and clients, which no peer can dial."""
         return self.standing in ("new", "member", "unaudited") and self.role != "observer"
 
     @property
-    def works(self) -> bool:
+    def is_auditable_trainer(self) -> bool:
         """Whether it trains, can be dialed, and can be replayed in an audited run: it votes, or will."""
         return self.standing in ("new", "member") and self.role in ("trainer", "apprentice")
 
     @property
-    def present(self) -> bool:
+    def is_present(self) -> bool:
         return self.standing not in ("away", "expelled")
 
 

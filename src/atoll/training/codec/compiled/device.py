@@ -66,10 +66,10 @@ def on_devices(codec: Codec) -> Codec:
     if form is None:
         return codec
     encode, decodes = partial(_encode, codec, form), partial(_decode, codec, form)
-    return replace(codec, encode=encode, decodes=decodes, on_devices=True)
+    return replace(codec, encode=encode, decode_whole=decodes, on_devices=True)
 
 
-def works_on(codec: Codec, like: Tensor) -> bool:
+def is_supported_on(codec: Codec, like: Tensor) -> bool:
     """Whether this codec works on the tensor's device, and that is a GPU. The first call tests it there."""
     form = FORMS.get(codec.name)
     if form is None or not like.is_cuda:
@@ -82,7 +82,7 @@ def works_on(codec: Codec, like: Tensor) -> bool:
     return _agreed[key]
 
 
-def pack_there(codec: Codec, x_N: Tensor, owed_N: Tensor, left_N: Tensor) -> Buffer:
+def pack_on_device(codec: Codec, x_N: Tensor, owed_N: Tensor, left_N: Tensor) -> Buffer:
     """`pack` (beta = 1) on the device of all three vectors; the encoding error is written into `left_N`."""
     wire = codec.encode(torch.add(x_N, owed_N, out=left_N))
     decoded_N = torch.empty_like(left_N)
@@ -102,11 +102,11 @@ def pinned(size: int, dtype: torch.dtype) -> Tensor:
 
 
 def _encode(codec: Codec, form: DeviceCodec, x: Tensor) -> Buffer:
-    return _made(form, x) if works_on(codec, x) else codec.encode(x)
+    return _made(form, x) if is_supported_on(codec, x) else codec.encode(x)
 
 
 def _decode(codec: Codec, form: DeviceCodec, wire: Buffer, out_N: Tensor) -> None:
-    if works_on(codec, out_N):
+    if is_supported_on(codec, out_N):
         _read(codec, form, wire, out_N)
     elif out_N.is_cuda:
         out_N.copy_(codec.decode(wire, len(out_N)))

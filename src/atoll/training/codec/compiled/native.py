@@ -51,7 +51,7 @@ def load() -> bool:
     return kernels is not None
 
 
-def at_once(values: int) -> ModuleType | None:
+def load_now(values: int) -> ModuleType | None:
     """The kernels, loaded first if `values` is large: for results with last bits that depend on them.
 
     The choice depends only on the number of values and the computer, so equal calls give equal bits.
