@@ -170,13 +170,13 @@ def lying(
 
 
 def lie_in_rows(row: Callable[[Seen], Tensor], seen: Seen) -> None:
-    honest = training_worker.answer
+    honest = training_worker.combine_rows
 
     def answer(work: CombineRows, learning: Any, common: Any, *more: Any) -> Any:
         seen.hears(work, learning, common)
         return honest(work, learning, common, *more)
 
-    training_worker.answer = answer
+    training_worker.combine_rows = answer
     local_update.encode_update = lying(row, seen, local_update.encode_update)
     local_update.settle_error_feedback = lambda update, counted, codec: (
         update.memory_F

@@ -236,7 +236,7 @@ class Group:
         for p in self.names:
             for j, names in self.parts_of(p).items():
                 assert len(set(names)) == len(names), f"counted twice: {names}"
-                assert names == self.machines[p].results[j].answered.contributors
+                assert names == self.machines[p].results[j].result.contributors
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -382,7 +382,7 @@ def test_if_all_owners_of_a_part_die_a_reserve_stands_in(trust: str, topology: s
     for p in living:
         assert group.parts_of(p).keys() == set(range(group.plan.parts))
         assert living <= set(group.parts_of(p)[part])
-        assert group.machines[p].results[part].answered.owner_index > OWNERS_PER_PART
+        assert group.machines[p].results[part].result.owner_index > OWNERS_PER_PART
     assert len({group.parts_of(p)[part] for p in living}) == 1
 
 
@@ -439,7 +439,7 @@ def test_a_lying_reserve_is_found_out_by_all_and_its_sum_replaced():
     group.finish().check()
     for p in left[1:]:
         assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == [left[0]]
-        assert group.machines[p].results[0].answered.digest == digest(repr((0, tuple(sorted(left)))).encode())
+        assert group.machines[p].results[0].result.digest == digest(repr((0, tuple(sorted(left)))).encode())
 
 
 @pytest.mark.parametrize("trust", ["private", "community"])
@@ -466,7 +466,7 @@ def test_a_dead_authors_row_comes_from_an_owner_that_could_not_combine_it(trust:
         if unable > OWNERS_PER_PART:
             assert any(isinstance(fact, PartMissing) for fact in group.facts[p])
             continue
-        assert group.machines[p].results[0].answered.owner_index == unable
+        assert group.machines[p].results[0].result.owner_index == unable
         assert group.parts_of(p)[0] == tuple(sorted(group.names))
 
 
@@ -526,7 +526,7 @@ def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
     names = tuple(sorted(set(left) - {left[1]}))
     for p in left[2:]:
         assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == left[:2]
-        assert group.machines[p].results[0].answered.digest == digest(repr((0, names)).encode())
+        assert group.machines[p].results[0].result.digest == digest(repr((0, names)).encode())
 
 
 def test_the_sender_of_an_early_result_keeps_no_peer_from_its_bytes():
@@ -683,7 +683,7 @@ def test_survivors_of_any_death_count_all_living_members_without_any_deadline(to
             if set(owners) <= group.dead:
                 continue
             assert j in machine.results, f"{p} waits for part {j} of the {topology}"
-            living = {q for q in machine.results[j].answered.contributors if q not in group.dead}
+            living = {q for q in machine.results[j].result.contributors if q not in group.dead}
             late = {q for q in group.names if q not in group.dead} - living
             assert not late, f"part {j} of the {topology} is without {late}, who live"
 

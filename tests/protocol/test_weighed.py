@@ -105,7 +105,7 @@ class Weighed(Group):
         return [p for p in self.names if p not in self.dead]
 
     def weighings(self) -> set[bytes]:
-        return {held.answered.rows for p in self.living for held in self.machines[p].results.values()}
+        return {held.result.rows for p in self.living for held in self.machines[p].results.values()}
 
     def rows(self, p: PeerId) -> dict[int, set[PeerId]]:
         return {j: set(names) for j, names in self.parts_of(p).items()}
@@ -195,8 +195,8 @@ def test_a_row_that_died_with_an_owner_is_in_no_mixture_of_its_part():
     said = sorted((p, tuple(sorted(cut[group.names.index(p)]))) for p in left)
     for p in group.living:
         answers, _ = group.machines[p].results_for_body()
-        assert answers[0].answered.contributors == tuple(left) and len(answers) == 7
-        assert answers[0].answered.digest == digest(repr((0, said)).encode())
+        assert answers[0].result.contributors == tuple(left) and len(answers) == 7
+        assert answers[0].result.digest == digest(repr((0, said)).encode())
 
 
 def test_a_row_that_one_part_lacks_counts_in_none():
@@ -346,7 +346,7 @@ def test_survivors_of_any_death_at_any_time_hold_a_body_of_one_weighting(seed: i
         assert set(machine.results) == set(range(8)), f"{p} waits for {set(range(8)) - set(machine.results)}"
         alike, weighing = machine.results_for_body()
         assert len(alike) == 8 and weighing is not None
-        assert all(set(held.answered.contributors) <= set(weighing.peers) for held in alike.values())
+        assert all(set(held.result.contributors) <= set(weighing.peers) for held in alike.values())
         assert weighing_flaw(group.plan, weighing) is None
 
 

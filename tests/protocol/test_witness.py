@@ -91,7 +91,7 @@ class Judge:
 
     def stands(self, patient: bool = False) -> tuple[PeerId, ...] | None:
         held = self.at.settled(0, patient)
-        return None if held is None else held.answered.contributors
+        return None if held is None else held.result.contributors
 
 
 def test_three_owners_who_say_the_same_are_believed_without_a_row():
@@ -129,7 +129,7 @@ def test_of_two_true_answers_the_one_with_more_contributors_stands_and_nobody_li
     """A lost two rows, or left them out: no proof against it, and no harm done."""
     judge = Judge().hears(A, names=(A, B, C), shown=True).hears(B).hears(C).looks().opens(*ALL)
     assert judge.stands() == ALL and judge.told(OwnerLied) == []
-    stands = judge.at.settled(0, False).answered
+    stands = judge.at.settled(0, False).result
     assert judge.at.lapses(0, stands, late=False) == {A: "censored"}
 
 

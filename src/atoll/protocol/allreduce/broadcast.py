@@ -42,12 +42,12 @@ class ResultBroadcast:
 
     def message(self, held: ReceivedResult) -> PartResult:
         plan = self.route.plan
-        weighing = self.weighings.get(held.answered.rows, UNSET)
+        weighing = self.weighings.get(held.result.rows, UNSET)
         return PartResult(plan.round, plan.attempt, plan.trace, held.statement, weighing)
 
     def send(self, to: PeerId, held: ReceivedResult) -> Send:
         """The result with its bytes."""
-        self.given.add((held.answered.part, to))
+        self.given.add((held.result.part, to))
         return Send(to, self.message(held), Lane.BULK, held.payload)
 
     def show(self, to: PeerId, held: ReceivedResult) -> Send:
@@ -74,7 +74,7 @@ class ResultBroadcast:
 
     def recipients(self, held: ReceivedResult, holders: set[PeerId]) -> list[PeerId]:
         """Peers that get this result from the local peer, except `holders`, which have shown that they hold it."""
-        part, owner = held.answered.part, held.statement.signer
+        part, owner = held.result.part, held.statement.signer
         have = holders - self.back
         near = [peer for peer in self.route.possible_recipients(part, owner) if peer not in have]
         return [peer for peer in near if self.route.serves(part, owner, peer)]
@@ -85,7 +85,7 @@ class ResultBroadcast:
 
     def _next_owner(self, held: ReceivedResult) -> list[PeerId]:
         """The owner that takes over for the dead signer: it need not wait for rows, and can fetch the bytes."""
-        part, owner = held.answered.part, self.route.owner[held.answered.part]
+        part, owner = held.result.part, self.route.owner[held.result.part]
         if owner in (self.me, held.statement.signer) or (part, owner) in self.shown:
             return []
         self.shown.add((part, owner))
@@ -96,7 +96,7 @@ class ResultBroadcast:
 
         The parent may never have received the result. The peers below it hear it, and would request from no other.
         """
-        part, owner = held.answered.part, held.statement.signer
+        part, owner = held.result.part, held.statement.signer
         children = self.route.plan.topology.parts[part].children
         if not any((part, parent) in self.given and self.unheard(parent) for parent in children):
             return []

@@ -35,7 +35,7 @@ class DeferredResults:
         if not plan.may_lie or not plan.stands_in(part, index):
             return True
         held = self.answers.get(part)
-        if held and not plan.stands_in(part, held.answered.owner_index) and not self.gone(held.statement.signer):
+        if held and not plan.stands_in(part, held.result.owner_index) and not self.gone(held.statement.signer):
             return False
         return answered.attempt == plan.attempt and self.route.turn[part] >= index
 

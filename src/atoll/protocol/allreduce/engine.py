@@ -470,7 +470,7 @@ class AllReduce:
 
     def _hold(self, held: ReceivedResult) -> list[Effect]:
         """Accept a result as the part's, and pass it on."""
-        answered = held.answered
+        answered = held.result
         self.results[answered.part] = held
         self.recovery.stop_fetching(answered.part)
         self.missing.discard(answered.part)  # late, but here: the proposer may still count it

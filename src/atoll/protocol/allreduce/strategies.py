@@ -292,7 +292,7 @@ class TrustedOwners:
         return self.calls.hold(held) if held is not None else []
 
     def pass_on(self, held: ReceivedResult) -> list[Send]:
-        holders = self.state.recovery.holders(held.answered)
+        holders = self.state.recovery.holders(held.result)
         return [self.state.broadcast.send(peer, held) for peer in self.state.broadcast.recipients(held, holders)]
 
     def results_for(self, to: PeerId) -> list[Send]:

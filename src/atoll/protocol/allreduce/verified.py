@@ -159,11 +159,11 @@ class CrossCheckedOwners:
 
     def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
         """Send the signed statement alone, unless the local peer is in charge: then the bytes follow later."""
-        part, effects = held.answered.part, list[Effect]()
+        part, effects = held.result.part, list[Effect]()
         self.own_results[part] = held
         if self.route.owner[part] != self.me:
             effects += [self._statement_to(peer, held) for peer in self.route.others()]
-        heard = self.cross_check.record(held.statement, held.answered, held.payload)
+        heard = self.cross_check.record(held.statement, held.result, held.payload)
         return effects + heard + self._admit_lack(part, now) + self._check_part(part, now)
 
     def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
@@ -182,8 +182,8 @@ class CrossCheckedOwners:
 
     def pass_on(self, held: ReceivedResult) -> list[Send]:
         """Only a reserve's result, to peers with rows that came here because they do not hear the reserve."""
-        part, by = held.answered.part, held.statement.signer
-        if not self.plan.stands_in(part, held.answered.owner_index) or self.me == by:
+        part, by = held.result.part, held.statement.signer
+        if not self.plan.stands_in(part, held.result.owner_index) or self.me == by:
             return []
         return [
             self.state.broadcast.send(peer, held) for peer in sorted(self.route.senders.get(part, ())) if peer != by
@@ -220,7 +220,7 @@ class CrossCheckedOwners:
             late = now >= self.plan.answer_until[0]
             for part in range(self.plan.parts):
                 held = self.state.answers.get(part)
-                seen = self.cross_check.lapses(part, held.answered if held is not None else None, late)
+                seen = self.cross_check.lapses(part, held.result if held is not None else None, late)
                 found |= {peer: why for peer, why in seen.items() if not self.route.is_excused(part, peer)}
         return found
 
@@ -247,7 +247,7 @@ class CrossCheckedOwners:
         held = self.own_results.get(part)
         if held is None or self.me not in self.plan.parallel_owners(part) or (part, self.me) in self.route.declined:
             return []
-        own = frozenset(held.answered.contributors)
+        own = frozenset(held.result.contributors)
         larger = (result.names - own for result in self.cross_check.disputes[part].results if own < result.names)
         if not any(all(self.state.row_of(part, name) is None for name in lacked) for lacked in larger):
             return []
@@ -267,14 +267,14 @@ class CrossCheckedOwners:
         held = self.own_results.get(part)
         if held is None or part in self._revealed or self.route.owner[part] != self.me:
             return []
-        index = held.answered.owner_index
+        index = held.result.owner_index
         if index > 0 and part in self.state.answers:
             return []  # the owners before were slow, not silent
         if now < self._reveal_until(index) and self._silent_owners(part, index):
             return []
         self._revealed.add(part)
         results, down = self.cross_check.disputes[part].results, self.state.broadcast
-        have = {r.statement.signer for r in results if r.result.digest == held.answered.digest} - down.back
+        have = {r.statement.signer for r in results if r.result.digest == held.result.digest} - down.back
         return [down.show(p, held) if p in have else down.send(p, held) for p in self.route.others()]
 
     def _reveal_until(self, owner_index: int) -> Seconds:
@@ -284,7 +284,7 @@ class CrossCheckedOwners:
     def _statement_to(self, to: PeerId, held: ReceivedResult) -> Send:
         """The statement of an own result, with the bytes once they are revealed."""
         down = self.state.broadcast
-        return down.send(to, held) if held.answered.part in self._revealed else down.show(to, held)
+        return down.send(to, held) if held.result.part in self._revealed else down.show(to, held)
 
     def _finish_check(self, job: str, result: RowsCombined, now: Seconds) -> list[Effect]:
         check, part = (int(word) for word in job.rsplit("/", 2)[1:])

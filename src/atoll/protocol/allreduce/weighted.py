@@ -376,11 +376,11 @@ class DistanceWeighting:
         self, answers: dict[int, ReceivedResult]
     ) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
         """The results with the weights that most parts name: owners may have died between two weightings."""
-        made = Counter(held.answered.rows for held in answers.values())
+        made = Counter(held.result.rows for held in answers.values())
         if not made:
             return {}, None
         name = max(made, key=lambda name: (made[name], name))
-        alike = {part: held for part, held in answers.items() if held.answered.rows == name}
+        alike = {part: held for part, held in answers.items() if held.result.rows == name}
         return alike, self.state.weighings[name]
 
     # ---- combining -----------------------------------------------------------------------------------------
