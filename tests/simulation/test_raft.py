@@ -113,7 +113,7 @@ def test_where_members_may_lie_raft_is_refused():
     with pytest.raises(ScenarioUnsupported, match="trust each other"):
         run_scenario("liars", 1, protocol="raft")
     assert decode_settings(encode_settings(RAFT)).by_raft
-    with pytest.raises(PeerFault, match="Raft, but members may lie"):
+    with pytest.raises(PeerFault, match="members that may lie and Raft"):
         decode_settings(encode_settings(replace(RAFT, round=replace(RAFT.round, quorum="two-thirds"))))
     with pytest.raises(PeerFault, match="invalid settings"):
         decode_settings(encode_settings(replace(RAFT, protocol="paxos")))  # type: ignore[arg-type]

@@ -513,7 +513,8 @@ class RoundMachine:
         self.closed = True
         body = decode_body(self.final.body)
         closed = closed_by(self.final, body, self.ground, self.assembling)
-        self.answers.close(body, self.reduce, self.update.encoded)
+        mine = self.update.encoded if self.sharing.env.keeps_rows else None
+        self.answers.close(body, self.reduce, mine)
         self.sharing.close()
         self.candidates.close()
         timers = ["nudge", "parts", f"train/{self.attempt}", f"agree/{self.attempt}"]

@@ -38,7 +38,7 @@ class OwnedResults:
     def close(self, body: VertexBody, reduce: AllReduce | None, mine: tuple[Payload, ...] | None) -> None:
         """Close the round with this body.
 
-        `reduce` is from its last attempt, `mine` the parts of the local update.
+        `reduce` is from its last attempt, `mine` the parts of the local update, if they are kept.
         """
         self.made |= reduce.computed_results if reduce is not None else {}
         answers = [opened(signed) for signed in body.parts if signed is not None]
