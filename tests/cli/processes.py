@@ -69,7 +69,8 @@ def answer_of(*words: str | Path) -> Any:
 class Peer:
     """A running `atoll up` or `atoll join` and the facts it has told.
 
-    A warm process, or, with a `command` (`AS_TYPED`, as people start it) or an `env` of its own, a fresh one.
+    A warm process, which runs the code in `lies` first, or, with a `command` (`AS_TYPED`, as people start it) or an
+    `env` of its own, a fresh one.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class Peer:
         *words: str | Path,
         command: tuple[str | Path, ...] = (),
         env: dict[str, str] | None = None,
+        lies: str = "",
     ) -> None:
         typed = [*map(str, words), "--facts", "--threads", "1"]
-        self.process = _fresh(command or AS_TYPED, typed, env or {}) if command or env else WarmPeer(typed)
+        is_fresh = command or env
+        self.process = _fresh(command or AS_TYPED, typed, env or {}) if is_fresh else WarmPeer(typed, lies=lies)
         self.facts: list[dict[str, Any]] = []
         self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -172,13 +175,17 @@ def peers(*running: Peer) -> Iterator[list[Peer]]:
 
 
 @contextmanager
-def beside_eve(folder: Path, code: str, words: Sequence[str], *others: str) -> Iterator[tuple[Peer, Peer]]:
-    """Ada, who founds a run with these words, and eve, who departs from the rules by this code."""
-    lies = lying(folder, code)
+def beside_eve(
+    folder: Path, code: str, words: Sequence[str], *others: str, in_trainer: bool = False
+) -> Iterator[tuple[Peer, Peer]]:
+    """Ada, who founds a run with these words, and eve, who departs from the rules by this code, itself or in its
+    trainer.
+    """
     with peers(Peer("up", "--dir", folder / "ada", "--name", "ada", *words)) as running:
         ada = running[0]
         join = ("join", ada.until_fact("Opened")["ticket"])
         running += [Peer(*join, "--dir", folder / name, "--name", name) for name in others]
-        eve = Peer(*join, "--dir", folder / "eve", "--name", "eve", env=lies)
+        how = {"env": lying(folder, code)} if in_trainer else {"lies": code}
+        eve = Peer(*join, "--dir", folder / "eve", "--name", "eve", **how)
         running.append(eve)
         yield ada, eve

@@ -32,7 +32,7 @@ if "atoll.runtime.trainer" in sys.orig_argv:
 
 def test_one_of_five_that_takes_every_second_step_is_found_out_and_the_others_are_accepted(tmp_path: Path):
     """Its statements are true to its chain and its updates look like any member's: taking its steps again tells."""
-    with beside_eve(tmp_path, CHEAT, AUDITED, "bob", "cid", "dan") as (ada, eve):
+    with beside_eve(tmp_path, CHEAT, AUDITED, "bob", "cid", "dan", in_trainer=True) as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
         ada.until_fact("RoundBegan", assembling=False)
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)

@@ -29,7 +29,7 @@ if "atoll.runtime.trainer" in sys.orig_argv:
 
 def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path: Path):
     """It takes every step, on the wrong samples, in a run with overlap, which no replay could audit."""
-    with beside_eve(tmp_path, COPYCAT, SCORED, "bob") as (ada, eve):
+    with beside_eve(tmp_path, COPYCAT, SCORED, "bob", in_trainer=True) as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
 
         def opinions(of_villain: bool) -> list[str]:

@@ -29,7 +29,7 @@ if "atoll.runtime.trainer" in sys.orig_argv:
 
 def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
     """It takes every step, on the wrong samples, and its twin has taken the right ones."""
-    with beside_eve(tmp_path, COPYCAT, TWINNED, "bob") as (ada, eve):
+    with beside_eve(tmp_path, COPYCAT, TWINNED, "bob", in_trainer=True) as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
 
         def strayed() -> list[str]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import Peer, answer_of, atoll, lying, peers
+from processes import Peer, answer_of, atoll, peers
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 
@@ -18,17 +18,15 @@ VALIDATED = [
     *("--uses", "4"),
 ]
 POISON = """
-import sys
-if "join" in sys.orig_argv:
-    from atoll.runtime.worker.training_worker import TrainingWorker
-    honest, ruined = TrainingWorker._encode, set()
-    def ruins(self, work):
-        if self.head.round >= 2 and len(ruined | {work.round}) <= 2:
-            ruined.add(work.round)
-            x_F, anchor_F = self.trainer.read_x(), self.head.anchor_F
-            x_F.copy_(anchor_F - 200 * (x_F - anchor_F))
-        return honest(self, work)
-    TrainingWorker._encode = ruins
+from atoll.runtime.worker.training_worker import TrainingWorker
+honest, ruined = TrainingWorker._encode, set()
+def ruins(self, work):
+    if self.head.round >= 2 and len(ruined | {work.round}) <= 2:
+        ruined.add(work.round)
+        x_F, anchor_F = self.trainer.read_x(), self.head.anchor_F
+        x_F.copy_(anchor_F - 200 * (x_F - anchor_F))
+    return honest(self, work)
+TrainingWorker._encode = ruins
 """
 
 
@@ -38,7 +36,6 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
     Bob, Cid and Eve fetch the canary data from Ada: all four measure two losses. All keep updates, so Ada can
     make a refused round again without each of them: it was Eve.
     """
-    lies = lying(tmp_path, POISON)
     (canary := tmp_path / "canary.txt").write_text(Path(os.__file__).read_text())
     keep = ("--set", "keep.updates=150", "--set", "keep.newest=150")
     more = ("--set", f"data.canary={canary}", *keep)
@@ -47,7 +44,7 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         ticket = ada.until_fact("Opened")["ticket"]
         running.append(Peer("join", ticket, "--dir", tmp_path / "bob", "--name", "bob", *keep))
         running.append(Peer("join", ticket, "--dir", tmp_path / "cid", "--name", "cid", *keep))
-        running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", *keep, env=lies))
+        running.append(Peer("join", ticket, "--dir", tmp_path / "eve", "--name", "eve", *keep, lies=POISON))
         ada.until_fact("RoundBegan", assembling=False)
         for trained in (1, 3):  # each with patience of its own
             ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)

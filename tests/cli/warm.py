@@ -34,7 +34,7 @@ IMPORTED = [
 class WarmPeer:
     """`atoll` with these words, and as much of `subprocess.Popen` as tests use; stderr is a pipe or this file."""
 
-    def __init__(self, words: Sequence[str], stderr: TextIO | None = None) -> None:
+    def __init__(self, words: Sequence[str], stderr: TextIO | None = None, lies: str = "") -> None:
         their_in, our_in = os.pipe()
         our_out, their_out = os.pipe()
         our_err, their_err = os.pipe() if stderr is None else (None, os.dup(stderr.fileno()))
@@ -42,7 +42,7 @@ class WarmPeer:
         self.stderr = None if our_err is None else os.fdopen(our_err)
         given = [_Given(end) for end in (their_in, their_out, their_err)]
         try:
-            self._process = _forked(_live, list(words), given, trainer_program())
+            self._process = _forked(_live, list(words), given, trainer_program(), lies)
         finally:
             for end in given:
                 os.close(end.number)
@@ -99,12 +99,13 @@ def _arrived(sent) -> _Given:
     return _Given(sent.detach())
 
 
-def _live(words: list[str], given: list[_Given], program: tuple[str, ...]) -> None:
+def _live(words: list[str], given: list[_Given], program: tuple[str, ...], lies: str) -> None:
     from atoll.__main__ import main
     from atoll.runtime.trainer import client
 
     _begins([end.number for end in given], "atoll", *words)
     client.PROGRAM = program
+    exec(lies, {})
     main()
 
 

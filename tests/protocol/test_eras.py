@@ -376,11 +376,11 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     world.run(5)
     for index in range(4, 9):
         swarm.join(index, peer_name(1))
-        world.run(world.now + 15)
+        world.run(world.now + 10)
     for index in range(4):
         world.leave(peer_name(index))
-        world.run(world.now + 15)
-    world.run(world.now + 60)
+        world.run(world.now + 10)
+    world.run(world.now + 30)
     kept = world.nodes[peer_name(5)].kept
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}

@@ -25,7 +25,7 @@ from atoll.wire.messages.history import ChunkRequest
 pytest.importorskip("pyeclib")
 
 CODED = ErasureParams(6, 10, every_rounds=3, lost_s=15.0)
-WAYS = list(combinations(range(10), 4))
+DRAWN = random.Random(4).sample(list(combinations(range(10), 4)), 3)
 
 
 class Placed:
@@ -86,7 +86,9 @@ class Placed:
         return sum(node.island.given_bytes for node in self.world.nodes.values())
 
 
-@pytest.mark.parametrize("way", random.Random(4).sample(WAYS, 3), ids=str)
+@pytest.mark.parametrize(
+    "way", [DRAWN[0], *(pytest.param(way, marks=pytest.mark.long) for way in DRAWN[1:])], ids=str
+)
 def test_ten_members_of_which_any_four_vanish_restore_every_older_state(way: tuple[int, ...]):
     """Drawn from all 210 ways (`tests/crypto/test_erasure.py` has each): a survivor restores all three."""
     placed = Placed(10)

@@ -54,7 +54,7 @@ def gaussian(n: int, magnitude: float, seed: int) -> torch.Tensor:
 
 @every_name
 @given(n=lengths, magnitude=magnitudes, seed=st.integers(0, 2**31))
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_a_wire_has_the_announced_length_and_decodes_twice_to_the_same_bits(name, n, magnitude, seed):
     """Codecs with wires of varying length announce the longest."""
     x, codec = gaussian(n, magnitude, seed), made(name, n)
@@ -159,7 +159,7 @@ def test_anything_but_one_fp32_vector_is_refused(name):
 
 @every_name
 @given(wire=st.binary(max_size=700), n=st.integers(0, 600))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(name, wire, n):
     """No other exception, no NaN, nothing larger than the bound."""
     fault_or_bounded(made(name, n), wire, n)
@@ -167,7 +167,7 @@ def test_a_strangers_bytes_are_a_fault_or_a_bounded_vector(name, wire, n):
 
 @every_name
 @given(n=st.sampled_from([1, 64, 700, 4097, 9000]), where=st.lists(st.floats(0, 1), max_size=3), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_damaged_wire_is_a_fault_or_a_bounded_vector(name, n, where, data):
     """An honest wire with a few bytes changed, cut or appended: most of the checks lie behind the length."""
     codec = made(name, n)
