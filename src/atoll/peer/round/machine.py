@@ -516,7 +516,8 @@ class RoundMachine:
         assert self.final is not None
         self.closed = True
         body = decode_body(self.final.body)
-        closed = closed_by(self.final, body, self.ground, self.assembling)
+        outliers = self.reduce.state.outliers if self.reduce is not None else {}
+        closed = closed_by(self.final, body, self.ground, self.assembling, outliers)
         self.answers.close(body, self.reduce, self.update.encoded)
         self.sharing.close()
         self.trials.close()

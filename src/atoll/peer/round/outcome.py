@@ -7,6 +7,10 @@ Not responsible for: sending.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec import UNSET
+
 from atoll.base.ids import PeerId
 from atoll.features.partition_training.machine import late_of
 from atoll.peer.events import RoundClosed
@@ -47,8 +51,14 @@ def counted_in(me: PeerId, body: VertexBody) -> UpdateSettlement:
     return UpdateSettlement(body.parent, mine.root, mine.parts, mine.claim)
 
 
-def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:
-    """The event of a closed round: members counted, counted in part, and missing."""
+def closed_by(
+    vertex: Vertex,
+    body: VertexBody,
+    ground: RoundContext,
+    assembling: bool,
+    outliers: Mapping[bytes, tuple[PeerId, ...]],
+) -> RoundClosed:
+    """The event of a closed round: members counted, counted in part, missing, and with outlying rows."""
     times, parts = parts_counted(results_of(body)), sum(s is not None for s in body.parts)
     counted = set(times)
     partly = {peer for peer in counted if times[peer] < parts}
@@ -64,6 +74,7 @@ def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling
         parts_missing=sum(s is None for s in body.parts),
         topology="" if topology is None else topology.name,
         alike=alike_in(body) if ground.twins is None else (),  # honest twins would be mistaken for copies
+        outliers=outliers.get(body.weighing.compared, ()) if body.weighing is not UNSET else (),
     )
 
 
