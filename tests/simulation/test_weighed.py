@@ -126,6 +126,14 @@ def test_two_poisoners_of_seven_learn_the_others_nothing_wrong(poison: str):
     assert garbage == ({peer_name(i) for i in LIARS} if poison in ("not a number", "infinity", "1e30") else set())
 
 
+def test_every_member_reports_far_rows_and_excludes_nobody_for_them():
+    """Two of seven send rows of ten times the length: the event of each round names them, and they stay members."""
+    stage, liars = Stage("robust", "scaling").run(2), tuple(peer_name(i) for i in LIARS)
+    assert len(stage.told(RoundClosed)) >= 7 and {fact.outliers for fact in stage.told(RoundClosed)} == {liars}
+    assert all(m.present for m in stage.closed(1).body.members)
+    assert {fact.outliers for fact in Stage("robust").run(2).told(RoundClosed)} == {()}
+
+
 @pytest.mark.parametrize("poison", POISONS)
 def test_two_poisoners_of_seven_learn_the_others_nothing_wrong_by_mixed_neighbours(poison: str):
     """Rows that are no numbers are named and in no mixture, and the others still withstand two: three of five are

@@ -14,7 +14,14 @@ from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.compiled import native
 from atoll.training.codec.deterministic_dot import CHUNK
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import SOLVES, compare_rows, packed, unpack_products, weigh_rows
+from atoll.training.exchange.distance_weights import (
+    SOLVES,
+    compare_rows,
+    find_outliers,
+    packed,
+    unpack_products,
+    weigh_rows,
+)
 from atoll.training.exchange.statistic import AFTER_MIXING, RowStatistic
 from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, default
@@ -246,5 +253,7 @@ def test_products_that_are_none_end_in_weights_too(statistic: str):
         for _ in range(20):
             garbage = draw.uniform(-1, 1, 28) * size
             made = weigh_rows(statistic, 2, names_of(7), [(names_of(7), garbage.astype("<f8").tobytes())])
+            found = find_outliers(names_of(7), [(names_of(7), garbage.astype("<f8").tobytes())])
+            assert {*names_of(7)}.issuperset(found)
             weights = shares_of(made, 7)
             assert len(weights) == 7 and all(isinstance(weight, float) for weight in weights)

@@ -414,3 +414,6 @@ class RoundClosed(Fact, frozen=True, kw_only=True, tag="RoundClosed"):
     alike: tuple[
         tuple[PeerId, ...], ...
     ] = ()  # groups of members with bit-for-bit equal updates: policy/duplicate_updates.py
+    outliers: tuple[
+        PeerId, ...
+    ] = ()  # authors of rows far from the others, if the local peer weighed rows by distance

@@ -39,7 +39,7 @@ from atoll.wire.messages.vertex import Member
 
 Entry = Mapping[str, Any]
 
-SECRET_FACTS = (ProposalReceived, BodyDecided)  # contain whole bodies; RoundClosed has their content
+SECRET_FACTS = (ProposalReceived, BodyDecided, RowsWeighed)  # RoundClosed has their content once it is agreed
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # newest rollbacks behind bad states
 LATE_MAX = 16  # newest entries of late work of rejoined members
@@ -94,8 +94,6 @@ def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
         case StateJudged(values=values, bounds=bounds, accuracy=accuracy):
             entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
             entry |= {"accuracy": [one / ALL for one in accuracy or ()]}
-        case RowsWeighed():
-            return None  # RoundClosed has it once it is agreed
         case MembershipChanged(members=members):
             entry |= {"members": [member_entry(m) for m in members]}
         case GenesisKnown(settings=settings, vertex=vertex):

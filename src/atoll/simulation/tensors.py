@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.tasks import (
 from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import compare_rows, weigh_rows
+from atoll.training.exchange.distance_weights import compare_rows
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.machine import row_looked
@@ -51,6 +51,7 @@ from atoll.verification.malformed_updates.tensors import ExpectedRow, due_in, sh
 from atoll.verification.malformed_updates.tensors import judge as judge_row
 from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, OpenedRow, judge, lay_out
 from atoll.wire.opening import opening_bytes
+from atoll.worker.arithmetic import compute_weights
 
 VALUES = 16 * 256  # one block for each of up to 16 parts
 STEP = 0.5  # share of the distance to the point per round
@@ -131,7 +132,7 @@ class TensorWorker(VirtualWorker):
         return (loss if self.says is None else self.says(loss),)
 
     def _weigh(self, work: WeighRows) -> ComputedWeights:
-        return ComputedWeights(weigh_rows(work.statistic, work.liars, work.rows, work.parts))
+        return compute_weights(work)
 
     def _rolled_back(self, work: RollbackState) -> StateAdvanced:
         return self._put_values(work.round, self.anchor(work.back_to))

@@ -34,7 +34,7 @@ from atoll.training.codec.blocks import Room
 from atoll.training.data import position_after
 from atoll.training.exchange import distance_weights
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.distance_weights import weigh_rows
+from atoll.training.exchange.distance_weights import find_outliers, weigh_rows
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.outer import SHARED
@@ -99,7 +99,8 @@ def compare_rows(work: CompareRows, learning: TrainingSpec, common: RoundInputs)
 
 
 def compute_weights(work: WeighRows) -> ComputedWeights:
-    return ComputedWeights(weigh_rows(work.statistic, work.liars, work.rows, work.parts))
+    weights = weigh_rows(work.statistic, work.liars, work.rows, work.parts)
+    return ComputedWeights(weights, find_outliers(work.rows, work.parts))
 
 
 def _bounds(shares: tuple[int, ...], learning: TrainingSpec, before: SharedState) -> Bounds:

@@ -512,7 +512,8 @@ class RoundMachine:
         assert self.final is not None
         self.closed = True
         body = decode_body(self.final.body)
-        closed = closed_by(self.final, body, self.ground, self.assembling)
+        outliers = self.reduce.state.outliers if self.reduce is not None else {}
+        closed = closed_by(self.final, body, self.ground, self.assembling, outliers)
         mine = self.update.encoded if self.sharing.env.keeps_rows else None
         self.answers.close(body, self.reduce, mine)
         self.sharing.close()

@@ -7,6 +7,10 @@ Not responsible for: sending.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec import UNSET
+
 from atoll.base.ids import PeerId
 from atoll.peer.events import RoundClosed
 from atoll.peer.round.candidate import Candidate, opened
@@ -54,8 +58,14 @@ def left_open(me: PeerId, parts: int, body: VertexBody | None) -> RoundSettlemen
     return RoundSettlement((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
 
 
-def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling: bool) -> RoundClosed:
-    """The event of a closed round: members counted, counted in part, and missing."""
+def closed_by(
+    vertex: Vertex,
+    body: VertexBody,
+    ground: RoundContext,
+    assembling: bool,
+    outliers: Mapping[bytes, tuple[PeerId, ...]],
+) -> RoundClosed:
+    """The event of a closed round: members counted, counted in part, missing, and with outlying rows."""
     times, parts = parts_counted(results_of(body)), sum(s is not None for s in body.parts)
     counted = set(times)
     partly = {peer for peer in counted if times[peer] < parts}
@@ -71,6 +81,7 @@ def closed_by(vertex: Vertex, body: VertexBody, ground: RoundContext, assembling
         parts_missing=sum(s is None for s in body.parts),
         topology="" if topology is None else topology.name,
         alike=alike_in(body) if ground.twins is None else (),  # honest twins would be mistaken for copies
+        outliers=outliers.get(body.weighing.compared, ()) if body.weighing is not UNSET else (),
     )
 
 

@@ -45,6 +45,7 @@ class AttemptState:
         self.recovery = ResultRecovery(plan, self.gone)
         self.reroute = RowReroute(self.me, self.route, around)
         self.weighings: dict[Digest, AgreedWeights] = {}  # agreed weights that results name, by digest
+        self.outliers: dict[bytes, tuple[PeerId, ...]] = {}  # authors of far rows, by digest of the comparisons
         self.broadcast = ResultBroadcast(self.route, around.is_unheard, self.weighings)
         self.deferred = DeferredResults(self.route, self.gone, self.answers)
         self.update: LocalRow | None = None

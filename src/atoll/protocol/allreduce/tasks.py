@@ -76,3 +76,4 @@ class ComputedWeights(msgspec.Struct, frozen=True):
     """Result of `WeighRows`."""
 
     weights: RowWeights  # in the order of the rows
+    outliers: tuple[PeerId, ...] = ()  # authors of rows far from the others

@@ -104,8 +104,8 @@ class DistanceWeighting:
                 return self._receive_comparison(signed, now)
             case TaskDone(job, RowsCompared() as result) if job.startswith(self.state.job("compare/")):
                 return self._finish_comparison(int(job.rsplit("/", 1)[1]), result, now)
-            case TaskDone(job, ComputedWeights(weights=weights)) if job == self.state.job("weigh/0"):
-                return self._finish_weights(weights, now)
+            case TaskDone(job, ComputedWeights() as found) if job == self.state.job("weigh/0"):
+                return self._finish_weights(found, now)
             case TaskFailed(job, why) if job == self.state.job("weigh/0"):
                 return self._decline_parts(self.state.gathers, why) + self.calls.review(now)
             case _:
@@ -304,14 +304,15 @@ class DistanceWeighting:
                 return self.state.weighings[name]
         return None
 
-    def _finish_weights(self, weights: RowWeights, now: Seconds) -> list[Effect]:
+    def _finish_weights(self, found: ComputedWeights, now: Seconds) -> list[Effect]:
         asked = self._asked_for
         assert asked is not None
-        weighing = self._weights_for_all(asked, weights)
+        weighing = self._weights_for_all(asked, found.weights)
         flaw = weighing_flaw(self.plan, weighing)
         if flaw is not None:  # an owner's products were no inner products: no rule makes sense of them
             why = f"the owners' comparisons are invalid: the weighting {flaw}"
             return self._decline_parts(self.state.gathers, why) + self.calls.review(now)
+        self.state.outliers[weighing.compared] = found.outliers
         fact = self.state.report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
         return [fact, *self._weigh_with(weighing, now), *self.calls.review(now)]
 

@@ -43,7 +43,7 @@ from atoll.peer.tasks import (
     TrainRound,
     UpdateEncoded,
 )
-from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, ComputedWeights, RowsCombined, WeighRows
+from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, WeighRows
 from atoll.runtime.allreduce.call import (
     GATHERED,
     SAMPLE,
@@ -65,11 +65,11 @@ from atoll.training.codec.compiled import native
 from atoll.training.codec.fp32 import TRUSTED_FP32
 from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine, gather
-from atoll.training.exchange.distance_weights import weigh_rows
 from atoll.training.recipe.reply_formats import ReplyFormat
 from atoll.training.recipe.update import matrices, tensor_sizes, whole_sizes
 from atoll.verification.malformed_updates.tensors import UNJUDGED
 from atoll.wire.messages.round import PartResponse, PartResult, RowContribution, RowResponse
+from atoll.worker.arithmetic import compute_weights
 
 QUICK = (
     RowContribution | RowResponse | PartResult | PartResponse
@@ -215,7 +215,7 @@ class GroupWorker:
             case CompareRows() if self.checked is not None:
                 return await self._off_loop(lambda work: self._checked.compare(work, self._values(work)), work)
             case WeighRows():
-                return ComputedWeights(weigh_rows(work.statistic, work.liars, work.rows, work.parts))
+                return compute_weights(work)
             case BuildOpening():
                 return await asyncio.to_thread(self._checked.lay_open, work)
             case JudgeOpening():

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from atoll.base.ids import PeerId
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import spans_of
@@ -107,15 +108,7 @@ def weigh_rows(
     and sum to 1 (centered clipping: at most 1). If values are sorted after mixing, the result is bytes that list
     the rows of each mixture.
     """
-    count = len(rows)
-    total = np.zeros((count, count))
-    for names, products in parts:
-        places = [names.index(row) for row in rows]
-        total += unpack_products(products, len(names))[np.ix_(places, places)]
-    order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))  # shortest first, as in the rules
-    about_origin = np.zeros((count + 1, count + 1))  # all products of the origin are 0
-    about_origin[:count, :count] = total[np.ix_(order, order)]
-    gram = GramMatrix(about_origin, None)
+    count, (order, gram) = len(rows), _ordered_gram(rows, parts)
     if statistic in AFTER_MIXING:
         mix = weights.nnm(gram, liars)
         nearest_to = {order[i]: [order[j] for j in np.flatnonzero(mix[i])] for i in range(count)}
@@ -123,3 +116,25 @@ def weigh_rows(
     found = SOLVES[statistic](gram, liars)
     weight_of = {rows[i]: float(weight) for i, weight in zip(order, found[:count], strict=True)}
     return tuple(weight_of[row] for row in rows)
+
+
+def find_outliers(rows: Sequence[PeerId], parts: Sequence[tuple[Sequence[str], bytes]]) -> tuple[PeerId, ...]:
+    """The rows that are far from the others; arguments as of `weigh`."""
+    order, gram = _ordered_gram(rows, parts)
+    found = zip(order, weights.scores(gram), strict=True)
+    return tuple(sorted(rows[i] for i, score in found if score > weights.OUTLIER_SCORE))
+
+
+def _ordered_gram(
+    rows: Sequence[str], parts: Sequence[tuple[Sequence[str], bytes]]
+) -> tuple[list[int], GramMatrix]:
+    """The places of the rows, shortest row first, and the inner products in this order."""
+    count = len(rows)
+    total = np.zeros((count, count))
+    for names, products in parts:
+        places = [names.index(row) for row in rows]
+        total += unpack_products(products, len(names))[np.ix_(places, places)]
+    order = sorted(range(count), key=lambda i: (total[i, i], rows[i]))
+    about_origin = np.zeros((count + 1, count + 1))  # all products of the origin are 0
+    about_origin[:count, :count] = total[np.ix_(order, order)]
+    return order, GramMatrix(about_origin, None)

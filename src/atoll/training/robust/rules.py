@@ -404,6 +404,6 @@ def scores(rows: Rows) -> list[float]:
     return placed
 
 
-def outliers(rows: Rows, threshold: float = 3.5) -> tuple[int, ...]:
-    """Indices of rows far from the others: score above `threshold` (3.5: Iglewicz and Hoaglin 1993)."""
+def outliers(rows: Rows, threshold: float = weights.OUTLIER_SCORE) -> tuple[int, ...]:
+    """Indices of rows far from the others: score above `threshold`."""
     return tuple(index for index, score in enumerate(scores(rows)) if score > threshold)

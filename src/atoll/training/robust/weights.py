@@ -335,6 +335,8 @@ def _shorten_rows(lengths: list[float], norm: float, center: Weights | None = No
 
 # outlier scores
 
+OUTLIER_SCORE = 3.5  # a row above it is an outlier (Iglewicz and Hoaglin 1993)
+
 
 def scores(gram: GramMatrix) -> list[float]:
     """Robust z-score of each row's distance to the others, n numbers.
