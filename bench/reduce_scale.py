@@ -30,13 +30,13 @@ from typing import Any, TextIO
 import msgspec
 from form import asking, report, versions
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
+from traffic_counts import counts
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology_cost import AgreedLinks, predict
 from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     butterfly,
-    counts,
     fanned,
     hierarchical,
     ring,

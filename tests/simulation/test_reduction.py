@@ -12,13 +12,13 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
+from traffic_counts import counts
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology_cost import AgreedLinks, predict
 from atoll.protocol.allreduce.topology import (
     ReduceTopology,
     butterfly,
-    counts,
     fanned,
     hierarchical,
     ring,

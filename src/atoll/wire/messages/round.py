@@ -140,7 +140,6 @@ class ResendRequest(RoundMessage, frozen=True, tag="Repeat"):
     """Request of a late peer that dropped messages of this round: the receiver sends them again."""
 
 
-
 class ProposalMessage(RoundMessage, frozen=True, tag="Propose"):
     """A proposed vertex body with the view-change proof that permits it."""
 
