@@ -30,6 +30,7 @@ from typing import Any, TextIO
 import msgspec
 from form import asking, report, versions
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
+from traffic_counts import traffic_counts
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology_cost import AgreedLinks, predict
@@ -40,7 +41,6 @@ from atoll.protocol.allreduce.topology import (
     limit_fan,
     ring,
     star,
-    traffic_counts,
     tree,
 )
 from atoll.simulation.signatures import peer_name

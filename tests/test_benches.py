@@ -19,7 +19,7 @@ from atoll.simulation.world import VirtualComputer
 
 BENCH = Path(__file__).parents[1] / "bench"
 # parts of benches, and atoll's test build
-PARTS = {"cheats", "form", "real_swarm", "reduction_world", "soak_judge", "villain"}
+PARTS = {"cheats", "form", "real_swarm", "reduction_world", "soak_judge", "traffic_counts", "villain"}
 BENCHES = sorted({file.stem for file in BENCH.glob("*.py")} - PARTS)
 
 

@@ -1,11 +1,16 @@
 """The planner's model agrees with the textbook, and its choices with common sense."""
 
+import sys
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from traffic_counts import traffic_counts
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology_cost import (
@@ -25,7 +30,6 @@ from atoll.protocol.allreduce.topology import (
     limit_fan,
     ring,
     star,
-    traffic_counts,
     tree,
 )
 

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from reduction_world import GIGABIT, Outcome, Reduction, ReductionKnobs
+from traffic_counts import traffic_counts
 
 from atoll.base.ids import PeerId
 from atoll.policy.topology_cost import AgreedLinks, predict
@@ -22,7 +23,6 @@ from atoll.protocol.allreduce.topology import (
     limit_fan,
     ring,
     star,
-    traffic_counts,
     tree,
 )
 from atoll.simulation.signatures import peer_name

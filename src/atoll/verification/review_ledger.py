@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
@@ -117,11 +117,13 @@ class ReviewLedger(Ledger[R], Generic[R, C]):
 
     def _hear(self, body: VertexBody) -> None:
         for signed in body.reports:
-            said: Any = statement_in(signed)
-            if isinstance(said, self.report) and self.problem(signed.signer, said) is None:
-                case = self.cases.get((said.round, said.peer))
-                if case is not None:
-                    case.said.setdefault(signed.signer, self.numbers_in(said))
+            said = statement_in(signed)
+            if not isinstance(said, self.report):
+                continue
+            report = cast("R", said)
+            case = self.cases.get((report.round, report.peer))
+            if case is not None and self.problem(signed.signer, report) is None:
+                case.said.setdefault(signed.signer, self.numbers_in(report))
 
     def _settle(self) -> None:
         over = [case for case in self.cases.values() if case.over(self.head)]

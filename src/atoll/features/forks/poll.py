@@ -117,7 +117,8 @@ class SnowballPoll:
     def _conclude(self, now: Seconds) -> list[Effect]:
         """Close one query: figure 3, lines 7 to 19."""
         before = self.preference
-        self.found = Counter(c for c in self.answers.values() if c in self.sides), len(self.asked)
+        named = (c for c in self.answers.values() if c is not None and c in self.sides)
+        self.found = Counter(named), len(self.asked)
         needed = -(-AGREED * len(self.asked) // 10)
         self.asked = frozenset()
         winner = next((c for c, count in self.found[0].items() if count >= needed), None)

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
@@ -57,127 +58,15 @@ class EngineCalls:
     publish: Callable[[int, RowsCombined, Seconds], list[Effect]]  # publish a part that `unmask` delayed
 
 
-class Weighting(Protocol):
-    """How much the rows of a part weigh."""
+class Weighting(ABC):
+    """How much the rows of a part weigh. Without an override a hook does nothing."""
 
-    changed: bool  # turns or weights changed during a review: the engine reviews once more
+    changed = False  # turns or weights changed during a review: the engine reviews once more
 
-    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
-
-    # ---- reviews -------------------------------------------------------------------------------------------
-
-    def begin(self, now: Seconds) -> list[Effect]: ...
-    def before_review(self, now: Seconds) -> list[Effect]: ...
-    def review_part(self, part: int) -> list[Effect]: ...
-    def after_review(self, now: Seconds) -> list[Effect]: ...
-    # Times at which a review is due although no message arrives.
-    def moments(self) -> Iterable[Seconds]: ...
-    # Request what may have been lost.
-    def request_again(self, now: Seconds) -> list[Effect]: ...
-    # Send what a peer that came back may have missed.
-    def resend(self, to: PeerId) -> list[Effect]: ...
-
-    # ---- rows and results ----------------------------------------------------------------------------------
-
-    # Request rows that are late.
-    def late_rows(self, part: int, now: Seconds) -> list[Effect]: ...
-    def has_requested(self, part: int, author: PeerId) -> bool: ...
-    # Combine a part of the local peer, or what comes before, if it is due.
-    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]: ...
-    # The digest of the agreed weights, which the own result names; None without weights.
-    def weights_digest(self) -> Digest | None: ...
-    # Whether this result is considered. Raises PeerFault if its weights are invalid.
-    def admit_result(self, sender: PeerId, message: PartResult, answered: OwnerResult) -> bool: ...
-    def after_result(self, now: Seconds) -> list[Effect]: ...
-    # Whether the strategy keeps this result until its signer's turn.
-    def defers_result(self, heard: HeardResult, now: Seconds) -> bool: ...
-    # The results that may stand in one vertex body, and the weights that all of them name.
-    def results_for_body(
-        self, answers: dict[int, ReceivedResult]
-    ) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]: ...
-
-
-class Verification(Protocol):
-    """How far owners are trusted: which results the local peer believes, and how results are published."""
-
-    keeps_rows: bool  # combined rows stay in memory until the attempt ends
-
-    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
-
-    # ---- reviews -------------------------------------------------------------------------------------------
-
-    def before_review(self, now: Seconds) -> None: ...
-    def review_part(self, part: int, now: Seconds) -> list[Effect]: ...
-    # Times at which a review is due although no message arrives.
-    def moments(self) -> Iterable[Seconds]: ...
-    # Request what may have been lost.
-    def request_again(self, now: Seconds) -> list[Effect]: ...
-
-    # ---- rows ----------------------------------------------------------------------------------------------
-
-    # Peers that get the local row now, if they have not had it.
-    def row_targets(self, part: int) -> Sequence[PeerId]: ...
-    # Request rows that are late.
-    def late_rows(self, part: int, now: Seconds) -> list[Effect]: ...
-    # The owner index with the window in which the local peer gathers this part. None: not its turn.
-    def window(self, part: int, gather: PartAccumulator) -> int | None: ...
-    # What to do about an open part of the local peer without any row.
-    def close_empty(self, part: int, now: Seconds) -> list[Effect]: ...
-    # A row that was fetched to judge a result.
-    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None: ...
-    # A row that another peer opened, and that the engine did not request.
-    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]: ...
-
-    # ---- results -------------------------------------------------------------------------------------------
-
-    # What the own result states about the commitments of its contributors.
-    def commitments_digest(self, names: Iterable[PeerId]) -> Digest: ...
-    # Publish the own result, which is durable before anything that is sent from here on.
-    def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]: ...
-    # Judge a checked result of another peer.
-    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]: ...
-    # Requested bytes of a result; bytes of no known result are ignored.
-    def accept_bytes(self, payload: Payload) -> list[Effect]: ...
-    # Send an accepted result to the peers that get it from the local peer.
-    def pass_on(self, held: ReceivedResult) -> list[Send]: ...
-    # Results that a peer which came back may have missed.
-    def results_for(self, to: PeerId) -> list[Send]: ...
-
-    # ---- what the round asks -------------------------------------------------------------------------------
-
-    # A result that stands in a proposal, or that another member reports as a lie.
-    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]: ...
-    # Whether the local peer may vote for this result. None: not yet known.
-    def believes(self, answered: OwnerResult) -> bool | None: ...
-    # Owners that failed this attempt in ways that cannot be proven.
-    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]: ...
-    # Statements of other signers that match this result exactly.
-    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]: ...
-    # Whether the local peer recomputed this result from its rows.
-    def made_again(self, answered: OwnerResult) -> bool: ...
-
-
-class Unmasking(Protocol):
-    """A phase between closing a part and publishing its result, with messages or tasks of its own.
-
-    While it lasts the owner's window runs on: if the window ends first, the next owner takes over.
-    """
-
-    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
-    # Delay the publication of a combined part until `EngineCalls.publish`. None: publish it as it is.
-    def unmask(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect] | None: ...
-
-
-@dataclass(frozen=True)
-class PlainMean:
-    """Weighting by committed sample counts alone: a part is combined as soon as its rows are here."""
-
-    state: AttemptState
-    calls: EngineCalls
-    changed = False
-
-    def handle_event(self, event: Event, now: Seconds) -> None:
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None:
         return None
+
+    # ---- reviews -------------------------------------------------------------------------------------------
 
     def begin(self, now: Seconds) -> list[Effect]:
         return []
@@ -192,19 +81,171 @@ class PlainMean:
         return []
 
     def moments(self) -> Iterable[Seconds]:
+        """Times at which a review is due although no message arrives."""
         return ()
 
     def request_again(self, now: Seconds) -> list[Effect]:
+        """Request what may have been lost."""
         return []
 
     def resend(self, to: PeerId) -> list[Effect]:
+        """Send what a peer that came back may have missed."""
         return []
 
+    # ---- rows and results ----------------------------------------------------------------------------------
+
     def late_rows(self, part: int, now: Seconds) -> list[Effect]:
+        """Request rows that are late."""
         return []
 
     def has_requested(self, part: int, author: PeerId) -> bool:
         return False
+
+    @abstractmethod
+    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
+        """Combine a part of the local peer, or what comes before, if it is due."""
+
+    def weights_digest(self) -> Digest | None:
+        """The digest of the agreed weights, which the own result names; None without weights."""
+        return None
+
+    def admit_result(self, sender: PeerId, message: PartResult, answered: OwnerResult) -> bool:
+        """Whether this result is considered. Raises PeerFault if its weights are invalid."""
+        return True
+
+    def after_result(self, now: Seconds) -> list[Effect]:
+        return []
+
+    def defers_result(self, heard: HeardResult, now: Seconds) -> bool:
+        """Whether the strategy keeps this result until its signer's turn."""
+        return False
+
+    def results_for_body(
+        self, answers: dict[int, ReceivedResult]
+    ) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
+        """The results that may stand in one vertex body, and the weights that all of them name."""
+        return answers, None
+
+
+class Verification(ABC):
+    """How far owners are trusted: which results the local peer believes, and how results are published.
+
+    Without an override a hook does nothing.
+    """
+
+    keeps_rows = False  # combined rows stay in memory until the attempt ends: an update's worth of memory
+
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None:
+        return None
+
+    # ---- reviews -------------------------------------------------------------------------------------------
+
+    def before_review(self, now: Seconds) -> None:
+        return
+
+    def review_part(self, part: int, now: Seconds) -> list[Effect]:
+        return []
+
+    def moments(self) -> Iterable[Seconds]:
+        """Times at which a review is due although no message arrives."""
+        return ()
+
+    def request_again(self, now: Seconds) -> list[Effect]:
+        """Request what may have been lost."""
+        return []
+
+    # ---- rows ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def row_targets(self, part: int) -> Sequence[PeerId]:
+        """Peers that get the local row now, if they have not had it."""
+
+    def late_rows(self, part: int, now: Seconds) -> list[Effect]:
+        """Request rows that are late."""
+        return []
+
+    @abstractmethod
+    def window(self, part: int, gather: PartAccumulator) -> int | None:
+        """The owner index with the window in which the local peer gathers this part. None: not its turn."""
+
+    def close_empty(self, part: int, now: Seconds) -> list[Effect]:
+        """What to do about an open part of the local peer without any row."""
+        return []
+
+    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
+        """A row that was fetched to judge a result."""
+        return None
+
+    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+        """A row that another peer opened, and that the engine did not request."""
+        return []
+
+    # ---- results -------------------------------------------------------------------------------------------
+
+    def commitments_digest(self, names: Iterable[PeerId]) -> Digest:
+        """What the own result states about the commitments of its contributors."""
+        return ZERO_DIGEST
+
+    @abstractmethod
+    def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
+        """Publish the own result, which is durable before anything that is sent from here on."""
+
+    @abstractmethod
+    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+        """Judge a checked result of another peer."""
+
+    @abstractmethod
+    def accept_bytes(self, payload: Payload) -> list[Effect]:
+        """Requested bytes of a result; bytes of no known result are ignored."""
+
+    @abstractmethod
+    def pass_on(self, held: ReceivedResult) -> list[Send]:
+        """Send an accepted result to the peers that get it from the local peer."""
+
+    @abstractmethod
+    def results_for(self, to: PeerId) -> list[Send]:
+        """Results that a peer which came back may have missed."""
+
+    # ---- what the round asks -------------------------------------------------------------------------------
+
+    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
+        """A result that stands in a proposal, or that another member reports as a lie."""
+        return []
+
+    @abstractmethod
+    def believes(self, answered: OwnerResult) -> bool | None:
+        """Whether the local peer may vote for this result. None: not yet known."""
+
+    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
+        """Owners that failed this attempt in ways that cannot be proven."""
+        return {}
+
+    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
+        """Statements of other signers that match this result exactly."""
+        return ()
+
+    def made_again(self, answered: OwnerResult) -> bool:
+        """Whether the local peer recomputed this result from its rows."""
+        return False
+
+
+class Unmasking(Protocol):
+    """A phase between closing a part and publishing its result, with messages or tasks of its own.
+
+    While it lasts the owner's window runs on: if the window ends first, the next owner takes over.
+    """
+
+    def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
+    # Delay the publication of a combined part until `EngineCalls.publish`. None: publish it as it is.
+    def unmask(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect] | None: ...
+
+
+@dataclass(frozen=True)
+class PlainMean(Weighting):
+    """Weighting by committed sample counts alone: a part is combined as soon as its rows are here."""
+
+    state: AttemptState
+    calls: EngineCalls
 
     def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
         if not gather.rows:
@@ -215,67 +256,19 @@ class PlainMean:
         gather.closed = True
         return [self.state.combine(part, gather, "own")]
 
-    def weights_digest(self) -> None:
-        return None
-
-    def admit_result(self, sender: PeerId, message: PartResult, answered: OwnerResult) -> bool:
-        return True
-
-    def after_result(self, now: Seconds) -> list[Effect]:
-        return []
-
-    def defers_result(self, heard: HeardResult, now: Seconds) -> bool:
-        return False
-
-    def results_for_body(
-        self, answers: dict[int, ReceivedResult]
-    ) -> tuple[dict[int, ReceivedResult], AgreedWeights | None]:
-        return answers, None
-
 
 @dataclass(frozen=True)
-class TrustedOwners:
+class TrustedOwners(Verification):
     """Verification where each owner is believed: the first result of a part is accepted and passed on."""
 
     state: AttemptState
     calls: EngineCalls
-    keeps_rows = False  # an update's worth of memory, needed for the next parts
-
-    def handle_event(self, event: Event, now: Seconds) -> None:
-        return None
-
-    def before_review(self, now: Seconds) -> None:
-        pass
-
-    def review_part(self, part: int, now: Seconds) -> list[Effect]:
-        return []
-
-    def moments(self) -> Iterable[Seconds]:
-        return ()
-
-    def request_again(self, now: Seconds) -> list[Effect]:
-        return []
 
     def row_targets(self, part: int) -> Sequence[PeerId]:
         return trusted_row_targets(self.state, part)
 
-    def late_rows(self, part: int, now: Seconds) -> list[Effect]:
-        return []
-
     def window(self, part: int, gather: PartAccumulator) -> int | None:
         return window_in_turn(self.state, part, gather)
-
-    def close_empty(self, part: int, now: Seconds) -> list[Effect]:
-        return []
-
-    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
-        return None
-
-    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
-        return []
-
-    def commitments_digest(self, names: Iterable[PeerId]) -> Digest:
-        return ZERO_DIGEST
 
     def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
         return self.calls.hold(held)
@@ -298,20 +291,8 @@ class TrustedOwners:
     def results_for(self, to: PeerId) -> list[Send]:
         return self.state.broadcast.serve(self.state.answers, to)
 
-    def examine(self, signed: SignedStatement, said: OwnerResult, now: Seconds) -> list[Effect]:
-        return []
-
     def believes(self, answered: OwnerResult) -> bool | None:
         return True if self.state.deferred.is_in_turn(answered) else None
-
-    def lapses(self, now: Seconds) -> dict[PeerId, Lapse]:
-        return {}
-
-    def seconded(self, answered: OwnerResult) -> tuple[SignedStatement, ...]:
-        return ()
-
-    def made_again(self, answered: OwnerResult) -> bool:
-        return False
 
 
 @dataclass(frozen=True)

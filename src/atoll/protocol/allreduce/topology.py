@@ -267,7 +267,7 @@ def peers_in(cluster: Cluster) -> tuple[PeerId, ...]:
     return tuple(found)
 
 
-# ---- validity and cost of a topology ---------------------------------------------------------------------------
+# ---- validity of a topology ---------------------------------------------------------------------------
 
 
 def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
@@ -290,47 +290,9 @@ def validate(topology: ReduceTopology, peers: Sequence[PeerId]) -> str | None:
             return f"part {j} lists its owner as a parent; peers that send to the owner are not listed"
         if part.authors is not None and (part.parents or not {*part.owners} <= part.authors <= here):
             return f"part {j} takes rows that cannot reach it"
-        if _hops(part) is None:
+        if hops_of(part) is None:
             return f"part {j} goes round in a circle"
     return None
-
-
-@dataclass(frozen=True)
-class TrafficCounts:
-    """Traffic of one reduce: peers receive as much as they send. In dense updates, before any codec."""
-
-    parts: int
-    hops: int  # from the farthest author to the owner
-    messages_max: int
-    messages_mean: float
-    sent_max: float  # updates sent by the busiest peer
-    sent_mean: float
-
-
-def traffic_counts(topology: ReduceTopology, peers: Sequence[PeerId]) -> TrafficCounts:
-    """Traffic of the busiest and the mean peer, for a valid topology with one common result.
-
-    Per part each peer except the owner sends one row up, and each parent one result down per child.
-    """
-    messages, shares = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
-    total, hops = 0, 0
-    for part in topology.parts:
-        sends = Counter(part.parents.values())
-        sends[part.owners[0]] += len(peers) - 1 - len(part.parents) - 1  # results to its children, but no row
-        for peer, more in sends.items():
-            messages[peer] += more
-            shares[peer] += more * part.share
-        total += part.share
-        hops = max(hops, _hops(part) or 0, min(1, len(peers) - 1))
-    rows = len(topology.parts)  # one per part, sent by every peer
-    return TrafficCounts(
-        rows,
-        hops,
-        rows + max(messages.values()),
-        rows + sum(messages.values()) / len(peers),
-        1 + max(shares.values()) / total,
-        1 + sum(shares.values()) / total / len(peers),
-    )
 
 
 # ---- helpers -------------------------------------------------------------------------------------------------
@@ -455,7 +417,7 @@ def _split(items: Sequence[PeerId | Cluster], width: int) -> Cluster:
     return tuple(group[0] if len(group) == 1 else _split(group, width) for group in groups)
 
 
-def _hops(part: ReducePart) -> int | None:
+def hops_of(part: ReducePart) -> int | None:
     """Hops of the longest path to the owner over listed peers, 0 if none is listed; None if a path never ends."""
     owner = part.owners[0]
     hops = {owner: 0}

@@ -23,7 +23,7 @@ from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import HeardResult, PartAccumulator, ReceivedResult, StoredRow
 from atoll.protocol.allreduce.cross_check import CrossCheck, OwnerLied
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCalls, trusted_row_targets, window_in_turn
+from atoll.protocol.allreduce.strategies import EngineCalls, Verification, trusted_row_targets, window_in_turn
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import PartRequest, PartStatementsRequest, ResendRequest
@@ -33,7 +33,7 @@ from atoll.wire.opening import rows_digest
 STATEMENT_REQUESTS_MAX = 3  # per signer and part, in a large committee: a statement may be lost each time
 
 
-class CrossCheckedOwners:
+class CrossCheckedOwners(Verification):
     """Verification for a plan with witnesses; one peer's side of one attempt."""
 
     keeps_rows = True  # a peer that doubts a result may request its rows

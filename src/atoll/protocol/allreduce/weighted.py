@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.buffers import (
 )
 from atoll.protocol.allreduce.events import RowsWeighed
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCalls, window_in_turn
+from atoll.protocol.allreduce.strategies import EngineCalls, Weighting, window_in_turn
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     CompareRows,
@@ -71,7 +71,7 @@ class WeightRequest(NamedTuple):
     without: tuple[int, ...]
 
 
-class DistanceWeighting:
+class DistanceWeighting(Weighting):
     """Weighting for a plan that weighs rows; one peer's side of one attempt."""
 
     def __init__(self, state: AttemptState, calls: EngineCalls) -> None:

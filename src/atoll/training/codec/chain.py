@@ -16,7 +16,6 @@ from typing import Any
 from torch import empty
 
 from atoll.base.arguments import did_you_mean
-from atoll.training.codec.bf16 import BF16
 from atoll.training.codec.byte_compression import AUTO, METHODS, compressed_codec
 from atoll.training.codec.changed_tensors import THRESHOLD, changed
 from atoll.training.codec.compiled.device import on_devices
@@ -24,8 +23,8 @@ from atoll.training.codec.core import NOTHING, Codec, SharedKnowledge
 from atoll.training.codec.dct import dct
 from atoll.training.codec.delta import delta
 from atoll.training.codec.e3m0 import E3M0
-from atoll.training.codec.fp16 import FP16
 from atoll.training.codec.fp32 import FP32
+from atoll.training.codec.half_precision import BF16, FP16
 from atoll.training.codec.index_coding import GAPS
 from atoll.training.codec.int4 import INT4
 from atoll.training.codec.int8 import INT8

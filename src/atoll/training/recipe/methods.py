@@ -136,8 +136,9 @@ def fedavg(
 
 def opendiloco(model: str = "gpt-tiny", *, inner_steps: int = 500, **setting: Unpack[DilocoOptions]) -> Recipe:
     """OpenDiLoCo (2407.07852, section 3): DiLoCo with fp16 pseudo-gradients, H = 500, outer (0.7, 0.9)."""
-    outer = {"outer_lr": 0.7, "outer_momentum": 0.9}
-    return diloco(model, inner_steps=inner_steps, **outer, up="fp16", down="fp16", **setting)
+    return diloco(
+        model, inner_steps=inner_steps, outer_lr=0.7, outer_momentum=0.9, up="fp16", down="fp16", **setting
+    )
 
 
 def intellect1(model: str = "gpt-tiny", *, inner_steps: int = 100, **setting: Unpack[DilocoOptions]) -> Recipe:
@@ -145,8 +146,7 @@ def intellect1(model: str = "gpt-tiny", *, inner_steps: int = 100, **setting: Un
 
     Error feedback keeps the rounding error of int8, at no extra traffic.
     """
-    outer = {"outer_lr": 0.7, "outer_momentum": 0.9}
-    return diloco(model, inner_steps=inner_steps, **outer, **setting)
+    return diloco(model, inner_steps=inner_steps, outer_lr=0.7, outer_momentum=0.9, **setting)
 
 
 def muloco(

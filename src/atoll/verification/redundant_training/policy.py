@@ -147,7 +147,7 @@ class RedundancyLedger(ReviewLedger[RedundancyReport, RedundancyCase]):
 
     def verdict(self, case: RedundancyCase) -> RedundancyVerdict:
         return RedundancyVerdict(
-            case.round, *case.authors, len(case.said), len(case.judges), case.strayed, case.hid
+            case.round, case.guest, case.host, len(case.said), len(case.judges), case.strayed, case.hid
         )
 
     def open_cases(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:

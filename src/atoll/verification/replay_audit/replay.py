@@ -32,7 +32,8 @@ from atoll.training.recipe.recipes import Recipe
 
 FORMAT = "atoll/audit/live/1"
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TrainingAssignment(msgspec.Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,7 +15,6 @@ from atoll.wire.messages.statements import AgreedWeights, QuorumCertificate, Sig
 class RoundMessage(Message, frozen=True, tag="RoundMessage"):
     """Base of all messages of a round, with the round's number and trace id."""
 
-    phase: ClassVar[str] = ""
     round: int
     attempt: int
     trace: str
@@ -38,7 +36,6 @@ class BroadcastMessage(RoundMessage, frozen=True, tag="BroadcastMessage"):
 class CommitAnnouncement(RoundMessage, frozen=True, tag="CommitAnnouncement"):
     """A member's commitment to its update."""
 
-    phase: ClassVar[str] = "commit"
     statement: SignedStatement  # Commitment
     asks: bool = False  # whether the sender lacks the receiver's commitment
 
@@ -46,14 +43,12 @@ class CommitAnnouncement(RoundMessage, frozen=True, tag="CommitAnnouncement"):
 class CommitRequest(RoundMessage, frozen=True, tag="CommitRequest"):
     """Request for a silent peer's commitment in this attempt. Answered by CommitAnnouncement."""
 
-    phase: ClassVar[str] = "commit"
     peer: PeerId
 
 
 class RowContribution(BroadcastMessage, frozen=True, tag="RowContribution"):
     """The sender's row for a part's owner. Its encoded bytes are the payload."""
 
-    phase: ClassVar[str] = "share"
     part: int
     owner_index: int  # -1: for a forwarding peer
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
@@ -68,7 +63,6 @@ class RowContribution(BroadcastMessage, frozen=True, tag="RowContribution"):
 class PartialSum(BroadcastMessage, frozen=True, tag="PartialSum"):
     """Rows of several peers, combined on the way to the owner. The encoded mean is the payload."""
 
-    phase: ClassVar[str] = "share"
     part: int
     owner_index: int  # -1: for a forwarding peer
     weight: int  # total weight of the rows
@@ -83,14 +77,12 @@ class PartialSum(BroadcastMessage, frozen=True, tag="PartialSum"):
 class PartDeclined(RoundMessage, frozen=True, tag="PartDeclined"):
     """Report of an owner that cannot combine this part."""
 
-    phase: ClassVar[str] = "share"
     part: int
 
 
 class ReachabilityHint(RoundMessage, frozen=True, tag="ReachabilityHint"):
     """Hint that the sender reaches `peer` and exchanges this part with it; the receiver may not reach it."""
 
-    phase: ClassVar[str] = "share"
     part: int
     peer: PeerId
 
@@ -101,7 +93,6 @@ class PartResult(BroadcastMessage, frozen=True, tag="PartResult"):
     Without a payload it carries only the owner's statement: from a witness, or from a holder after the owner died.
     """
 
-    phase: ClassVar[str] = "share"
     statement: SignedStatement  # OwnerResult
     weighing: AgreedWeights | UnsetType = UNSET  # weights that the statement names, if rows are weighted
 
@@ -109,21 +100,18 @@ class PartResult(BroadcastMessage, frozen=True, tag="PartResult"):
 class RowComparison(RoundMessage, frozen=True, tag="RowComparison"):
     """Inner products of a part's rows, for all owners that may compute weights."""
 
-    phase: ClassVar[str] = "share"
     statement: SignedStatement  # OwnerComparison
 
 
 class PartStatementsRequest(RoundMessage, frozen=True, tag="PartStatementsRequest"):
     """Request for the receiver's signed statements about this part, in large committees with cross-checks."""
 
-    phase: ClassVar[str] = "share"
     part: int
 
 
 class RowRequest(RoundMessage, frozen=True, tag="RowRequest"):
     """Request for a peer's row of this part: the sender disputes a result, or is an owner that lacks the row."""
 
-    phase: ClassVar[str] = "share"
     part: int
     peer: PeerId
 
@@ -131,7 +119,6 @@ class RowRequest(RoundMessage, frozen=True, tag="RowRequest"):
 class RowResponse(RoundMessage, frozen=True, tag="RowResponse"):
     """The row of the signer of `statement`, as sent to the owners. Its bytes are the payload."""
 
-    phase: ClassVar[str] = "share"
     part: int
     path: tuple[Digest, ...]  # Merkle path from the payload's digest to the committed root
     statement: SignedStatement  # Commitment
@@ -140,27 +127,22 @@ class RowResponse(RoundMessage, frozen=True, tag="RowResponse"):
 class PartRequest(RoundMessage, frozen=True, tag="PartRequest"):
     """Request for the combined bytes of this digest. Answered by PartResponse, or not at all."""
 
-    phase: ClassVar[str] = "agree"
     digest: Digest
 
 
 class PartResponse(RoundMessage, frozen=True, tag="PartResponse"):
     """Combined bytes of this digest, as the payload."""
 
-    phase: ClassVar[str] = "agree"
     digest: Digest
 
 
 class ResendRequest(RoundMessage, frozen=True, tag="ResendRequest"):
     """Request of a late peer that dropped messages of this round: the receiver sends them again."""
 
-    phase: ClassVar[str] = "share"
-
 
 class ProposalMessage(RoundMessage, frozen=True, tag="ProposalMessage"):
     """A proposed vertex body with the view-change proof that permits it."""
 
-    phase: ClassVar[str] = "agree"
     statement: SignedStatement  # Proposal
     body: bytes
     timeouts: tuple[SignedStatement, ...]  # a quorum of ViewTimeouts of the view before; empty in view 0
@@ -170,7 +152,6 @@ class ProposalMessage(RoundMessage, frozen=True, tag="ProposalMessage"):
 class VoteMessage(RoundMessage, frozen=True, tag="VoteMessage"):
     """A vote. `proof`: the certificate under a repeated commit vote, for receivers that may lack it."""
 
-    phase: ClassVar[str] = "agree"
     statement: SignedStatement  # Vote
     proof: QuorumCertificate | UnsetType = UNSET
 
@@ -178,7 +159,6 @@ class VoteMessage(RoundMessage, frozen=True, tag="VoteMessage"):
 class TimeoutMessage(RoundMessage, frozen=True, tag="TimeoutMessage"):
     """A voter's timeout or, with Raft, its ballot."""
 
-    phase: ClassVar[str] = "agree"
     statement: SignedStatement  # ViewTimeout
     high: QuorumCertificate | None  # proof of the claim inside the statement; None with Raft
 
@@ -186,5 +166,4 @@ class TimeoutMessage(RoundMessage, frozen=True, tag="TimeoutMessage"):
 class PreVote(RoundMessage, frozen=True, tag="PreVote"):
     """The sender would close this view if a quorum would (specs/raft.md). Not signed: it binds no voter."""
 
-    phase: ClassVar[str] = "agree"
     view: int

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import e3m0, int4, int8, sign, two_bit
-from atoll.training.codec.bf16 import LEAST_BITS
 from atoll.training.codec.blocks import (
     BLOCK,
     SCALE_MAX_BITS,
@@ -40,7 +39,7 @@ from atoll.training.codec.blocks import (
     times_scales,
 )
 from atoll.training.codec.core import Codec
-from atoll.training.codec.fp16 import LARGEST
+from atoll.training.codec.half_precision import FP16_MAX, LEAST_BITS
 from atoll.training.codec.packed import level_table, mean_of, pack_codes, to_grid
 
 log = logging.getLogger(__name__)
@@ -207,7 +206,7 @@ def _times_scales(opened: OpenedBlocks, out_N: Tensor) -> None:
 
 
 def _fp16(x_N: Tensor) -> DeviceCodes:
-    return DeviceCodes(x_N.abs().amax(), x_N.new_empty(0), x_N.clamp(-LARGEST, LARGEST).to(torch.float16))
+    return DeviceCodes(x_N.abs().amax(), x_N.new_empty(0), x_N.clamp(-FP16_MAX, FP16_MAX).to(torch.float16))
 
 
 def _bf16(x_N: Tensor) -> DeviceCodes:
