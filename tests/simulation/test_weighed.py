@@ -130,7 +130,7 @@ def test_every_member_reports_far_rows_and_excludes_nobody_for_them():
     """Two of seven send rows of ten times the length: the event of each round names them, and they stay members."""
     stage, liars = Stage("robust", "scaling").run(2), tuple(peer_name(i) for i in LIARS)
     assert len(stage.told(RoundClosed)) >= 7 and {fact.outliers for fact in stage.told(RoundClosed)} == {liars}
-    assert all(m.present for m in stage.closed(1).body.members)
+    assert all(m.is_present for m in stage.closed(1).body.members)
     assert {fact.outliers for fact in Stage("robust").run(2).told(RoundClosed)} == {()}
 
 
