@@ -187,6 +187,7 @@ def test_more_than_may_vanish_come_back_late_and_nothing_is_lost():
     placed.restore(watcher)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_the_story_of_pieces_ends_well(seed: int):
     """Thirteen members, one of which gives out wrong bytes; two leave, then three vanish."""

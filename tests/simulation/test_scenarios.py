@@ -148,6 +148,7 @@ def test_a_certificate_of_a_later_view_is_no_fault():
     assert run_scenario("churn", 124, peers=10, rounds=15).rounds >= 15
 
 
+@pytest.mark.long
 def test_sixteen_peers_weather_everything():
     """The full cast in a short run: kills, torn writes, sleeps, partitions, joins, leaves, loss, drift."""
     report = run_scenario("churn", 1, peers=16, rounds=4)
