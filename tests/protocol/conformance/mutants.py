@@ -290,15 +290,15 @@ MUTANTS = [
     Mutant(
         "a vote is durable before it is said",
         AGREEMENT,
-        "return [self._persist(), *sends, *self._count_vote(vote, signed)]",
-        "return [*sends, self._persist(), *self._count_vote(vote, signed)]",
+        "return [self._persist(), self._broadcast(message), *self._count_vote(vote, signed)]",
+        "return [self._broadcast(message), self._persist(), *self._count_vote(vote, signed)]",
         14,
     ),
     Mutant(
         "a vote is durable",
         AGREEMENT,
-        "return [self._persist(), *sends, *self._count_vote(vote, signed)]",
-        "return [*sends, *self._count_vote(vote, signed)]",
+        "return [self._persist(), self._broadcast(message), *self._count_vote(vote, signed)]",
+        "return [self._broadcast(message), *self._count_vote(vote, signed)]",
         165,
     ),
     Mutant(
@@ -461,8 +461,8 @@ MUTANTS = [
     Mutant(
         "raft: a ballot is durable before it is said",
         RAFT,
-        "self._persist(),\n            *self._send_ballot(self.others),",
-        "*self._send_ballot(self.others),\n            self._persist(),",
+        "self._persist(),\n            *self._send_ballot(),",
+        "*self._send_ballot(),\n            self._persist(),",
         4,
         **CRASH,
     ),
