@@ -23,7 +23,18 @@ from functools import cache
 from form import asking, report, versions
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Effect, Emit, Event, Fact, Message, Received, Send, SetTimer, TimerFired
+from atoll.base.machine import (
+    Effect,
+    Emit,
+    Event,
+    Fact,
+    Message,
+    Received,
+    Send,
+    SetTimer,
+    TimerFired,
+    expand_broadcasts,
+)
 from atoll.crypto.signer import VoteKind
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.protocol.agreement import events
@@ -60,7 +71,7 @@ class Network:
     began_cpu_s: float = field(default_factory=time.process_time)
 
     def carry_out(self, name: PeerId, effects: list[Effect]) -> None:
-        for effect in effects:
+        for effect in expand_broadcasts(effects):
             match effect:
                 case Send(to, message):
                     self._send(name, to, message)

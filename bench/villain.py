@@ -55,7 +55,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.machine import Effect, Event, Payload, RunTask, Send
+from atoll.base.machine import Effect, Event, Payload, RunTask, Send, expand_broadcasts
 from atoll.cli.main import main as atoll
 from atoll.crypto.digest import digest
 from atoll.peer.peer import Peer
@@ -238,7 +238,7 @@ class Liar(Peer):
     def handle(self, event: Event, now: Seconds) -> list[Effect]:
         self.seen.me = self.me
         twisted: list[Effect] = []
-        for effect in super().handle(event, now):
+        for effect in expand_broadcasts(super().handle(event, now)):
             match effect:
                 case Send():
                     twisted += self._told(effect)
