@@ -1,5 +1,8 @@
 """Branch poll: which branch of a forked run most members prefer, by repeated small samples.
 
+Driving contract: call `look` at each heartbeat, `hear` for each preference message and `fired` for each timer.
+Messages about unknown polls change nothing.
+
 Once another branch was seen (`features/forks/detect.py`), every peer at first prefers its own. It repeatedly asks a
 few random members that voted before the fork for their current preference (`features/forks/snowball.py`).
 Preferences follow each other, so all converge to the branch of most members.

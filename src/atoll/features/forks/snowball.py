@@ -1,5 +1,8 @@
 """Snowball poll: preference of a large open swarm among conflicting vertices, by repeated random samples.
 
+Driving contract: pass `Start` first, `offer` each choice that the host judged, then messages and timers.
+Other events change nothing. A message from outside the swarm raises PeerFault before any change.
+
 A peer asks `k` random peers for their preference. If `alpha` of them name the same choice, that choice gains
 confidence; the local preference is the choice with the most confidence. After `beta` such queries in a row for the
 same choice, the choice is settled here. Each peer responds with its current preference, so a small lead grows
