@@ -41,7 +41,7 @@ EXCEPTIONS = {  # place -> reason; at most ten
     "cli/pull.py:pull": "options of one command",
     "cli/simulate.py:simulate": "options of one command",
     "runtime/event_log.py:_see": "one case per fact, until facts fold themselves",
-    "runtime/training_spec.py:found": "terms of a new run, checked in order",
+    "runtime/training_spec.py:founding_blobs": "terms of a new run, checked in order",
     "simulation/tensors.py:__init__": "knobs of one virtual worker",
     "verification/replay_audit/judge.py:judge_update": "all that one audit depends on",
     "verification/replay_audit/replay_judge.py:assigned": "all that an assignment depends on",

@@ -89,3 +89,9 @@ def test_bounds_are_those_of_the_paper():
 def test_drawn_attacks_against_drawn_statistics(seed: int):
     report = run_scenario("poisoners", seed, peers=4 if seed % 2 else 10, rounds=3)
     assert report.rounds >= 3 and 0 < report.measured["moved"] < math.inf
+
+
+@pytest.mark.parametrize("statistic", ["nnm + krum", "nnm + meamed"])
+def test_an_attack_is_optimized_against_mixed_rows(statistic: str):
+    """The liars know the rule of the run, with its mixing of rows, and search their attack against it."""
+    assert poisoned("alie, optimised", statistic, rounds=1).rounds == {0}

@@ -41,6 +41,7 @@ def test_a_row_that_is_counted_twice(monkeypatch: pytest.MonkeyPatch):
 
     def doubled(self, work):
         done = combine(self, work)
+        assert done.payload is not None
         return replace(done, payload=replace(done.payload, data=(*done.payload.data, work.rows[0].peer)))
 
     monkeypatch.setattr(VirtualWorker, "_combine", doubled)
@@ -51,9 +52,11 @@ def test_a_row_that_is_counted_twice(monkeypatch: pytest.MonkeyPatch):
 def test_a_vote_that_is_earned_too_early(monkeypatch: pytest.MonkeyPatch):
     """Mutant: one round less is enough for a vote."""
     next_votes = votes.next_votes
-    monkeypatch.setattr(
-        "atoll.peer.round.vertex_body.next_votes",
-        lambda *rest: next_votes(*rest[:-1], votes.VoteTerms(rest[-1].after_rounds - 1, rest[-1].sponsor_rounds)),
-    )
+
+    def early(parent, members, tickets, contributors, reports, terms):
+        sooner = votes.VoteTerms(terms.after_rounds - 1, terms.sponsor_rounds)
+        return next_votes(parent, members, tickets, contributors, reports, sooner)
+
+    monkeypatch.setattr("atoll.peer.round.vertex_body.next_votes", early)
     with pytest.raises(ScenarioFailed, match=r"lines of p\d+: expected .*'apprentice'.* agreed .*'trainer'"):
         run_scenario("recruiter", 1)

@@ -12,6 +12,10 @@ executes the effects. The contract:
 - A second `SetTimer` of a name replaces the old deadline; `at=None` cancels it. Timers outlive their round, so
   their names carry the round and every `match` is closed.
 - `now` is the driver's local clock. It never jumps backwards; it may jump forwards (a suspended laptop).
+- Equal calls of two fresh machines give equal effects, in a list that the machine does not keep.
+- A message causes no exception but PeerFault, which blames a peer. After another one, restart from disk.
+
+A machine states at its top only what its own contract adds. Its test: `tests/simulation/test_contracts.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Noise handshakes as sans-IO machines: key agreement with mutual authentication.
 
+Driving contract: the initiator calls `start` first; both ends pass one whole message at a time to `receive`.
+They send what it returns, until `result` is set. After PeerFault drop the machine.
+
 `hybrid` is Noise XXhfs with X25519 and ML-KEM-768: recorded traffic stays secret while either one is unbroken. Its
 payload is Atoll's: both identity keys sign role, transcript and static key.
 `classical` is libp2p's plain Noise XX, for browsers and foreign peers if a run's policy allows them.

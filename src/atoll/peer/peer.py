@@ -1,5 +1,9 @@
 """Peer: one member of a run. Dispatches events to its components and handles genesis, links, timers and strangers.
 
+Driving contract: pass `Start` with all persisted values first, then any event, in any order.
+Carry out the effects of one call in order before the next call; a `Persist` is durable before a later `Send`.
+A message that breaks the protocol becomes a fact, not an exception. After an exception, start a new peer from disk.
+
     participation   rounds, agreed state and reports, once the run is known
     readers         peers that may read                     serve       blobs for others
     admission       requests for membership                 heartbeat   reachable members, run time

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from msgspec import UNSET
 
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.peer.settings import RunSettings, decode_settings
 from atoll.wire.codec import statement_in
 from atoll.wire.messages import statements as said
@@ -42,7 +42,7 @@ class ModelVertex:
     epoch: int = 0
     time_s: float = 0.0
     trained: int = 0
-    state: Digest = b""
+    state: Digest = ZERO_DIGEST
     lines: dict[PeerId, Line] = field(default_factory=dict[PeerId, Line])
     tickets: dict[bytes, Line] = field(default_factory=dict[bytes, Line])  # uses, expires_s, role, root
     roots: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
@@ -107,7 +107,7 @@ class ReferenceModel:
             _differ(f"commitments of {names}, contributions of {sorted(_contributors(body))}")
         for peer, commit in commits:
             line = before.lines.get(peer)
-            if line is None or not _trains(line) or commit.round != body.round:
+            if line is None or not _trains(line) or not isinstance(commit, said.Commitment):
                 _differ(f"{peer} counts, and does not train in it: {line}")
             if line["standing"] in ("new", "unaudited") and commit.weight:
                 _differ(f"{peer} is {line['standing']}, and its update weighs {commit.weight}")
@@ -136,7 +136,7 @@ class ReferenceModel:
         return after
 
     def _flaw(self, before: ModelVertex, by: PeerId, word: Any) -> str:
-        line, about = before.lines.get(by), before.lines.get(getattr(word, "peer", ""))
+        line, about = before.lines.get(by), before.lines.get(getattr(word, "peer", by))
         match word:
             case said.JoinRequest(after=known):
                 named = self.vertices.get(known)

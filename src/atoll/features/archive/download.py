@@ -1,5 +1,8 @@
 """Erasure download: any k of the pieces of a blob, fetched at once from the peers that hold them.
 
+Driving contract: pass `Start` first, then messages, timers and finished tasks, also those of the piece downloads.
+After `PiecesGathered`, `GatherFailed` or `stop`, `handle` does nothing.
+
 Each piece is a blob of its own with few sources, mostly one, fetched and checked by `BlobDownload`. Pieces of
 reachable holders come first. If a piece does not begin soon or its holder stalls, a further piece is begun. The
 first k whole pieces count. A holder of wrong bytes is reported and loses its piece. A paced download requests a few

@@ -1,5 +1,8 @@
 """Snowball poll of a forked run: which branch most members prefer, by repeated small samples.
 
+Driving contract: call `look` at each heartbeat, `hear` for each preference message and `fired` for each timer.
+Messages about unknown polls change nothing.
+
 Once another branch was seen (`features/forks/detect.py`), every peer at first prefers its own. It repeatedly asks
 ten random members that voted before the fork for their current preference. A branch that six of ten name gains
 confidence; the branch with more confidence is preferred. `IN_A_ROW` queries in a row for one branch settle it. Each

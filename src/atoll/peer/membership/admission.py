@@ -1,5 +1,8 @@
 """Admission request: how a peer asks for its role until the membership grants it, or until it is refused.
 
+Driving contract: call `begins` when a request is sent, `knows_genesis` once, and `hear_refusal` for each refusal.
+`word` returns the request that is due; the caller signs and sends it.
+
 Invariants:
 - A request is repeated after a pause and never once a vertex grants it.
 - A refusal counts only while a request is pending, from enough peers, and with a code of this peer's own texts.

@@ -1,5 +1,9 @@
 """Round state machine: one training round of the local peer, from its plan to its vertex.
 
+Driving contract: pass `Start` first, then messages of this round, timers and finished tasks; `now` is run time.
+A persisted statement precedes the sends of it in one list of effects. A closed round does nothing.
+PeerFault blames the sender of a message; the round goes on.
+
     train     inner steps in the trainer process; the network never waits for them
     commit    a signed root over the local encoded parts, sent before any other row is seen
     share     parts go to their owners, combined parts come back; the next owner takes over from a silent one

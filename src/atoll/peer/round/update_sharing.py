@@ -1,5 +1,8 @@
 """Update sharing of a round: training, commitment and exchange of rows, up to the combined parts.
 
+Driving contract: call `begin` first, `begin_attempt` for each later attempt, then pass messages and tasks.
+A commitment is durable before it is sent, and no row is sent before the commitment. Call `close` at the end.
+
 Invariants:
 - One update per round, shared again in every attempt until a vertex is agreed.
 - No row is combined without its author's commitment.

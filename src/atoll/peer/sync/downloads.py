@@ -1,5 +1,8 @@
 """Blob downloads except the agreed state, which `state_sync.py` fetches.
 
+Driving contract: `want`, `seek` and `find_demanded` begin downloads; then pass each message, timer and
+finished task to `handle`, and finished jobs of the archive to `made`. Call `settle` after each new vertex.
+
     want     any blob, such as the data set or evidence, from all reachable members
     seek     an older state: from pieces, where it is stored in pieces, else whole
     find     a rollback target: on this disk, else by `seek`, repeated while an order names it

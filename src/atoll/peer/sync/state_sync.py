@@ -1,5 +1,8 @@
 """State sync: how a peer gets the agreed state, from its own disk or else from the members.
 
+Driving contract: `begin` asks the disk. If `restored` returns None, call `fetch_from`.
+Then pass each event to `handle`; without a download it does nothing.
+
 Holds one state at a time, with the settlement of the round that was abandoned for it.
 
 Invariants:

@@ -1,5 +1,8 @@
 """Interface of an optional verifier: all that the kernel knows of it, and all that a new one implements.
 
+Driving contract of a machine: `resume` first, then `on_vertex` in order of rounds; other hooks in any order.
+A hook raises PeerFault only for its sender. The peer carries out the effects in order before the next event.
+
     Verifier          the name and the two factories of one check; the composition root lists those it offers
     Ledger            the fold over vertices: checked members, checkers, meaning of reports (`policy/ledger.py`)
     VerifierMachine   one peer's side: it draws its work from the ledger, and emits facts

@@ -1,5 +1,8 @@
 """Era signatures: long-lived identities sign the last vertex of each era (a range of rounds).
 
+Driving contract: call `restore` once, then `grew` for each vertex in order of rounds, then messages of its era.
+`hear` raises PeerFault before any change. The driver makes each `Persist` durable before later sends.
+
 Votes may be Ed25519, and a future forger of such signatures could write another past. So the vertex that ends an
 era is signed again, by the long-lived identities (Ed25519 and ML-DSA-65) of the era's first committee. Vertices
 name their parents, so this quorum covers every round up to it. That committee was named by a vertex signed in the

@@ -73,5 +73,7 @@ def aggregation_rule(statistic: str, liars: int) -> Rule:
     """Aggregation of whole rows (n, d) in a run with this statistic that tolerates `liars` Byzantine rows."""
     if statistic == "mean":
         return lambda rows_ND: rows_ND.mean(dim=0)
-    name = {"robust": "caf", "median": "coordinate_median"}.get(statistic, statistic)
-    return lambda rows_ND: torch.as_tensor(aggregate(name, rows_ND, f=liars))
+    plain = statistic.removeprefix("nnm + ")
+    name = {"robust": "caf", "median": "coordinate_median"}.get(plain, plain)
+    pre = ["nnm"] if plain != statistic else []
+    return lambda rows_ND: torch.as_tensor(aggregate(name, rows_ND, f=liars, pre=pre))

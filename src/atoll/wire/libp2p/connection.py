@@ -1,5 +1,8 @@
 """libp2p connection as a sans-IO machine: negotiation, Noise handshake, then streams or the bulk lane.
 
+Driving contract: pass received bytes to `receive`, in order and in pieces of any size.
+Write what `take_outgoing` returns after creation and after every other call. After an exception, close the socket.
+
     raw       multistream-select: /atoll/noise-xxhfs/1, or /noise if the run's policy allows foreign peers
               /atoll/resume/1 precedes them if the dialer holds a ticket for the dialed peer; where the listener
               refuses the ticket, the hybrid handshake follows

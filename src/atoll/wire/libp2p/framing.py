@@ -1,5 +1,7 @@
 """Length-prefixed framing of messages on a stream: 4 bytes big endian for `/atoll/...`, a varint for libp2p.
 
+Driving contract: pass received bytes to `receive` in order, in any pieces. Drop the machine after PeerFault.
+
 Invariants:
 - A length above the limit is refused before any byte of the body is stored.
 - The messages do not depend on how the stream was cut; at most one incomplete message is held.

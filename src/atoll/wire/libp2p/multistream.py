@@ -1,8 +1,12 @@
 r"""multistream-select 1.0: negotiation of the next protocol on a byte stream.
 
+Driving contract: pass received bytes to `receive` until a step has an outcome, and write each `reply` first.
+After PeerFault or an outcome, drop the machine.
+
 A message is `<uvarint length><text>\n`, and the length counts the newline (libp2p/specs connections,
 "multistream-select"). Both ends first send `/multistream/1.0.0`. The dialer proposes; the listener echoes the
 proposal or answers `na`.
+
 Invariants:
 - Bytes after the agreement are returned unchanged as `rest`; at most one incomplete message is held.
 - No data is sent before the agreement.

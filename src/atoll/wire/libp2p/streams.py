@@ -1,5 +1,8 @@
 """Stream protocol negotiation: yamux streams with multistream-select at the head of each stream.
 
+Driving contract: pass received bytes to `receive` in order. Then write what `take_outgoing` returns.
+After PeerFault the session is over.
+
 (libp2p/specs connections, "Opening New Streams Over a Connection".)
 Invariants:
 - No data event precedes `StreamOpened` or contains bytes of the negotiation.

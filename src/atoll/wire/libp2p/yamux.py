@@ -1,5 +1,8 @@
 """Yamux stream multiplexer over one ordered byte stream (libp2p/specs yamux/README.md, `/yamux/1.0.0`).
 
+Driving contract: pass received bytes to `receive` in order. Then write what `take_outgoing` returns.
+After PeerFault the session is over.
+
 Frames are created when the driver requests them, not on `send`. `take_outgoing` first returns small frames
 (pongs, resets, window updates), then one data frame per stream in turn. Thus a long message delays a heartbeat by
 one frame.
