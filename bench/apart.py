@@ -69,7 +69,7 @@ class Healed(ExperimentSimulator):
                 self.out[peer] = anchor_F, steps + 1
         return done
 
-    def _come_and_go(self, step: int) -> None:
+    def _update_presence(self, step: int) -> None:
         before = set(self.present)
         here = {peer for peer in range(PEERS) if not self.trouble.is_away(peer, step)}
         self.out |= {peer: (self.anchors[0].clone(), 0) for peer in before - here}

@@ -5,7 +5,7 @@ A machine never reads a clock, opens a socket, uses a global random generator or
 executes the effects. The contract:
 
 - A `Send` may be lost, delayed, duplicated and reordered. No step may depend on its arrival. A waiting one with a
-  payload is replaced by a newer one with the same `place`.
+  payload is replaced by a newer one with the same `replaces_key`.
 - A `Broadcast` becomes one `Send` for each of the peers that the driver's contacts policy picks from its roster.
 - The effects of one call are executed in order. A `Persist` is durable before any later `Send` or `RunTask`.
 - A `RunTask` runs outside the event loop and is answered exactly once, by `TaskDone` or `TaskFailed`.

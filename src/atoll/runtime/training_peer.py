@@ -68,7 +68,7 @@ class TrainingPeer(Driver):
             raise RunFailedError("E-RUN-29", f"the vertex before round {round} is not in memory any more")
         return body.tuned
 
-    def _hurry(self) -> None:
+    def abandon_work(self) -> None:
         self.island.trainer.cancel()  # the remaining steps of this round do not count
 
     async def export(self, path: Path | None = None) -> Path:

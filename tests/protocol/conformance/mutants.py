@@ -528,7 +528,7 @@ MUTANTS = [
         GROUNDS,
         "and self.notary.certificate_holds(shown, self.vote_keys, self.quorum)",
         f"and self.notary.certificate_holds(shown, {ALL_OF}, self.quorum)",
-        27,
+        473,
         heights=8,  # a wrong body has to be at hand, too, before a made-up certificate binds to it
     ),
     Mutant(
@@ -536,7 +536,7 @@ MUTANTS = [
         GROUNDS,
         "if (timeout.round, timeout.view) != (round, view - 1):",
         "if timeout.view != view - 1:",
-        37,
+        16,
         **CHAIN,
     ),
     Mutant(
@@ -544,7 +544,7 @@ MUTANTS = [
         GROUNDS,
         "and (shown.round, shown.view, shown.digest) == (self.round, *claim)",
         "and (shown.view, shown.digest) == claim",
-        14,
+        88,
         **CHAIN,
     ),
     Mutant(
@@ -560,7 +560,7 @@ MUTANTS = [
         AGREEMENT,
         "timeout.round != self.round or not",
         "not",
-        0,
+        2,
         **CHAIN,
     ),
     Mutant(
@@ -584,7 +584,7 @@ MUTANTS = [
         VOTER,
         "self.votes = vote_keys.get(self.me) == notary.signer.vote_key",
         "self.votes = self.me in vote_keys",
-        0,
+        9,
         **{**CHAIN, "liars": 0},
     ),
     Mutant(
@@ -608,7 +608,7 @@ MUTANTS = [
         HISTORY,
         "and self.notary.certificate_holds(certificate, keys, quorum)",
         f"and self.notary.certificate_holds(certificate, {ALL_OF.replace('shown', 'certificate')}, quorum)",
-        0,
+        1,
         **CHAIN,
     ),
     # the same of Raft, among those who do not lie: some are heights behind

@@ -137,7 +137,7 @@ class GroupDriver(driver.Driver):
         if _newcomers(round.plan.members) or _admits(reports) or _leavers(reports):
             self.island.pass_round(MEMBERSHIP_CHANGE)
 
-    def _hurry(self) -> None:
+    def abandon_work(self) -> None:
         self._pass_for_membership()
 
     async def members(self) -> tuple[PeerId, ...]:

@@ -20,7 +20,7 @@ class RoundMessage(Message, frozen=True, tag="RoundMessage"):
     trace: str
 
     @property
-    def place(self) -> Hashable:
+    def replaces_key(self) -> Hashable:
         """Key of the message, equal in later attempts."""
         return msgspec.structs.replace(self, attempt=0)
 
@@ -29,7 +29,7 @@ class BroadcastMessage(RoundMessage, frozen=True, tag="BroadcastMessage"):
     """Base of messages that are broadcast without a request. A peer that lacks one sends a separate request."""
 
     @property
-    def of_round(self) -> int:
+    def expires_with_round(self) -> int:
         return self.round
 
 
@@ -55,7 +55,7 @@ class RowContribution(BroadcastMessage, frozen=True, tag="RowContribution"):
     statement: SignedStatement  # Commitment, for owners that did not receive its broadcast
 
     @property
-    def place(self) -> Hashable:
+    def replaces_key(self) -> Hashable:
         """Key of the part in any round: a sender of the next round's row has closed this round."""
         return type(self), self.part
 
@@ -70,7 +70,7 @@ class PartialSum(BroadcastMessage, frozen=True, tag="PartialSum"):
     by: PeerId | UnsetType = UNSET  # peer that combined the rows, if another peer forwards them to the owner
 
     @property
-    def place(self) -> Hashable:
+    def replaces_key(self) -> Hashable:
         return type(self), self.part, self.by
 
 
