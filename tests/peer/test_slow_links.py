@@ -188,7 +188,7 @@ LYING = [{"witnessed": True, "statistic": "trimmed_mean"}, {"openings": SumCheck
 
 def group_with_liars(settings: dict[str, object], update_s: float, rate: float, **more) -> VirtualSwarm:
     """Four members, one of which may lie, on links that need this long for an update."""
-    run = RunSettings(open_to_all=True, round=LIARS, tolerance=0.33, **settings)
+    run = RunSettings(open_to_all=True, round=LIARS, tolerance=0.333, **settings)
     links = NetworkKnobs(uplink_bytes_s=rate, downlink_bytes_s=rate)
     island = WorkerKnobs(TRAINING_S, step_jitter=0.0, update_bytes=round(update_s * rate))
     return VirtualSwarm(1, SwarmKnobs(4, links, island, run=run), **more)
