@@ -69,7 +69,9 @@ def kill_proposers(swarm: Swarm, rounds: int, protocol: str) -> int:
             return killed
         seen = swarm.facts.index(closed) + 1
         victim = proposer(parse(swarm.ticket).genesis, swarm.facts, closed, protocol)
-        swarm.wait(lambda f, after=closed["round"]: f["fact"] == "ShareBegan" and f["round"] > after, seen, STORY_S)
+        swarm.wait(
+            lambda f, after=closed["round"]: f["fact"] == "UpdateSharingBegan" and f["round"] > after, seen, STORY_S
+        )
         swarm.kill(index_of[victim])
         seen = len(swarm.facts)
         swarm.resume(index_of[victim])
@@ -127,7 +129,7 @@ def figures(facts: list[Fact]) -> dict[str, Any]:
     idle = sum(trained[r] == trained.get(r - 1, -1) for r in training)
     took.sort()
     lengths = sorted(closed[r] - closed[r - 1] for r in training if trained[r] > 2 and r - 1 in closed)
-    failed = {(fact["round"], fact["attempt"]) for fact in facts if fact["fact"] == "AttemptFailed"}
+    failed = {(fact["round"], fact["attempt"]) for fact in facts if fact["fact"] == "RoundAttemptFailed"}
     return {
         "rounds": len(training),
         "attempts_failed": len(failed),

@@ -143,7 +143,7 @@ def first_in_vain(bodies: Iterable[VertexBody], recorded: Iterable[Iterable[dict
             match entry["fact"]:
                 case "GenesisKnown":
                     trained.clear()  # a new life, with the moments of the round before
-                case "TrainEnded":
+                case "LocalTrainingEnded":
                     trained.add(entry["round"])
                 case "RoundClosed" if entry["round"] in nobody & trained:
                     found.append(entry["round"])

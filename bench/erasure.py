@@ -27,9 +27,9 @@ from atoll.base.machine import Fact
 from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.features.archive.worker import cut_state, rebuild_blob
-from atoll.peer.events import PieceKept
+from atoll.peer.events import ErasurePieceStored
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import CutState, RebuildState
+from atoll.peer.tasks import EncodeErasurePieces, RebuildState
 from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.storage.blob_retention import BlobRetention
@@ -68,7 +68,7 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
         pass
 
     def cut(index: int) -> PieceSet:
-        names = cut_state(states, store, CutState(state, K, N, index), ignore)
+        names = cut_state(states, store, EncodeErasurePieces(state, K, N, index), ignore)
         assert names is not None
         return names
 
@@ -107,7 +107,7 @@ def repairs() -> dict[str, object]:
     world, made = swarm.world, dict[tuple[int, int], int]()
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, PieceKept) and fact.repaired:
+        if isinstance(fact, ErasurePieceStored) and fact.repaired:
             made[fact.of, fact.index] = fact.size_bytes
 
     def given() -> int:

@@ -62,10 +62,10 @@ from atoll.crypto.digest import digest
 from atoll.crypto.identity import Identity
 from atoll.crypto.seal import TAG_BYTES
 from atoll.protocol.transfer.download import (
-    BadSource,
     BlobDownload,
     BlobFetched,
     BlobServer,
+    CorruptBlobSourceDetected,
     FetchFailed,
     StallingSource,
 )
@@ -256,7 +256,7 @@ class Joiner(Host):
 
     def on_fact(self, fact: Any) -> None:
         match fact:
-            case BadSource(peer=peer):
+            case CorruptBlobSourceDetected(peer=peer):
                 self.named["bad"].add(peer)
             case StallingSource(peer=peer):
                 self.named["stalling"].add(peer)

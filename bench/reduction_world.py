@@ -48,7 +48,7 @@ from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.tasks import CombineRows
 from atoll.protocol.allreduce.topology import ReduceTopology
 from atoll.simulation.network import NetworkKnobs, VirtualNetwork
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.wire.envelope import StatementSigner, VerifiedCache
 from atoll.wire.messages.round import PartialSum, PartRequest, PartResponse, ResendRequest, RowContribution
@@ -127,10 +127,10 @@ class Reduction:
         self.commits: dict[PeerId, Commitment] = {}
         self.updates: dict[PeerId, LocalRow] = {}
         self.machines: dict[PeerId, AllReduce] = {}
-        reader = StatementSigner(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
+        reader = StatementSigner(RUN, VirtualSigner(PeerId("reader")), VirtualSignatureVerifier())
         reader.opened = VerifiedCache(bytes_max=ANSWER_BYTES_MAX)
         for peer in self.peers:
-            self._add(peer, Desk(StatementSigner(RUN, VirtualSigner(peer), VirtualVerifier()), reader))
+            self._add(peer, Desk(StatementSigner(RUN, VirtualSigner(peer), VirtualSignatureVerifier()), reader))
 
     def _add(self, peer: PeerId, desk: Desk) -> None:
         size = self.knobs.update_bytes // self.plan.parts

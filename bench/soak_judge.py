@@ -44,9 +44,9 @@ from atoll.wire.codec import encode
 from atoll.wire.messages.vertex import VertexBody
 
 BLAME = (
-    "MemberAccused", "BadSource", "BranchSeen", "OwnerContradicted", "Equivocation", "ProtocolFault",
-    "RowUndecodable", "OwnerLied", "CommitmentsDiffer",
-    "OtherSize", "JoinRejected", "MalformedRow",
+    "MemberAccused", "CorruptBlobSourceDetected", "ForkBranchDetected", "OwnerContradicted", "Equivocation",
+    "ProtocolFault", "RowUndecodable", "FalseOwnerResultProven", "CommitmentsDiffer",
+    "OtherSize", "JoinRejected", "MalformedRowDetected",
 )  # fmt: skip
 LONG_S = 90.0  # a life from which growth can be told
 WARM_S = 40.0  # from its beginning, until everything is loaded
@@ -163,11 +163,11 @@ def judge_blame(result: Judged, ids: Mapping[int, str], recorded: Mapping[Path, 
                 result.wrong.append(f"{folder.name}: {e['fact']} of {whom}: {rest}"[:400])
             elif e["fact"] in (
                 "ProposalRejected",
-                "OwnerFault",
-                "AttemptFailed",
+                "PartOwnerFaultObserved",
+                "RoundAttemptFailed",
                 "RoundSkipped",
-                "FetchBegan",
-                "StateMissing",
+                "StateDownloadBegan",
+                "AgreedStateMissing",
             ):
                 why = str(e.get("why", ""))
                 notes[f"{e['fact']}: {why.split(':')[0][:90]}" if why else e["fact"]] += 1
@@ -331,15 +331,15 @@ def learned_from(
     for e in entries:
         turn = turns.get(e.get("round", -9))
         match e["fact"]:
-            case "GenesisKnown" | "CaughtUp" if e["fact"] == "GenesisKnown" or e["by"] != "rounds":
+            case "GenesisKnown" | "LocalStateCaughtUp" if e["fact"] == "GenesisKnown" or e["by"] != "rounds":
                 if shared in turns and peer in turns[shared].counted:
                     yield from sent
                 waiting, sent = [], []  # a new life: what was under way is lost
-            case "TrainEnded" if turn is not None and peer in turn.shares:
+            case "LocalTrainingEnded" if turn is not None and peer in turn.shares:
                 before = sum(len(places) for _, places in waiting)
                 fresh = min(e["samples"] - before, round_samples)
                 waiting = [*waiting, (e["round"], turn.places(peer, 0, fresh))]
-            case "ShareBegan" if peer in e["committed"] and waiting:
+            case "UpdateSharingBegan" if peer in e["committed"] and waiting:
                 sent, waiting, shared = [*sent, *waiting], [], e["round"]
             case "RoundClosed" if peer in e["counted"]:
                 yield from sent

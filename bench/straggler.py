@@ -83,7 +83,7 @@ def worth(facts: list[Fact], begin: Fact, last: Fact) -> dict[str, float]:
         index: [
             f
             for f in facts
-            if f["fact"] == "TrainEnded" and f["by"] == index and begin["at"] < f["at"] <= last["at"]
+            if f["fact"] == "LocalTrainingEnded" and f["by"] == index and begin["at"] < f["at"] <= last["at"]
         ]
         for index in range(PEERS)
     }

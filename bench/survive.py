@@ -33,7 +33,7 @@ def trouble(settings: list[str], kind: str, base: Path) -> dict[str, float]:
         closed = ends(swarm, 0)
         quiet_s = statistics.median(b["at"] - a["at"] for a, b in pairwise(closed[1:]))
         since = len(swarm.facts)
-        begun = swarm.wait(lambda f: f["fact"] == "ShareBegan" and f["by"] == 2, since)
+        begun = swarm.wait(lambda f: f["fact"] == "UpdateSharingBegan" and f["by"] == 2, since)
         if kind == "kill":
             swarm.kill(2)
         elif kind == "freeze":

@@ -5,7 +5,7 @@
 
 Two peers, as a person would start them, one thread each; before and after each such swarm two trainers alone, at
 the same time, on the same computer. All figures come from the run itself: steps and their seconds from
-`TrainEnded`, the time between two of them from the peer's clock. The first round is left out, it waits for
+`LocalTrainingEnded`, the time between two of them from the peer's clock. The first round is left out, it waits for
 imports; with `--warm-up 10` those as well in which files and memory are made that later rounds use again. Medians
 over the swarms.
 
@@ -91,11 +91,13 @@ def together(network: str, settings: list[str], rounds: int, warm_up: int) -> di
         cpu_s: dict[int, list[tuple[float, float]]] = {}
         seen = 0
         while min(map(len, ended.values())) < warm_up + rounds + 1:
-            fact = swarm.wait(lambda f: f["fact"] in ("TrainEnded", "Exit", "RoundSkipped"), seen, PATIENCE_S)
+            fact = swarm.wait(
+                lambda f: f["fact"] in ("LocalTrainingEnded", "Exit", "RoundSkipped"), seen, PATIENCE_S
+            )
             seen = swarm.facts.index(fact) + 1
             if fact["fact"] == "Exit":
                 raise RuntimeError(f"peer {fact['by']} ended")
-            if fact["fact"] == "TrainEnded":
+            if fact["fact"] == "LocalTrainingEnded":
                 ended[fact["by"]].append(fact)
                 if len(ended[fact["by"]]) in (warm_up + 1, warm_up + rounds + 1):
                     cpu_s.setdefault(fact["by"], []).append(spent(swarm, fact["by"]))

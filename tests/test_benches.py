@@ -78,9 +78,13 @@ def test_the_blackout_bench_excuses_a_round_that_was_trained_for_in_vain(bench: 
 
     bodies = [SimpleNamespace(round=n, parts=(None,), commits=() if n in (3, 5) else ("one",)) for n in range(7)]
     killed = told(
-        ("TrainEnded", 3), ("GenesisKnown", -2), ("RoundClosed", 3), ("TrainEnded", 4), ("RoundClosed", 4)
+        ("LocalTrainingEnded", 3),
+        ("GenesisKnown", -2),
+        ("RoundClosed", 3),
+        ("LocalTrainingEnded", 4),
+        ("RoundClosed", 4),
     )
-    in_vain = told(("TrainEnded", 5), ("RoundClosed", 5))
+    in_vain = told(("LocalTrainingEnded", 5), ("RoundClosed", 5))
     first_in_vain = bench("blackout").first_in_vain
     assert first_in_vain(bodies, [killed]) == math.inf
     assert first_in_vain(bodies, [killed, killed + in_vain]) == 5

@@ -24,14 +24,14 @@ def test_who_hears_nobody_trains_on_and_brings_it_when_the_other_is_back(tmp_pat
         bob.trained_with(2)
         os.kill(ada.process.pid, signal.SIGSTOP)
         bob.facts.clear()
-        last = bob.until_fact("TrainedApart", steps=0)
+        last = bob.until_fact("TrainedWithoutQuorum", steps=0)
         assert (last["heard"], last["quorum"]) == (1, 2)
         assert "steps taken apart" in atoll("status", "--dir", b).stdout
         os.kill(ada.process.pid, signal.SIGCONT)
         merged = ada.until(lambda f: f["fact"] == "RoundClosed" and f.get("late"))
         ((peer, late),) = merged["late"].items()
         assert peer in merged["counted"]
-        assert late["steps"] == sum(f["steps"] for f in bob.facts if f["fact"] == "TrainedApart") == 3 * 8
+        assert late["steps"] == sum(f["steps"] for f in bob.facts if f["fact"] == "TrainedWithoutQuorum") == 3 * 8
         later = [p.until_fact("RoundClosed", round=merged["round"] + 1) for p in running]
         assert later[0]["state"] == later[1]["state"]
 

@@ -36,10 +36,12 @@ def test_one_of_five_that_takes_every_second_step_is_found_out_and_the_others_ar
         villain = eve.until_fact("Opened")["peer"]
         ada.until_fact("RoundBegan", assembling=False)
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
-        ada.until(lambda f: f["fact"] == "AuditVerdict" and f["peer"] == villain and f["finding"] == "mismatch")
+        ada.until(
+            lambda f: f["fact"] == "AuditFindingRecorded" and f["peer"] == villain and f["finding"] == "mismatch"
+        )
         ada.until_expelled(villain)
-        ada.until(lambda f: f["fact"] == "AuditVerdict" and f["peer"] != villain and f["of"] > 5)
-        told = [f for f in ada.facts if f["fact"] == "AuditVerdict" and f["peer"] != villain]
+        ada.until(lambda f: f["fact"] == "AuditFindingRecorded" and f["peer"] != villain and f["of"] > 5)
+        told = [f for f in ada.facts if f["fact"] == "AuditFindingRecorded" and f["peer"] != villain]
         assert {f["finding"] for f in told} == {"accepted"}
         status = answer_of("status", "--dir", tmp_path / "ada")
         assert status["audits"]["accepted"] > 0 and status["audits"]["mismatch"] >= 2

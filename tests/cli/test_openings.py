@@ -37,11 +37,13 @@ def test_an_owner_that_answers_with_other_bytes_is_expelled_and_nobody_else_is_n
     with beside_eve(tmp_path, LIAR, CHECKED, "bob", "cid", "dan") as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > 0)
-        ada.until(lambda f: f["fact"] == "OpeningVerdict" and f["peer"] == villain and f["finding"] == "mismatch")
+        ada.until(
+            lambda f: f["fact"] == "SumCheckFindingRecorded" and f["peer"] == villain and f["finding"] == "mismatch"
+        )
         ada.until_expelled(villain)
         at = max(f["trained"] for f in ada.facts if f["fact"] == "RoundClosed")
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["trained"] > at + 3)
-        told = [f for f in ada.facts if f["fact"] == "OpeningVerdict"]
+        told = [f for f in ada.facts if f["fact"] == "SumCheckFindingRecorded"]
         assert {f["peer"] for f in told} == {villain} and {f["finding"] for f in told} == {"mismatch"}
     others = ("--also", tmp_path / "bob", "--also", tmp_path / "cid")
     verified = answer_of("verify", tmp_path / "ada", "--verdicts", *others)

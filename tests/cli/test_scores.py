@@ -33,7 +33,7 @@ def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path:
         villain = eve.until_fact("Opened")["peer"]
 
         def opinions(of_villain: bool) -> list[str]:
-            told = (f for f in ada.facts if f["fact"] == "UpdateScored")
+            told = (f for f in ada.facts if f["fact"] == "UpdateScoringDecided")
             return [f["opinion"] for f in told if (f["peer"] == villain) == of_villain]
 
         ada.until(lambda f: opinions(False).count("taught") >= 4 and opinions(True).count("hollow") >= 1)

@@ -33,10 +33,10 @@ def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
         villain = eve.until_fact("Opened")["peer"]
 
         def strayed() -> list[str]:
-            return [peer for f in ada.facts if f["fact"] == "TwinsJudged" for peer in f["strayed"]]
+            return [peer for f in ada.facts if f["fact"] == "RedundancyVerdictReached" for peer in f["strayed"]]
 
         def alike() -> int:
-            return sum(f["opinion"] == "alike" for f in ada.facts if f["fact"] == "TwinsJudged")
+            return sum(f["opinion"] == "alike" for f in ada.facts if f["fact"] == "RedundancyVerdictReached")
 
         ada.until(lambda f: strayed() and alike())
         assert set(strayed()) == {villain}

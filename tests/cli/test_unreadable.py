@@ -39,7 +39,7 @@ def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_p
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > out["round"] + 1)
         assert eve.until_fact("Ended")["why"] == "expelled" and eve.ends() == 4
         assert {
-            f["peer"] for f in ada.facts if f["fact"] in ("RowUndecodable", "MalformedRow", "MemberAccused")
+            f["peer"] for f in ada.facts if f["fact"] in ("RowUndecodable", "MalformedRowDetected", "MemberAccused")
         } == {villain}
     verified = answer_of("verify", tmp_path / "ada", "--verdicts", "--also", tmp_path / "bob")
     assert verified["problems"] == []

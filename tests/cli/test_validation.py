@@ -48,9 +48,9 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         ada.until_fact("RoundBegan", assembling=False)
         for trained in (1, 3):  # each with patience of its own
             ada.until(lambda f, least=trained: f["fact"] == "RoundClosed" and f["trained"] >= least)
-        bad = ada.until_fact("StateJudged", opinion="bad")
-        went = ada.until_fact("AutoRolledBack")
-        good = next(f for f in ada.facts if f["fact"] == "StateJudged" and f["of"] == went["back_to"])
+        bad = ada.until_fact("StateValidationDecided", opinion="bad")
+        went = ada.until_fact("BadStateRolledBack")
+        good = next(f for f in ada.facts if f["fact"] == "StateValidationDecided" and f["of"] == went["back_to"])
         assert went["back_to"] < bad["of"] < went["round"] and bad["of"] in went["refused"]
         assert len(bad["values"]) == 2 and bad["values"][0] > 1.2 * good["values"][0]
         assert running[3].until_fact("Opened")["peer"] in went["contributors"]

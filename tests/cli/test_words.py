@@ -365,7 +365,7 @@ def test_who_is_expelled_is_not_just_gone_and_where_to_read_why_is_said():
         progress.members.append({"peer": name * 4, "name": name, "standing": standing})
     line = line_of({"fact": "MembershipChanged", "joined": [], "left": ["bob" * 4, "eve" * 4]}, progress)
     assert line == "- bob is gone  ! eve is expelled; why: atoll verify --verdicts"
-    unread = {"fact": "MalformedRow", "peer": "eve" * 4, "of": 3, "why": "a value is not finite"}
+    unread = {"fact": "MalformedRowDetected", "peer": "eve" * 4, "of": 3, "why": "a value is not finite"}
     assert line_of(unread, progress) == "! the update of eve cannot be read: a value is not finite"
 
 
@@ -416,7 +416,7 @@ def test_a_screen_follows_the_rounds_that_members_agreed_on_and_forgets_them_whe
 def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
     """From the facts as they are recorded to the lines of `atoll status`; nothing to do where it is one's own."""
     progress = RunStatus()
-    seen = {"fact": "BranchSeen", "round": 7, "epoch": 0, "members": ["bob", "eve"], "recovered": False}
+    seen = {"fact": "ForkBranchDetected", "round": 7, "epoch": 0, "members": ["bob", "eve"], "recovered": False}
     progress.fold(seen)
     assert "bob, eve (atoll status)" in line_of(seen, progress)
     assert "not known yet" in "".join(preference_lines(progress.branches[0], Path("here")))

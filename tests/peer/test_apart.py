@@ -20,7 +20,7 @@ from atoll.peer.tasks import RoundSettlement, StateRestored, TrainingResult
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.contributions import late_of
 from atoll.policy.plan import RoundSettings, StragglerPolicy
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
@@ -45,7 +45,7 @@ class Stand:
         self.peer, self.plan = peer, peer.round.plan
 
     def blames(self, commit: Commitment) -> list[PeerId]:
-        signed = StatementSigner(self.swarm.run_id, VirtualSigner(OTHER), VirtualVerifier()).sign(commit)
+        signed = StatementSigner(self.swarm.run_id, VirtualSigner(OTHER), VirtualSignatureVerifier()).sign(commit)
         heard = Received(OTHER, CommitAnnouncement(self.plan.round, 0, self.plan.trace, signed))
         effects = self.peer.handle(heard, self.swarm.world.now)
         return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]

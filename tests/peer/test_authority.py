@@ -11,14 +11,15 @@ from msgspec import UNSET
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
+from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
 from atoll.peer.verify.chain import StoredHistory, verify_history
-from atoll.simulation.signatures import VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, sign_as_identity
 from atoll.simulation.swarm import VirtualSwarm
 from atoll.wire.authority import Authority, FounderAuthority, SignedOrder
 from atoll.wire.messages.vertex import Member
 
-VERIFIER = VirtualVerifier()
+VERIFIER = VirtualSignatureVerifier()
 
 
 @dataclass(frozen=True)
@@ -81,5 +82,6 @@ def test_a_run_follows_another_authority_than_its_founder(monkeypatch: pytest.Mo
     assert all(history_of(swarm, name).head_body.paused is not UNSET for name in (CREATOR, BOB, CARL))
     kept = swarm.world.nodes[CARL].kept
     rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
-    audit = verify_history(StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get), VERIFIER)
+    history = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get)
+    audit = verify_history(history, VERIFIER, CAPABILITIES.verifiers)
     assert audit.intact and [p.paused for p in audit.pauses] == [True]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.features.attribution.statistics import blame_by_loss
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.verification.state_validation.statistics import refusals
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import Commitment, RollbackOrder
@@ -19,7 +19,7 @@ RUN = Digest(bytes(32))
 def body(round: int, losses: dict[str, float]) -> VertexBody:
     commits = []
     for name, loss in losses.items():
-        notary = StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualVerifier())
+        notary = StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualSignatureVerifier())
         commits.append(notary.sign(Commitment(round, 0, ZERO_DIGEST, 1, 10, 10, loss, 0.1, 10)))
     metrics = RoundMetrics(0.0, 0, 0)
     return VertexBody(
@@ -54,7 +54,9 @@ def test_one_alone_is_compared_with_nobody():
 def went_back(body: VertexBody, to: int) -> VertexBody:
     """This vertex goes back, as validators demand."""
     amend = RollbackOrder(ZERO_DIGEST, to, ZERO_DIGEST, ZERO_DIGEST, to + 1, b"")
-    return replace(body, reports=(StatementSigner(RUN, VirtualSigner(PeerId("a")), VirtualVerifier()).sign(amend),))
+    return replace(
+        body, reports=(StatementSigner(RUN, VirtualSigner(PeerId("a")), VirtualSignatureVerifier()).sign(amend),)
+    )
 
 
 def test_who_counted_in_what_was_left_before_is_not_named_again():

@@ -30,7 +30,7 @@ from atoll.peer.round.topology_choice import part_bytes_most
 from atoll.peer.settings import RunSettings
 from atoll.peer.sync import early_messages
 from atoll.protocol.agreement.events import ProposalReceived
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.training.codec import SharedKnowledge, codec_named
 from atoll.wire.codec import encode
@@ -324,7 +324,7 @@ def test_who_asks_to_join_a_full_run_is_told_so_and_what_to_do():
     assert peer is not None and peer.history is not None
     signer = VirtualSigner(STRANGER)
     join = JoinRequest(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", peer.history.head_id, b"")
-    notary = StatementSigner(swarm.run_id, signer, VirtualVerifier())
+    notary = StatementSigner(swarm.run_id, signer, VirtualSignatureVerifier())
     effects = peer.handle(Received(STRANGER, MemberReport(notary.sign(join))), 0.5)
     (told,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, JoinRefused)]
     what, fix = REFUSALS[told.code]

@@ -12,11 +12,11 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.capabilities import CAPABILITIES
 from atoll.features.forks.detect import KEPT
-from atoll.peer.events import BranchPreferred, BranchSeen, ProtocolFault
+from atoll.peer.events import BranchPreferred, ForkBranchDetected, ProtocolFault
 from atoll.peer.operator_commands import recover
 from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.protocol.history.chain import recovery_bytes
-from atoll.simulation.signatures import VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
@@ -36,7 +36,7 @@ class Parted:
         self.swarm = swarm = VirtualSwarm(1, knobs)
         swarm.world.watchers.remove(swarm.checkers.watch)  # it takes two vertices of one round for a broken promise
         swarm.world.watchers.append(self.watch)
-        self.seen: dict[PeerId, list[BranchSeen]] = {}
+        self.seen: dict[PeerId, list[ForkBranchDetected]] = {}
         self.preferred: dict[PeerId, BranchPreferred] = {}
         self.faults: list[ProtocolFault] = []
         swarm.world.run(8)
@@ -49,7 +49,7 @@ class Parted:
         swarm.world.run(90)
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, BranchSeen):
+        if isinstance(fact, ForkBranchDetected):
             self.seen.setdefault(node.name, []).append(fact)
         if isinstance(fact, BranchPreferred):
             self.preferred[node.name] = fact
@@ -119,7 +119,7 @@ def audit_of(parted: Parted, name: PeerId) -> VerificationReport:
     rounds = sorted(int(key.split("/")[1]) for key in kept if key.startswith("vertex/"))
     vertex, branch = (lambda round, kind=kind: kept.get(f"{kind}/{round}") for kind in ("vertex", "branch"))
     found = StoredHistory(parted.swarm.run_id, kept["genesis"], rounds, vertex, branch=branch)
-    return verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers)
+    return verify_history(found, VirtualSignatureVerifier(), CAPABILITIES.verifiers)
 
 
 def test_a_branch_that_nobody_signed_is_its_bringers_fault_and_leaves_nothing():

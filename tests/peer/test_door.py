@@ -27,7 +27,7 @@ from atoll.peer.membership.admission import REFUSALS_MAX, DesiredRole
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode
 from atoll.wire.messages.audits import ExhibitRequest
@@ -106,7 +106,7 @@ def joiner(swarm: VirtualSwarm) -> tuple[Peer, Seconds]:
     lost = Peer(
         swarm.run_id,
         VirtualSigner(STRANGER),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         DesiredRole("trainer"),
         None,
         VOTERS[:1],
@@ -140,7 +140,7 @@ def test_before_genesis_only_the_dialed_peer_refuses():
     lost = Peer(
         digest(b"run"),
         VirtualSigner(STRANGER),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         DesiredRole("trainer"),
         None,
         VOTERS[:1],
@@ -162,7 +162,7 @@ def test_a_visitor_that_is_turned_away_later_ends():
     lost = Peer(
         swarm.run_id,
         VirtualSigner(STRANGER),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         DesiredRole("visitor"),
         None,
         VOTERS[:1],

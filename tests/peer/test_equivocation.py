@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Fact, Send
 from atoll.crypto.digest import digest
-from atoll.peer.events import AttemptFailed, RoundClosed
+from atoll.peer.events import RoundAttemptFailed, RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import QuorumRule, RoundSettings
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist, equivocate, villain
@@ -90,7 +90,7 @@ def lengths_beside(twist: Twist | None, rule: QuorumRule) -> tuple[list[float], 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             closed[fact.round] = now
-        failed.extend([fact] if isinstance(fact, AttemptFailed) else [])
+        failed.extend([fact] if isinstance(fact, RoundAttemptFailed) else [])
 
     swarm.world.watchers.append(watch)
     swarm.world.run(300.0, stop=lambda: min(swarm.heads()) >= 7)

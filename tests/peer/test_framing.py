@@ -15,7 +15,7 @@ from atoll.peer.events import ProtocolFault
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.vertex_body import open_report
 from atoll.policy.membership import only_counts
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.envelope import StatementSigner
@@ -54,7 +54,7 @@ class Stand:
         self.trace = self.round.plan.trace
 
     def sign(self, statement, by: PeerId) -> SignedStatement:
-        return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
+        return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualSignatureVerifier()).sign(statement)
 
     def hears(self, message, payload: Payload | None = None) -> list[PeerId]:
         """The peers it blames after this message of the villain."""
@@ -203,7 +203,7 @@ def test_a_lie_that_its_owner_did_not_sign_is_no_report(stand: Stand):
     said = OwnerResult(0, 0, 0, 0, digest(b"x"), 8, (HONEST,))
     real, keys = stand.sign(said, HONEST), stand.round.ground.vote_key_of
     forged = SignedStatement(HONEST, encode(replace(said, digest=digest(b"y"))), b"forged")
-    notary = StatementSigner(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
+    notary = StatementSigner(stand.swarm.run_id, VirtualSigner(ME), VirtualSignatureVerifier())
     assert open_report(notary, stand.sign(Accusation(real), VILLAIN), keys) is not None
     assert open_report(notary, stand.sign(Accusation(forged), VILLAIN), keys) is None
     assert open_report(notary, stand.sign(Accusation(real, forged), VILLAIN), keys) is None
@@ -217,7 +217,7 @@ def test_two_commitments_of_one_peer_are_a_proof_and_one_is_a_voice(stand: Stand
     one = stand.sign(Commitment(0, 0, digest(b"root"), **fields), HONEST)
     other = stand.sign(Commitment(0, 0, digest(b"another"), **fields), HONEST)
     keys = stand.round.ground.vote_key_of
-    notary = StatementSigner(stand.swarm.run_id, VirtualSigner(ME), VirtualVerifier())
+    notary = StatementSigner(stand.swarm.run_id, VirtualSigner(ME), VirtualSignatureVerifier())
     assert open_report(notary, stand.sign(Accusation(one, other), VILLAIN), keys) is not None
     assert open_report(notary, stand.sign(Accusation(one), VILLAIN), keys) is not None and only_counts(
         Accusation(one)

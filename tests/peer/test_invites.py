@@ -17,7 +17,7 @@ from atoll.peer.round.context import context_after
 from atoll.peer.settings import RunSettings
 from atoll.policy.membership import TICKET_EXPIRED, VerifiedReport
 from atoll.policy.plan import RoundSettings
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
@@ -50,7 +50,7 @@ def heads(swarm: VirtualSwarm) -> list[int]:
 
 
 def signed(swarm: VirtualSwarm, by: PeerId, uses: int, expires_s: float) -> SignedStatement:
-    notary = StatementSigner(swarm.run_id, VirtualSigner(by), VirtualVerifier())
+    notary = StatementSigner(swarm.run_id, VirtualSigner(by), VirtualSignatureVerifier())
     return notary.sign(TicketInvite(TICKET, KEY, "trainer", uses, expires_s))
 
 

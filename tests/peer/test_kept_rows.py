@@ -12,9 +12,9 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Emit, Fact, Payload, Received, RunTask, Start
 from atoll.crypto.digest import digest
 from atoll.features.attribution.leave_one_out import archived_rows, gather_rows, question_of
-from atoll.peer.events import AttemptFailed, ProtocolFault, RowsGathered
+from atoll.peer.events import AttributionRowsGathered, ProtocolFault, RoundAttemptFailed
 from atoll.peer.peer import Peer
-from atoll.peer.tasks import HoldRows, LeaveOneOut
+from atoll.peer.tasks import LeaveOneOut, RetainArchivedRows
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.messages.history import VerticesResponse
@@ -40,10 +40,12 @@ def swarm_of(keeping: tuple[PeerId, ...] = (ADA, BOB, CID, DAN)) -> VirtualSwarm
     return swarm
 
 
-def gathered(swarm: VirtualSwarm, round: int) -> tuple[RowsGathered, LeaveOneOut]:
+def gathered(swarm: VirtualSwarm, round: int) -> tuple[AttributionRowsGathered, LeaveOneOut]:
     """Ada asks about this round; the world goes on until she has its rows, or gives up."""
-    world, told, ada = swarm.world, list[RowsGathered](), swarm.world.nodes[ADA]
-    world.watchers.append(lambda now, node, fact: told.append(fact) if isinstance(fact, RowsGathered) else None)
+    world, told, ada = swarm.world, list[AttributionRowsGathered](), swarm.world.nodes[ADA]
+    world.watchers.append(
+        lambda now, node, fact: told.append(fact) if isinstance(fact, AttributionRowsGathered) else None
+    )
     world.carry_out(ada, gather_rows(ada.machine, round))
     world.run(world.now + 60, stop=lambda: bool(told))
     return told[0], question_of(ada.machine, round).work(archived_rows(ada.machine).get(round, {}))
@@ -94,7 +96,7 @@ def test_rows_that_are_forgotten_here_are_said_to_be_gone_at_once():
     asked_at, node = swarm.world.now, swarm.world.nodes[ADA]
     effects = gather_rows(node.machine, min(archived_rows(node.machine)) - 1)
     (told,) = (e.fact for e in effects if isinstance(e, Emit))
-    assert isinstance(told, RowsGathered) and len(told.gone) == 16 and len(effects) == 1
+    assert isinstance(told, AttributionRowsGathered) and len(told.gone) == 16 and len(effects) == 1
     assert swarm.world.now == asked_at and gathered(swarm, max(archived_rows(node.machine)))[0].came == 9
 
 
@@ -138,13 +140,13 @@ def test_rows_are_forgotten_with_their_rounds_and_outlive_a_restart():
     again = node.make()
     asks = [e.work for e in again.handle(Start(node.kept), 1.0) if isinstance(e, RunTask)]
     assert archived_rows(again) == here
-    assert [set(work.blobs) for work in asks if isinstance(work, HoldRows)] == [blobs]
+    assert [set(work.blobs) for work in asks if isinstance(work, RetainArchivedRows)] == [blobs]
 
 
 def test_a_round_that_was_agreed_in_an_earlier_attempt_than_mine_leaves_my_rows():
     """Dan hears no vote and no vertex of a round before its first attempt failed for him. It counted his update."""
     swarm = swarm_of()
-    world, missed, failed = swarm.world, swarm.head(DAN) + 1, list[AttemptFailed]()
+    world, missed, failed = swarm.world, swarm.head(DAN) + 1, list[RoundAttemptFailed]()
     arrivals = world.network.arrivals
 
     def deaf(now: float, to: PeerId, event: Received):
@@ -154,7 +156,7 @@ def test_a_round_that_was_agreed_in_an_earlier_attempt_than_mine_leaves_my_rows(
         ) else whens
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
-        failed.extend([fact] if node.name == DAN and isinstance(fact, AttemptFailed) else [])
+        failed.extend([fact] if node.name == DAN and isinstance(fact, RoundAttemptFailed) else [])
 
     world.network.arrivals = deaf
     world.watchers.append(watch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.base.machine import Fact, Received, Send
-from atoll.peer.events import RoundClosed, StateMissing
+from atoll.peer.events import AgreedStateMissing, RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.simulation.network import NetworkKnobs
@@ -105,7 +105,7 @@ def test_a_newcomer_is_in_soon_however_fast_the_others_go_on(hop_s: float, step_
     world, far, ada = swarm.world, peer_name(3), peer_name(0)
     gave_up: list[Fact] = []
     world.watchers.append(
-        lambda _now, _node, fact: gave_up.append(fact) if isinstance(fact, StateMissing) else None
+        lambda _now, _node, fact: gave_up.append(fact) if isinstance(fact, AgreedStateMissing) else None
     )
     world.run(2)
     for name in swarm.founders:

@@ -18,7 +18,7 @@ from atoll.peer.governance.orders import goal_of, pauses_in, word_bytes
 from atoll.peer.round.vertex_body import check_body, write_body
 from atoll.peer.tasks import TrainRound
 from atoll.peer.verify.chain import PauseRecord, StoredHistory, verify_history
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import VirtualSwarm
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
@@ -94,7 +94,7 @@ def test_nobody_trains_while_the_run_is_paused_and_members_come_and_go():
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     audit = verify_history(
         StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         CAPABILITIES.verifiers,
     )
     assert audit.intact and audit.pauses == [PauseRecord(held.round, True), PauseRecord(on.round, False)]
@@ -160,7 +160,7 @@ def test_of_two_that_are_said_at_once_a_body_carries_one():
     history = peer.history
     plain = PauseOrder(history.ids[history.head - 1], True, b"")
     other = replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain)))
-    again = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(other)
+    again = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier()).sign(other)
     assert peer.pool.add(again, swarm.world.now).fresh
     assert len(pauses_in(peer.pool.pool.values())) == 2 and len(pauses_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
@@ -179,7 +179,7 @@ def test_a_pause_that_somebody_else_signed_is_its_bringers_fault_and_no_body_may
     peer = swarm.world.nodes[CREATOR].machine
     plain = PauseOrder(peer.history.head_id, True, b"")
     forged = replace(plain, signature=sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, plain)))
-    bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     for word in (plain, forged):
         signed = bob.sign(word)
         effects = peer.handle(Received(BOB, MemberReport(signed)), swarm.world.now)

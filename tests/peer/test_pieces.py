@@ -12,11 +12,11 @@ from atoll.base.machine import Effect, Emit, Send, Start, TaskFailed, TimerFired
 from atoll.capabilities import CAPABILITIES
 from atoll.features.archive.machine import ArchiveMachine, PieceJob
 from atoll.features.archive.policy import PlacementLedger
-from atoll.peer.events import StateLost
+from atoll.peer.events import ArchivedStateRebuildFailed
 from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.policy.capability_terms import ErasureParams
 from atoll.protocol.history import chain as dag
-from atoll.simulation.signatures import VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 
@@ -47,7 +47,10 @@ def history() -> tuple[Digest, bytes, dict[int, bytes]]:
 def problems(rows: dict[int, bytes], trusted: Digest | None = None) -> list[tuple[int, str, str]]:
     run, genesis, _ = history()
     audit = verify_history(
-        StoredHistory(run, genesis, sorted(rows), rows.get), VirtualVerifier(), CAPABILITIES.verifiers, trusted
+        StoredHistory(run, genesis, sorted(rows), rows.get),
+        VirtualSignatureVerifier(),
+        CAPABILITIES.verifiers,
+        trusted,
     )
     return [(p.round, p.kind, p.what) for p in audit.problems]
 
@@ -108,7 +111,7 @@ def test_a_disk_that_is_full_is_no_reason_to_fetch_anything():
     job = f"pieces/cut/{made.entry.round}/{made.index}"
     effects = pieces.done(TaskFailed(job, "no space left on device"), [peer_name(1), peer_name(2)], 100.0)
     assert not any(isinstance(e, Send) for e in effects) and pieces.making is None
-    (lost,) = [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, StateLost)]
+    (lost,) = [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, ArchivedStateRebuildFailed)]
     assert lost.why == "no space left on device" and pieces.again_at[made.entry.round] > 100.0
 
 
@@ -124,5 +127,5 @@ def test_whoever_waits_for_a_state_that_became_too_old_is_told():
     effects: list[Effect] = []
     for silent in range(1, 200):
         effects += pieces.serves(TimerFired(f"gather/{first.state.hex()}"), True, 100.0 + silent)
-    told = [e.fact.state for e in effects if isinstance(e, Emit) and isinstance(e.fact, StateLost)]
+    told = [e.fact.state for e in effects if isinstance(e, Emit) and isinstance(e.fact, ArchivedStateRebuildFailed)]
     assert told == [first.state, second.state] and not pieces.sought

@@ -7,7 +7,7 @@ import pytest
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Emit, Received, RunTask, Send, Start, TaskDone
 from atoll.crypto.digest import manifest_of
-from atoll.peer.events import FetchBegan
+from atoll.peer.events import StateDownloadBegan
 from atoll.peer.round.context import answered_bytes
 from atoll.peer.settings import RunSettings
 from atoll.peer.sync.state_sync import OUTRUN_S, StateSync
@@ -125,7 +125,9 @@ def test_after_a_cut_a_small_state_is_fetched_and_a_large_one_is_not(state_bytes
     world, far = swarm.world, peer_name(4)
     began: list[float] = []
     world.watchers.append(
-        lambda now, node, fact: began.append(now) if isinstance(fact, FetchBegan) and node.name == far else None
+        lambda now, node, fact: (
+            began.append(now) if isinstance(fact, StateDownloadBegan) and node.name == far else None
+        )
     )
     world.run(60, stop=lambda: min(swarm.heads()) >= 2)
     world.network.split({far}, set(world.nodes) - {far})

@@ -14,7 +14,7 @@ from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.candidate import named_in
 from atoll.peer.round.vertex_body import open_report
 from atoll.protocol.membership.failure_detector import PeerSuspected
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import WorkerKnobs
 from atoll.wire.envelope import StatementSigner
@@ -42,7 +42,7 @@ class Stand:
         self.head = self.pool.history.head_id
 
     def sign(self, statement, by: PeerId) -> SignedStatement:
-        return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualVerifier()).sign(statement)
+        return StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualSignatureVerifier()).sign(statement)
 
     def adds(self, statement, by: PeerId) -> bool:
         pooled = self.pool.add(self.sign(statement, by), 0.5)

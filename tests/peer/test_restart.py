@@ -9,7 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.machine import Broadcast, Emit, LinkUp, Persist, Received, RunTask, Send, Start, TaskDone
-from atoll.peer.events import CaughtUp, HistoryMended, JoinRejected, MembershipChanged, ProtocolFault
+from atoll.peer.events import (
+    HistoryVertexRecovered,
+    JoinRejected,
+    LocalStateCaughtUp,
+    MembershipChanged,
+    ProtocolFault,
+)
 from atoll.peer.operator_commands import farewell
 from atoll.peer.settings import RULES, RunSettings, encode_settings
 from atoll.peer.tasks import RestoreState, StateRestored
@@ -40,7 +46,7 @@ def test_news_that_arrive_while_the_disk_is_read_do_not_age_the_state():
     assert peer.history.head > stopped_at
     effects = peer.handle(TaskDone("restore", StateRestored()), 100.2)
     facts = [e.fact for e in effects if hasattr(e, "fact")]
-    assert [f.round for f in facts if isinstance(f, CaughtUp)] == [stopped_at]
+    assert [f.round for f in facts if isinstance(f, LocalStateCaughtUp)] == [stopped_at]
     assert peer.at == stopped_at
 
 
@@ -68,7 +74,7 @@ def test_a_visitor_gets_the_newest_state_and_nobody_hears_that_it_was_there():
     said = []
     world.watchers.append(lambda now, node, fact: said.append(fact) if node.name == visitor else None)
     world.run(25)
-    assert any(isinstance(f, CaughtUp) for f in said)
+    assert any(isinstance(f, LocalStateCaughtUp) for f in said)
     history = world.nodes[peer_name(0)].machine.history
     assert all({m.peer for m in b.members} == set(swarm.founders) for b in history.bodies.values())
     assert not any(signed.signer == visitor for b in history.bodies.values() for signed in b.reports)
@@ -89,7 +95,7 @@ def test_whoever_comes_to_hold_the_state_says_so_in_that_moment():
     peer = node.make()
     peer.handle(Start(dict(node.kept)), 100.0)
     effects = peer.handle(TaskDone("restore", StateRestored()), 100.2)
-    assert any(isinstance(e, Emit) and isinstance(e.fact, CaughtUp) for e in effects)
+    assert any(isinstance(e, Emit) and isinstance(e.fact, LocalStateCaughtUp) for e in effects)
     assert peer.admission.asked == (ReadyReport, 100.2)
 
 
@@ -163,7 +169,7 @@ def test_vertices_that_the_disk_changed_or_lost_come_from_a_member_before_the_pe
     world, late, faults, mended = swarm.world, peer_name(2), list[ProtocolFault](), list[int]()
     world.watchers.append(lambda now, node, fact: faults.append(fact) if isinstance(fact, ProtocolFault) else None)
     world.watchers.append(
-        lambda now, node, fact: mended.append(fact.lacked) if isinstance(fact, HistoryMended) else None
+        lambda now, node, fact: mended.append(fact.lacked) if isinstance(fact, HistoryVertexRecovered) else None
     )
     world.run(1e3, stop=lambda: swarm.head(late) >= 5)
     world.crash(late)

@@ -18,7 +18,7 @@ from atoll.peer.round.commitments import CommitmentTable
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import TrainRound
 from atoll.policy.plan import RoundPlan, RoundSettings
-from atoll.protocol.allreduce.events import PartAnswered
+from atoll.protocol.allreduce.events import PartResultAccepted
 from atoll.simulation.adversaries.commit_after_peek import PEEKERS, PeekingMember, never_counted
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -187,7 +187,7 @@ def test_an_owner_whose_training_is_not_over_says_so_and_combines_its_part():
         match fact:
             case RoundSkipped(why=why) if node.name == WHO and fact.round == 0:
                 passed.append(why)
-            case PartAnswered(owner=owner, owner_index=index) if fact.round == 0 and owner == WHO:
+            case PartResultAccepted(owner=owner, owner_index=index) if fact.round == 0 and owner == WHO:
                 answered[fact.part] = index
             case RoundClosed() if fact.round == 0:
                 closed.append((now, fact))

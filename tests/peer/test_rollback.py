@@ -15,17 +15,17 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Received, RunTask
 from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
-from atoll.peer.events import AttemptFailed, ProtocolFault, StateUnavailable
+from atoll.peer.events import ProtocolFault, RollbackStateUnavailable, RoundAttemptFailed
 from atoll.peer.governance.orders import RollbackGoal, amend_of, amends_in, goal_of, word_bytes
 from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.vertex_body import _judge_reports
-from atoll.peer.tasks import AdoptState, FindState, ReadVertices, RollbackState
+from atoll.peer.tasks import AdoptState, CheckStateStored, ReadVertices, RollbackState
 from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.committee import on_circle
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.tasks import ReadManifest
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import VirtualSwarm, peer_name
 from atoll.simulation.worker import VirtualState
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
@@ -178,7 +178,7 @@ def test_the_word_sends_a_member_away_with_it_and_not_more_than_quorums_bear():
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     audit = verify_history(
         StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         CAPABILITIES.verifiers,
     )
     assert audit.intact and [r.round for r in audit.returns] == [body.round]
@@ -190,7 +190,7 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     old = goal(swarm, 2)
     plain = RollbackOrder(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
     signature = sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, plain))
-    bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     forged = bob.sign(replace(plain, signature=signature))
     peer = swarm.world.nodes[CREATOR].machine
     effects = peer.handle(Received(BOB, MemberReport(forged)), swarm.world.now)
@@ -208,15 +208,15 @@ def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_re
     go_back(swarm, 2)
     ((signed, _),) = amends_in(swarm.world.nodes[CREATOR].machine.pool.pool.values())
     carl = swarm.world.nodes[CARL].machine
-    notary = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
-    reads: list[FindState] = []
+    notary = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
+    reads: list[CheckStateStored] = []
     for k in range(20):
         padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(signed.body), "pad": k})
         copy = SignedStatement(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
         effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
         assert any(isinstance(getattr(e, "fact", None), ProtocolFault) and e.fact.peer == BOB for e in effects)
         assert _judge_reports(carl.round.ground, notary, [signed, copy], 0.0)[0] == [signed]
-        reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, FindState)]
+        reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, CheckStateStored)]
     assert reads == []
 
 
@@ -226,13 +226,13 @@ def test_the_same_word_through_every_member_is_looked_for_once():
     old = goal(swarm, 2)
     plain = RollbackOrder(history_of(swarm).head_id, old.round, old.id, old.state, old.trained, b"")
     amend = replace(plain, signature=as_creator(word_bytes(swarm.run_id, plain)))
-    reads: list[FindState] = []
+    reads: list[CheckStateStored] = []
     for name in swarm.founders[1:]:
-        signed = StatementSigner(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(amend)
+        signed = StatementSigner(swarm.run_id, VirtualSigner(name), VirtualSignatureVerifier()).sign(amend)
         peer = swarm.world.nodes[CREATOR].machine
         effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
-        reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, FindState)]
-    assert reads == [FindState(old.state)]
+        reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, CheckStateStored)]
+    assert reads == [CheckStateStored(old.state)]
 
 
 def test_members_that_are_a_vertex_behind_hear_the_word_again(monkeypatch: pytest.MonkeyPatch):
@@ -271,7 +271,7 @@ def test_a_flood_of_padded_reports_does_not_keep_the_word_out(monkeypatch: pytes
     pool = swarm.world.nodes[CREATOR].machine.pool
     ((signed, amend),) = amends_in(pool.pool.values())
     monkeypatch.setattr("atoll.peer.membership.report_pool.REPORTS_BYTES_MAX", 16 * 1024)
-    notary = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    notary = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     for k in range(200):
         invite = TicketInvite(b"%08d" % k, b"k" * 16, "trainer", 1, 1e6)
         pad = bytes(len(signed.body) - len(encode(invite)) - 12)
@@ -338,7 +338,7 @@ def test_a_state_that_one_member_holds_and_gives_nobody_costs_some_views_and_no_
     island = swarm.world.nodes[CREATOR].island
     does = island.run
     island.run = lambda work: None if work == ReadManifest(old.state, partly=True) else does(work)
-    lacked = facts_of(swarm, StateUnavailable)
+    lacked = facts_of(swarm, RollbackStateUnavailable)
     began = swarm.world.now
     go_back(swarm, 2)
     reach(swarm, history_of(swarm).head + 20)
@@ -362,7 +362,7 @@ def test_however_many_hold_what_the_others_cannot_get_a_round_fails_once_at_most
         island.run = lambda work, does=island.run: (
             None if work == ReadManifest(old.state, partly=True) else does(work)
         )
-    failed = facts_of(swarm, AttemptFailed)
+    failed = facts_of(swarm, RoundAttemptFailed)
     go_back(swarm, 2)
     reach(swarm, history_of(swarm).head + 20)
     assert returns(swarm) == [] and failed and max(fact.attempt for fact in failed) == 0
@@ -376,7 +376,7 @@ def test_who_lacks_the_state_fetches_it_before_it_votes():
     old = goal(swarm, 2)
     for name in (BOB, CARL):
         swarm.world.nodes[name].island.blobs.pop(old.state)
-    told = facts_of(swarm, AttemptFailed, StateUnavailable)
+    told = facts_of(swarm, RoundAttemptFailed, RollbackStateUnavailable)
     go_back(swarm, 2)
     body = until_returned(swarm)
     reach(swarm, body.round + 3)
@@ -420,8 +420,8 @@ def test_who_hears_of_it_only_in_a_proposal_still_votes_in_that_round():
         node = swarm.world.nodes[name]
         node.island.blobs.pop(old.state)
         node.machine.handle = partial(deaf_to_reports, does=node.machine.handle)
-    lacked = facts_of(swarm, StateUnavailable)
-    failed = facts_of(swarm, AttemptFailed)
+    lacked = facts_of(swarm, RollbackStateUnavailable)
+    failed = facts_of(swarm, RoundAttemptFailed)
     go_back(swarm, 2)
     body = until_returned(swarm)
     assert {fact.round for fact in lacked} == {body.round} and not failed
@@ -434,7 +434,7 @@ def test_all_make_a_large_state_at_the_same_time():
     for name in swarm.founders:
         island = swarm.world.nodes[name].island
         island.takes_s = lambda work, takes=island.takes_s: 18.0 if isinstance(work, RollbackState) else takes(work)
-    failed = facts_of(swarm, AttemptFailed)
+    failed = facts_of(swarm, RoundAttemptFailed)
     go_back(swarm, 2)
     body = until_returned(swarm)
     reach(swarm, body.round + 1)
@@ -495,6 +495,7 @@ def test_a_run_that_has_waited_long_for_members_goes_back_too():
     assert swarm.world.nodes[CREATOR].machine.round.attempt > 0
     go_back(swarm, 2)
     body = until_returned(swarm, within_s=300)
+    swarm.world.run(swarm.world.now + 5)
     assert body.parts == () and returns(swarm) == [(body.round, 2)]
 
 
@@ -559,7 +560,7 @@ def kept_with(swarm: VirtualSwarm, rows: dict[int, bytes]) -> StoredHistory:
 def forge(swarm: VirtualSwarm, signed: SignedStatement) -> SignedStatement:
     """The same order, signed by another identity than the recovery identity; other reports as they are."""
     for _, amend in amends_in([signed]):
-        notary = StatementSigner(swarm.run_id, VirtualSigner(signed.signer), VirtualVerifier())
+        notary = StatementSigner(swarm.run_id, VirtualSigner(signed.signer), VirtualSignatureVerifier())
         return notary.sign(
             replace(amend, signature=sign_as_identity(BOB.encode(), word_bytes(swarm.run_id, amend)))
         )
@@ -570,7 +571,7 @@ def certified(swarm: VirtualSwarm, body: VertexBody) -> bytes:
     """With the votes of all voters, which lie together."""
     raw = encode(body)
     vote = Vote(body.round, 0, "commit", vertex_id(raw))
-    notaries = [StatementSigner(swarm.run_id, VirtualSigner(p), VirtualVerifier()) for p in swarm.founders]
+    notaries = [StatementSigner(swarm.run_id, VirtualSigner(p), VirtualSignatureVerifier()) for p in swarm.founders]
     votes = tuple((n.me, n.sign(vote).signature) for n in notaries)
     return encode(Vertex(raw, QuorumCertificate(body.round, 0, "commit", vote.digest, votes)))
 
@@ -584,18 +585,20 @@ def test_verify_believes_the_return_and_names_it():
     reach(swarm, body.round + 14)
     kept = swarm.world.nodes[BOB].kept
     rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
-    audit = verify_history(kept_with(swarm, rows), VirtualVerifier(), CAPABILITIES.verifiers)
+    audit = verify_history(kept_with(swarm, rows), VirtualSignatureVerifier(), CAPABILITIES.verifiers)
     old = decode_body(decode_vertex(rows[3]).body)
     assert [p for p in audit.problems if p.kind != "era"] == []
     assert audit.returns == [RollbackRecord(body.round, 3, old.state.hex(), old.trained)]
     forged = replace(body, reports=tuple(forge(swarm, signed) for signed in body.reports))
     audit = verify_history(
-        kept_with(swarm, rows | {body.round: certified(swarm, forged)}), VirtualVerifier(), CAPABILITIES.verifiers
+        kept_with(swarm, rows | {body.round: certified(swarm, forged)}),
+        VirtualSignatureVerifier(),
+        CAPABILITIES.verifiers,
     )
     (problem,) = [p for p in audit.problems if p.round == body.round]
     assert problem.kind == "content" and "a report that may not stand" in problem.what
     del rows[3]
-    audit = verify_history(kept_with(swarm, rows), VirtualVerifier(), CAPABILITIES.verifiers)
+    audit = verify_history(kept_with(swarm, rows), VirtualSignatureVerifier(), CAPABILITIES.verifiers)
     assert [(p.round, p.kind) for p in audit.problems if p.kind != "era"] == [(3, "missing")]
 
 

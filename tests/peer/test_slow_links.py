@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from atoll.base.machine import Broadcast, Effect, Send
-from atoll.peer.events import RoundClosed, StateMissing
+from atoll.peer.events import AgreedStateMissing, RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdvanceState
 from atoll.policy.capability_terms import SumCheckTerms
@@ -33,7 +33,7 @@ def test_whoever_gets_the_parts_late_closes_the_round_with_them():
     def watch(_now, node, fact):
         if isinstance(fact, RoundClosed) and node.name == SLOW:
             closed.append(fact)
-        if isinstance(fact, StateMissing):
+        if isinstance(fact, AgreedStateMissing):
             gave_up.append(f"{node.name}: {fact.why}")
 
     swarm.world.watchers.append(watch)

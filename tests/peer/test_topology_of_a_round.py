@@ -13,7 +13,7 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX
 from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
-from atoll.peer.events import RoundBegan, RoundClosed, ShareBegan
+from atoll.peer.events import RoundBegan, RoundClosed, UpdateSharingBegan
 from atoll.peer.round.context import context_after
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import TOPOLOGIES, regions_of, way_of
@@ -218,7 +218,7 @@ def test_where_all_six_owners_of_everything_are_killed_the_seven_that_are_left_s
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
         match fact:
-            case ShareBegan(round=1) if not doomed:
+            case UpdateSharingBegan(round=1) if not doomed:
                 assert node.machine.round is not None
                 doomed.update(node.machine.round.ground.owners[0])
                 assert len(doomed) == OWNERS_PER_PART

@@ -20,7 +20,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import TrainRound
 from atoll.peer.verify.chain import SettingsRecord, StoredHistory, VerificationReport, verify_history
 from atoll.policy.plan import RoundSettings, StragglerPolicy
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import VirtualSwarm
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
@@ -65,7 +65,7 @@ def audited(swarm: VirtualSwarm) -> VerificationReport:
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     return verify_history(
         StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         CAPABILITIES.verifiers,
     )
 
@@ -74,7 +74,7 @@ def signed_by(
     swarm: VirtualSwarm, name: PeerId, word: ChangeSettings | RollbackOrder | PauseOrder, identity: PeerId = CREATOR
 ) -> SignedStatement:
     made = replace(word, signature=sign_as_identity(identity.encode(), word_bytes(swarm.run_id, word)))
-    return StatementSigner(swarm.run_id, VirtualSigner(name), VirtualVerifier()).sign(made)
+    return StatementSigner(swarm.run_id, VirtualSigner(name), VirtualSignatureVerifier()).sign(made)
 
 
 def steps_asked(swarm: VirtualSwarm) -> list[TrainRound]:

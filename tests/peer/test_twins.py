@@ -13,7 +13,7 @@ from atoll.crypto.digest import digest
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs
 from atoll.peer.verify.interface import VerifierContext
-from atoll.verification.redundant_training.machine import TwinComparison
+from atoll.verification.redundant_training.machine import RedundancyReview
 from atoll.verification.redundant_training.policy import RedundancyCase
 from atoll.verification.update_review import UpdateReview
 from atoll.wire.messages.statements import Commitment
@@ -41,7 +41,7 @@ class Referee:
         recent = SimpleNamespace(ledgers=SimpleNamespace(get=lambda kind: ledger))
         self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, VertexBody](), ids={})
         pool: Any = SimpleNamespace(recent=lambda: recent)
-        self.room = UpdateReview(VerifierContext(ME, SETTINGS, self.history, pool), TwinComparison())
+        self.room = UpdateReview(VerifierContext(ME, SETTINGS, self.history, pool), RedundancyReview())
         self.held: tuple[Digest, ...] = ()
 
     def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:

@@ -14,10 +14,10 @@ from atoll.base.machine import Effect, Emit, Fact, Received, RunTask, Send, Task
 from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.peer.events import MemberAccused, ProtocolFault
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import JudgeRow, RowJudged
+from atoll.peer.tasks import JudgeMalformedRow, MalformedRowJudged
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.plan import RoundSettings
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.verification.malformed_updates import machine
 from atoll.verification.malformed_updates.machine import TOLD_MAX, MalformedUpdates
@@ -46,7 +46,9 @@ class Stand:
         names = tuple(digest(b"%d" % part) for part in range(4))
         at = self.history.head + 1 if round is None else round
         commit = Commitment(at, 0, merkle_root(names), 4, 5, 80, 1.0, 0.1, 80)
-        signed = StatementSigner(self.swarm.run_id, VirtualSigner(by or of), VirtualVerifier()).sign(commit)
+        signed = StatementSigner(self.swarm.run_id, VirtualSigner(by or of), VirtualSignatureVerifier()).sign(
+            commit
+        )
         return MalformedRowEvidence(
             replace(signed, signer=of), 1, merkle_path(names, 1), 1, 0, digest(b""), (), b""
         )
@@ -56,14 +58,18 @@ class Stand:
 
     def said(self, by: PeerId, round: int) -> SignedStatement:
         """A word that Eve's row of this round cannot be read."""
-        notary = StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualVerifier())
+        notary = StatementSigner(self.swarm.run_id, VirtualSigner(by), VirtualSignatureVerifier())
         return notary.sign(Accusation(self.row(round=round).statement))
 
     def asked(self, row: MalformedRowEvidence, sender: PeerId = BOB) -> list[str]:
         """Names of jobs."""
-        return [e.job for e in self.hears(row, sender) if isinstance(e, RunTask) and isinstance(e.work, JudgeRow)]
+        return [
+            e.job
+            for e in self.hears(row, sender)
+            if isinstance(e, RunTask) and isinstance(e.work, JudgeMalformedRow)
+        ]
 
-    def finds(self, job: str, looked: RowJudged) -> list[Effect]:
+    def finds(self, job: str, looked: MalformedRowJudged) -> list[Effect]:
         return self.peer.handle(TaskDone(job, looked), 60.0)
 
 
@@ -86,7 +92,7 @@ def test_what_i_cannot_read_either_i_say_once_and_keep(stand: Stand):
     row = stand.row()
     (job,) = stand.asked(row)
     assert stand.asked(row) == []  # it is being looked at
-    found = stand.finds(job, RowJudged("NaN", blob=BLOB))
+    found = stand.finds(job, MalformedRowJudged("NaN", blob=BLOB))
     (accused,) = told(found, MemberAccused)
     assert accused.statement == Accusation(row.statement, None, BLOB) and shown_to(found) == []
     assert [kept.exhibit for kept in stand.peer.verifiers.evidence.kept] == [BLOB]
@@ -97,7 +103,7 @@ def test_what_i_cannot_read_either_i_say_once_and_keep(stand: Stand):
 def test_who_shows_what_can_be_read_is_blamed_and_not_listened_to_again(stand: Stand):
     row, other = stand.row(), stand.row(of=CID)
     (job,) = stand.asked(row)
-    found = stand.finds(job, RowJudged(fault="it can be read"))
+    found = stand.finds(job, MalformedRowJudged(fault="it can be read"))
     assert [fault.peer for fault in told(found, ProtocolFault)] == [BOB] and not told(found, MemberAccused)
     assert stand.asked(other) == [] and stand.asked(row, CID) != []
 
@@ -106,7 +112,7 @@ def test_what_its_author_did_not_sign_is_the_fault_of_who_shows_it(stand: Stand)
     for row in (stand.row(by=BOB), replace(stand.row(), leaf=b"another leaf")):
         effects = stand.hears(row)
         assert [fault.peer for fault in told(effects, ProtocolFault)] == [BOB]
-        assert not any(isinstance(e, RunTask) and isinstance(e.work, JudgeRow) for e in effects)
+        assert not any(isinstance(e, RunTask) and isinstance(e.work, JudgeMalformedRow) for e in effects)
 
 
 def test_what_nobody_signed_costs_no_plan_of_its_round(stand: Stand, monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +127,7 @@ def test_who_names_everybody_at_once_is_looked_at_for_a_few(stand: Stand, monkey
     monkeypatch.setattr(machine, "AT_ONCE", 1)
     (job,) = stand.asked(stand.row())
     assert stand.asked(stand.row(of=CID)) == [] and stand.asked(stand.row(of=CID), CID) != []
-    stand.finds(job, RowJudged("NaN", blob=BLOB))
+    stand.finds(job, MalformedRowJudged("NaN", blob=BLOB))
     assert stand.asked(stand.row(of=CID)) != []
 
 
@@ -139,7 +145,7 @@ def test_nothing_signed_near_the_beginning_of_an_epoch_is_held_against_anybody(s
     bodies, head = stand.history.bodies, stand.history.head
     bodies[head] = replace(bodies[head], epoch=1)
     assert stand.asked(stand.row()) == []
-    looked = RowJudged("NaN", "", stand.row().statement, b"shown", BLOB)
+    looked = MalformedRowJudged("NaN", "", stand.row().statement, b"shown", BLOB)
     assert not told(stand.finds(f"unreadable/show/{head + 1}/{EVE}", looked), MemberAccused)
 
 
@@ -151,9 +157,11 @@ def test_nor_where_vertices_are_lacking_that_might_say_that_one_began(stand: Sta
 
 def test_what_i_found_myself_is_shown_to_all_who_vote_and_again_to_those_who_do_not_say_so(stand: Stand):
     statement: SignedStatement = stand.row().statement
-    found = stand.finds(f"unreadable/show/3/{EVE}", RowJudged("NaN", "", statement, b"shown", BLOB))
+    found = stand.finds(f"unreadable/show/3/{EVE}", MalformedRowJudged("NaN", "", statement, b"shown", BLOB))
     assert shown_to(found) == [BOB, CID] and len(told(found, MemberAccused)) == 1
-    word = StatementSigner(stand.swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(Accusation(statement))
+    word = StatementSigner(stand.swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier()).sign(
+        Accusation(statement)
+    )
     assert stand.room.pool.add(word, 60.0) is not None
     assert [shown_to(stand.room.on_vertex(stand.history.head_body, 60.0)) for _ in range(TOLD_MAX + 1)] == [
         [CID]
@@ -161,7 +169,7 @@ def test_what_i_found_myself_is_shown_to_all_who_vote_and_again_to_those_who_do_
 
 
 def test_what_is_too_large_to_be_shown_is_my_word_alone(stand: Stand):
-    found = stand.finds(f"unreadable/show/3/{EVE}", RowJudged("NaN", "", stand.row().statement))
+    found = stand.finds(f"unreadable/show/3/{EVE}", MalformedRowJudged("NaN", "", stand.row().statement))
     (accused,) = told(found, MemberAccused)
     assert accused.statement.exhibit is UNSET and shown_to(found) == []
 

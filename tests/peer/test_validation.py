@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Received, RunTask, Send, TaskDone, TimerFired, expand_broadcasts
 from atoll.capabilities import CAPABILITIES
-from atoll.peer.events import AttemptFailed, AutoRolledBack, ProposalRejected, ProtocolFault
+from atoll.peer.events import BadStateRolledBack, ProposalRejected, ProtocolFault, RoundAttemptFailed
 from atoll.peer.governance.orders import amend_of, amends_in, goal_of
 from atoll.peer.operator_commands import go_back
 from atoll.peer.round.vertex_body import amend_among, check_body, write_body
-from atoll.peer.tasks import FindState, PinBlobs, ValidateState, ValidationLosses
+from atoll.peer.tasks import CheckStateStored, PinBlobs, ValidateState, ValidationLosses
 from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
-from atoll.policy.capability_terms import ErasureParams, ValidationRule
+from atoll.policy.capability_terms import ErasureParams, StateValidationTerms
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.transfer.tasks import ReadManifest
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.replay_audits import islands as audited_islands
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import VirtualState
 from atoll.verification.state_validation.machine import StateValidators
@@ -46,7 +46,7 @@ def swarm_of(
     """Symbolic states: the test sets the loss of each."""
     knobs = SwarmKnobs(peers=peers)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum=quorum)
-    knobs.run = replace(knobs.run, round=plan, validation=ValidationRule(), recovery=recovery)
+    knobs.run = replace(knobs.run, round=plan, validation=StateValidationTerms(), recovery=recovery)
     swarm = VirtualSwarm(seed, knobs, villains)
     for node in swarm.world.nodes.values():
         node.island.losses = lambda state: (
@@ -72,9 +72,9 @@ def returns(swarm: VirtualSwarm, name: PeerId = ADA) -> list[tuple[int, int]]:
 def test_all_leave_a_bad_state_also_who_was_away_who_crashes_and_who_comes():
     """Dora is down while it happens, Carl dies right after it, Eve comes later: one history for all."""
     swarm = swarm_of()
-    told: list[AutoRolledBack] = []
+    told: list[BadStateRolledBack] = []
     swarm.world.watchers.append(
-        lambda now, node, fact: told.append(fact) if isinstance(fact, AutoRolledBack) else None
+        lambda now, node, fact: told.append(fact) if isinstance(fact, BadStateRolledBack) else None
     )
     reach(swarm, 4)
     swarm.world.crash(DORA)
@@ -136,7 +136,7 @@ def test_a_return_that_nobody_demands_is_not_voted_for_and_its_bringer_is_at_fau
     swarm.world.run(swarm.world.now + 60, stop=lambda: bool(carl.round and carl.round.ground.demanded))
     ground = carl.round.ground
     assert ground.demanded is not None
-    demanded, bob = ground.demanded, StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    demanded, bob = ground.demanded, StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     now = swarm.world.now
     words = [replace(demanded, round=4), replace(demanded, state=demanded.back_to), replace(demanded, trained=1)]
     words += [replace(demanded, signature=b"x"), replace(demanded, after=demanded.back_to)]
@@ -225,8 +225,8 @@ def test_a_good_state_that_is_gone_everywhere_stops_nobody_and_the_demand_ends()
 
 def test_who_lacks_the_good_state_fetches_it_and_no_attempt_fails():
     swarm = swarm_of()
-    failed: list[AttemptFailed] = []
-    swarm.world.watchers.append(lambda now, n, f: failed.append(f) if isinstance(f, AttemptFailed) else None)
+    failed: list[RoundAttemptFailed] = []
+    swarm.world.watchers.append(lambda now, n, f: failed.append(f) if isinstance(f, RoundAttemptFailed) else None)
     reach(swarm, 6)
     old = history_of(swarm).bodies[5].state
     for name in (BOB, CARL):
@@ -243,7 +243,9 @@ def test_a_visitor_fetches_no_state_that_others_go_back_to():
     swarm.join(4, via=BOB, role="visitor")
     sought: list[object] = []
     island = swarm.world.nodes[EVE].island
-    island.run = lambda work, does=island.run: sought.append(work) if isinstance(work, FindState) else does(work)
+    island.run = lambda work, does=island.run: (
+        sought.append(work) if isinstance(work, CheckStateStored) else does(work)
+    )
     reach(swarm, 14)
     swarm.world.run(swarm.world.now + 5)
     assert returns(swarm) == returns(swarm, EVE) and len(returns(swarm)) == 1 and not sought
@@ -310,7 +312,7 @@ def rows_of(swarm: VirtualSwarm) -> dict[int, bytes]:
 
 def verified(swarm: VirtualSwarm, rows: dict[int, bytes]):
     kept = StoredHistory(swarm.run_id, swarm.world.nodes[BOB].kept["genesis"], sorted(rows), rows.get)
-    return verify_history(kept, VirtualVerifier(), CAPABILITIES.verifiers)
+    return verify_history(kept, VirtualSignatureVerifier(), CAPABILITIES.verifiers)
 
 
 def agreed_by_all(swarm: VirtualSwarm, body: VertexBody) -> bytes:
@@ -349,7 +351,7 @@ def test_verify_does_not_believe_a_return_that_reports_do_not_demand(lack: str):
         goal.trained,
         b"",
     )
-    word = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(amend)
+    word = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier()).sign(amend)
     others = tuple(s for s in bodies[round].reports if not amends_in([s]))
     forged = replace(bodies[round], reports=(word, *others), trained=goal.trained, state=parent.state)
     rows = {r: row for r, row in rows.items() if r < round} | {round: agreed_by_all(swarm, forged)}
@@ -375,7 +377,7 @@ def test_verify_believes_no_such_return_in_a_run_that_nobody_validates_even_besi
     body, goal, last = (decode_body(decode_vertex(rows[round]).body) for round in (10, 3, 9))
     after, to = (vertex_id(decode_vertex(rows[round]).body) for round in (9, 3))
     word = RollbackOrder(after, 3, to, goal.state, goal.trained, b"")
-    signed = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier()).sign(word)
+    signed = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier()).sign(word)
     forged = replace(body, reports=(signed,), trained=goal.trained, state=last.state)
     rows = {r: row for r, row in rows.items() if r < 10 and r != 7} | {10: agreed_by_all(swarm, forged)}
     found = [(p.code, p.round) for p in verified(swarm, rows).problems]
@@ -399,7 +401,7 @@ def mixed() -> tuple[VirtualSwarm, dict[int, bytes]]:
     knobs = SwarmKnobs(peers=5)
     plan = RoundSettings(inner_steps=20, first_train_s=10, quorum="two-thirds", window_min_s=1.0)
     mix = {"audit_rate": 0.6, "reputation": True, "coded": ErasureParams(2, 3, 2), "witnessed": True}
-    knobs.run = replace(knobs.run, round=plan, validation=ValidationRule(), **mix)
+    knobs.run = replace(knobs.run, round=plan, validation=StateValidationTerms(), **mix)
     swarm = VirtualSwarm(5, knobs, island=audited_islands({}))
     for node in swarm.world.nodes.values():
         island = node.island
@@ -441,7 +443,7 @@ def test_one_damaged_vertex_is_one_problem_wherever_it_lies(what: str):
 def test_words_after_a_lost_vertex_are_judged_by_those_that_are_here():
     """Only what was drawn up to it is taken at its word."""
     swarm, rows = mixed()
-    liar = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualVerifier())
+    liar = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     here = {r: row for r, row in rows.items() if r < 10 and r != 7}
     body = decode_body(decode_vertex(rows[10]).body)
     for of, codes in ((6, ["E-VER-03"]), (9, ["E-VER-03", "E-VER-08"])):
@@ -455,7 +457,7 @@ def test_blame_finds_the_round_that_held_out_data_shows_to_have_done_harm():
     swarm = swarm_of()
     reach(swarm, 12)
     history = history_of(swarm)
-    found = blame_by_validation(history.bodies, history.ids, ValidationLedger(ValidationRule(), "two-thirds"))
+    found = blame_by_validation(history.bodies, history.ids, ValidationLedger(StateValidationTerms(), "two-thirds"))
     peers, judged = found
     risen = [j for j in judged if j.by]
     assert [(j.round, j.opinion, j.by, j.losses) for j in risen] == [(6, "bad", 8.0, (9.0,))]

@@ -21,9 +21,9 @@ from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer.operator_commands import recover
 from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
-from atoll.peer.verify.eras import FoundEra
+from atoll.peer.verify.eras import EraVerificationResult
 from atoll.protocol.history.era_signatures import Era, decode_era, encode_era, era_bytes
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
@@ -73,7 +73,7 @@ def audit_of(
 ) -> VerificationReport:
     run, first, _ = history()
     kept = StoredHistory(run, genesis or first, sorted(rows), rows.get, (eras_of() if eras is None else eras).get)
-    return verify_history(kept, VirtualVerifier(), CAPABILITIES.verifiers, trusted)
+    return verify_history(kept, VirtualSignatureVerifier(), CAPABILITIES.verifiers, trusted)
 
 
 def found(audit: VerificationReport) -> list[tuple[int, str]]:
@@ -97,7 +97,7 @@ def certified(
     before = body_of(rows, round - 1)
     vote = Vote(round, 0, "commit", vertex_id(raw))
     voters = sorted(m.peer for m in before.members if m.votes)
-    notaries = [StatementSigner(run, VirtualSigner(p), VirtualVerifier()) for p in voters]
+    notaries = [StatementSigner(run, VirtualSigner(p), VirtualSignatureVerifier()) for p in voters]
     votes = tuple((n.me, n.sign(vote).signature) for n in notaries)
     return encode(Vertex(raw, QuorumCertificate(round, 0, "commit", vote.digest, votes)))
 
@@ -145,7 +145,7 @@ def test_what_peers_agreed_on_is_intact_whatever_the_settings_of_the_run(knobs: 
     node = world.nodes[peer_name(0)]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     kept = StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get)
-    audit = verify_history(kept, VirtualVerifier(), CAPABILITIES.verifiers)
+    audit = verify_history(kept, VirtualSignatureVerifier(), CAPABILITIES.verifiers)
     assert found(audit) == [] and audit.vertices > 10
     assert any("p0004" in c.joined for c in audit.members) and any("2" in c.left for c in audit.members)
 
@@ -303,7 +303,7 @@ def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(
     def audit() -> VerificationReport:
         return verify_history(
             StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
-            VirtualVerifier(),
+            VirtualSignatureVerifier(),
             CAPABILITIES.verifiers,
         )
 
@@ -318,7 +318,7 @@ def test_a_membership_forged_without_the_votes_is_a_body_that_nobody_agreed_on()
     """The forger adds itself and goes on alone from there: the first forged round is named."""
     rows = rows_of()
     raw = encode(promote(body_of(rows, 7)))
-    mallory = StatementSigner(history()[0], VirtualSigner(PeerId("p0666")), VirtualVerifier())
+    mallory = StatementSigner(history()[0], VirtualSigner(PeerId("p0666")), VirtualSignatureVerifier())
     vote = Vote(7, 0, "commit", vertex_id(raw))
     certificate = QuorumCertificate(7, 0, "commit", vote.digest, ((mallory.me, mallory.sign(vote).signature),))
     rows[7] = encode(Vertex(raw, certificate))
@@ -398,7 +398,7 @@ def test_eras_are_held_by_identities_and_the_last_rounds_by_votes_alone():
     assert votes_alone(audit) == ([(lasts[-1] + 1, audit.head)] if audit.head > lasts[-1] else [])
 
 
-def after_recovery(rows: Rows) -> FoundEra:
+def after_recovery(rows: Rows) -> EraVerificationResult:
     audit = audit_of(rows)
     return next(e for e in audit.eras if e.first > audit.recoveries[0])
 
@@ -480,7 +480,7 @@ def test_a_run_from_before_eras_says_that_votes_alone_protect_it():
     rows = {int(k[7:]): v for k, v in kept.items() if k.startswith("vertex/")}
     audit = verify_history(
         StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         CAPABILITIES.verifiers,
     )
     assert audit.intact and audit.eras == [] and votes_alone(audit) == [(0, max(rows))]

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.crypto.digest import digest
-from atoll.policy.capability_terms import ValidationRule
+from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.verification.state_validation.policy import (
@@ -46,9 +46,12 @@ class Story:
     """Vertices one after the other; `said` gives every drawn validator's loss of the round before."""
 
     def __init__(
-        self, rule: ValidationRule | None = None, quorum: str = "two-thirds", peers: tuple[PeerId, ...] = PEERS
+        self,
+        rule: StateValidationTerms | None = None,
+        quorum: str = "two-thirds",
+        peers: tuple[PeerId, ...] = PEERS,
     ) -> None:
-        self.validations = ValidationLedger(rule or ValidationRule(), quorum)
+        self.validations = ValidationLedger(rule or StateValidationTerms(), quorum)
         self.peers, self.bodies, self.ids = peers, {}, {}
         self.round, self.trained = -1, 0
         self.goes_on()
@@ -212,7 +215,7 @@ def test_a_loss_near_zero_may_rise_by_a_tenth_of_a_nat():
 
 def test_any_set_of_data_can_tell():
     """Held-out loss falls, canaries are forgotten."""
-    story = Story(ValidationRule(sets=2))
+    story = Story(StateValidationTerms(sets=2))
     for _ in range(3):
         drawn = story.validations.candidates[story.round - 1].validators
         story.goes_on(*[report(by, story.round - 1, HONEST, NAT) for by in drawn])
@@ -291,7 +294,7 @@ def test_who_comes_late_reads_the_same_out_of_the_window(after: int):
     story.returns()
     story.goes_on()
     story.plays(after)
-    fresh = ValidationLedger(ValidationRule(), "two-thirds")
+    fresh = ValidationLedger(StateValidationTerms(), "two-thirds")
     fresh.follow(story.round - 1, story.ids, story.bodies)
     assert fresh.candidates == story.validations.candidates and fresh.returns == story.validations.returns
     assert (
@@ -301,7 +304,7 @@ def test_who_comes_late_reads_the_same_out_of_the_window(after: int):
 
 
 def test_only_what_trained_is_looked_at_and_only_every_so_many_rounds():
-    story = Story(ValidationRule(every=4))
+    story = Story(StateValidationTerms(every=4))
     for _ in range(16):
         story.goes_on()
     assert list(story.validations.candidates) == [-1, 3, 7, 11, 15]

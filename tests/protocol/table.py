@@ -12,7 +12,7 @@ from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
 from atoll.protocol.agreement.interface import ConsensusEngine
 from atoll.protocol.agreement.one_phase import OnePhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import Statement
 
@@ -47,14 +47,14 @@ class Table:
 
     def start(self, name: PeerId, session: int = 0) -> ConsensusEngine:
         """With what it kept; another `session` than the first is one that is not agreed."""
-        notary = StatementSigner(RUN, VirtualSigner(name, session), VirtualVerifier())
+        notary = StatementSigner(RUN, VirtualSigner(name, session), VirtualSignatureVerifier())
         quorum = self.voters // 2 + 1
         made = self.machine(notary, Electorate(ROUND, "t", self.keys, quorum, self.names), self.kept.get(name))
         self.at[name] = made
         return made
 
     def sign(self, name: str, statement: Statement) -> Any:
-        return StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualVerifier()).sign(statement)
+        return StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualSignatureVerifier()).sign(statement)
 
     def do(self, name: PeerId, effects: list[Effect]) -> None:
         for effect in expand_broadcasts(effects):

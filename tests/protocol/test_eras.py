@@ -27,8 +27,8 @@ from atoll.protocol.history.era_signatures import (
     RECOVERY,
     ClosedEra,
     Era,
-    EraAwaited,
-    EraChain,
+    EraSignaturesOverdue,
+    EraSignatureTracker,
     EraStart,
     ReadEra,
     decode_era,
@@ -40,7 +40,7 @@ from atoll.runtime.event_log import RunStatus, fact_to_entry
 from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.signatures import RealKeys, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import RealKeys, VirtualSignatureVerifier, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
@@ -98,7 +98,7 @@ def test_a_hook_beside_the_signatures_hears_of_each_era_once_and_of_the_same_at_
     swarm, heard = swarm_of(), dict[PeerId, list[ClosedEra]]()
     swarm.world.run(0.1)
 
-    def listen(name: PeerId, chain: EraChain) -> None:
+    def listen(name: PeerId, chain: EraSignatureTracker) -> None:
         def record(closed: ClosedEra) -> list[Effect]:
             heard.setdefault(name, []).append(closed)
             return [Persist(f"attested/{closed.name}", closed.digest)]
@@ -252,7 +252,7 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
     until_round(swarm, 110)
     member = swarm.world.nodes[peer_name(0)].machine
     assert member is not None and member.eras is not None and member.history is not None
-    newcomer = EraChain(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
+    newcomer = EraSignatureTracker(member.history, EVERY, lambda body: 0, VirtualSignatureVerifier(), None)
     newcomer.restore({})
     assert len(newcomer.lacking) >= 20
     on_their_way: set[int] = set()
@@ -274,7 +274,7 @@ def test_a_newcomer_has_no_more_eras_on_their_way_than_a_member_reads_at_once():
         )
         assert asked(more) <= 8
     assert not newcomer.lacking
-    newcomer = EraChain(member.history, EVERY, lambda body: 0, VirtualVerifier(), None)
+    newcomer = EraSignatureTracker(member.history, EVERY, lambda body: 0, VirtualSignatureVerifier(), None)
     newcomer.restore({})
     assert asked(newcomer.request_missing([peer_name(0)], 5.0)) == 8
     on_their_way.clear()  # nobody answers
@@ -370,7 +370,7 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     """Another past from the same genesis: four members vote in five newcomers and leave, none of the four can sign
     for long. The newcomers, who are the forger's and demand nothing, sign era after era for each other; the verdict
     is against the first, and none counts."""
-    monkeypatch.setattr(EraChain, "blocking_era", lambda self, head: None)
+    monkeypatch.setattr(EraSignatureTracker, "blocking_era", lambda self, head: None)
     swarm = swarm_of(mute=(0, 1, 2, 3))
     world = swarm.world
     world.run(5)
@@ -385,7 +385,7 @@ def test_whoever_forges_every_vote_but_no_identity_rewrites_nothing(monkeypatch:
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
     found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
-    audit = verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers)
+    audit = verify_history(found, VirtualSignatureVerifier(), CAPABILITIES.verifiers)
     voters = {m.peer for m in audit.head_body.members if m.votes} if audit.head_body is not None else set()
     assert voters == {peer_name(i) for i in range(4, 9)} and audit.eras[-1].sealed
     assert (audit.problems[0].kind, audit.problems[0].round) == ("era", audit.eras[0].last)
@@ -468,12 +468,12 @@ def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> VerificationReport:
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
     found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
-    return verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers)
+    return verify_history(found, VirtualSignatureVerifier(), CAPABILITIES.verifiers)
 
 
 def test_a_recovery_that_comes_soon_after_an_era_holds_it_without_another_word(monkeypatch: pytest.MonkeyPatch):
     """As in runs that recovered before there was such a word."""
-    monkeypatch.setattr(EraChain, "attest_unsigned", lambda self, sign, reach: [])
+    monkeypatch.setattr(EraSignatureTracker, "attest_unsigned", lambda self, sign, reach: [])
     swarm = recovered(at=12, then_s=120.0)
     assert not eras_of(swarm, 0, "sealed").get(4) and eras_of(swarm, 0, "era")[4].covered
     late = swarm.join(5, peer_name(1))
@@ -549,7 +549,7 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
     assert not fooled.handle(Received(peer_name(3), one), 0.9)  # may be a liar's
     said = replace(one, signatures=tuple(_signature(swarm, i, true) for i in (1, 2, 3)))
     told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Emit)]
-    awaited = [f for f in told if isinstance(f, EraAwaited)]
+    awaited = [f for f in told if isinstance(f, EraSignaturesOverdue)]
     assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)] and not any(
         isinstance(f, ProtocolFault) for f in told
     )

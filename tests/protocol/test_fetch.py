@@ -16,10 +16,10 @@ from atoll.crypto.digest import BlobManifest, blob_id, digest
 from atoll.protocol.transfer.download import (
     REQUESTS_MAX,
     TICK_S,
-    BadSource,
     BlobDownload,
     BlobFetched,
     BlobServer,
+    CorruptBlobSourceDetected,
     FetchFailed,
     StallingSource,
 )
@@ -113,13 +113,13 @@ def test_what_is_on_disk_already_is_not_asked_for():
 
 def test_a_source_of_wrong_bytes_wastes_one_answer_and_is_named():
     library = Library({NAMES[0]: "liar", NAMES[1]: "good"}).run()
-    assert library.told(BlobFetched) and {f.peer for f in library.told(BadSource)} == {NAMES[0]}
+    assert library.told(BlobFetched) and {f.peer for f in library.told(CorruptBlobSourceDetected)} == {NAMES[0]}
     assert NAMES[0] not in library.told(BlobFetched)[0].sources
 
 
 def test_a_forged_manifest_is_not_followed():
     library = Library({NAMES[0]: "forger", NAMES[1]: "good"}).run()
-    assert library.told(BlobFetched) and library.told(BadSource)[0].peer == NAMES[0]
+    assert library.told(BlobFetched) and library.told(CorruptBlobSourceDetected)[0].peer == NAMES[0]
 
 
 @pytest.mark.parametrize("silent", NAMES)
@@ -266,7 +266,7 @@ def test_one_good_source_is_enough_whatever_the_others_do(bad: list[str], seed: 
     names = draw.sample(NAMES, len(bad) + 1)
     library = Library(dict(zip(names, [*bad, "good"], strict=True))).run(3000.0, draw, loss=0.1)
     assert library.told(BlobFetched)
-    assert {f.peer for f in library.told(BadSource)} <= set(names[:-1])
+    assert {f.peer for f in library.told(CorruptBlobSourceDetected)} <= set(names[:-1])
 
 
 def test_many_sources_together_send_no_more_than_fits_in_memory():
@@ -325,7 +325,7 @@ def test_a_blob_that_is_longer_than_its_asker_expects_is_refused_before_any_room
     library.fetch = BlobDownload(BLOB, NAMES[:1], MANIFEST.size_bytes - 1)
     library.run(until=10.0)
     assert library.fetch.over and not library.stored
-    assert [type(fact) for fact in library.facts] == [BadSource, FetchFailed]
+    assert [type(fact) for fact in library.facts] == [CorruptBlobSourceDetected, FetchFailed]
     library = Library({NAMES[0]: "good"})
     library.fetch = BlobDownload(BLOB, NAMES[:1], MANIFEST.size_bytes)
     assert isinstance(library.run().facts[-1], BlobFetched)
@@ -379,7 +379,7 @@ def test_a_chunk_of_another_length_than_its_place_is_not_stored():
     effects = fetch.handle(
         Received(NAMES[0], ChunkResponse(blob, 0), Payload(PIECES[0], 64 * BLOB_CHUNK, b"")), 0.1
     )
-    assert [type(e.fact) for e in effects if isinstance(e, Emit)] == [BadSource, FetchFailed]
+    assert [type(e.fact) for e in effects if isinstance(e, Emit)] == [CorruptBlobSourceDetected, FetchFailed]
     assert not any(isinstance(e, RunTask) for e in effects)
 
 

@@ -26,7 +26,13 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.crypto.digest import BlobManifest, blob_id, digest
-from atoll.protocol.transfer.download import BadSource, BlobDownload, BlobFetched, BlobServer, FetchFailed
+from atoll.protocol.transfer.download import (
+    BlobDownload,
+    BlobFetched,
+    BlobServer,
+    CorruptBlobSourceDetected,
+    FetchFailed,
+)
 from atoll.protocol.transfer.tasks import (
     BlobOpened,
     CloseBlob,
@@ -177,7 +183,12 @@ def test_a_book_of_another_length_than_the_blob_is_a_fault_and_so_are_wrong_byte
 
     wire = together({JOINERS[3]: longer}).run()
     assert all(peer.whole for peer in wire.peers.values())
-    bad = {fact.peer for peer in wire.peers.values() for fact in peer.facts if isinstance(fact, BadSource)}
+    bad = {
+        fact.peer
+        for peer in wire.peers.values()
+        for fact in peer.facts
+        if isinstance(fact, CorruptBlobSourceDetected)
+    }
     assert bad == {JOINERS[3]}
 
 

@@ -15,10 +15,10 @@ from atoll.features.archive.download import (
     PACED_CHUNKS,
     TICK_S,
     ErasureDownload,
-    GatherFailed,
+    ErasureDownloadFailed,
     PiecesGathered,
 )
-from atoll.protocol.transfer.download import REQUESTS_MAX, BadSource
+from atoll.protocol.transfer.download import REQUESTS_MAX, CorruptBlobSourceDetected
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
@@ -122,7 +122,7 @@ def test_pieces_on_this_disk_are_not_fetched():
 def test_a_holder_of_wrong_bytes_is_named_and_another_piece_takes_its_place():
     holders = Holders("liar", *["good"] * 5).run()
     assert holders.told(PiecesGathered)[0].indices == (1, 2, 3)
-    assert {f.peer for f in holders.told(BadSource)} == {HOLDERS[0]} and holders.now == 0.0
+    assert {f.peer for f in holders.told(CorruptBlobSourceDetected)} == {HOLDERS[0]} and holders.now == 0.0
 
 
 @pytest.mark.parametrize("habit", ["silent", "half", "empty"])
@@ -141,7 +141,7 @@ def test_who_is_known_to_be_gone_is_asked_last():
 def test_where_fewer_than_k_give_anything_it_ends_and_says_how_many():
     for habit, until in (("empty", 0.0), ("liar", 0.0), ("silent", GIVE_UP_S + 10)):
         holders = Holders("good", "good", *[habit] * 4).run()
-        (failed,) = holders.told(GatherFailed)
+        (failed,) = holders.told(ErasureDownloadFailed)
         assert failed.why.startswith("2 of 3 pieces") and holders.now <= until and not holders.ticks()
 
 
@@ -190,7 +190,7 @@ def test_a_piece_that_is_longer_than_it_can_be_is_refused():
     holders = Holders(*["good"] * N)
     holders.gather = ErasureDownload(GOAL, K, PIECES, [(p,) for p in HOLDERS], SIZE - 1, lambda p: False)
     holders.run()
-    assert len(holders.told(BadSource)) == N and holders.told(GatherFailed)
+    assert len(holders.told(CorruptBlobSourceDetected)) == N and holders.told(ErasureDownloadFailed)
 
 
 def test_strangers_who_talk_do_not_keep_alive_what_nobody_gives():
@@ -203,7 +203,7 @@ def test_strangers_who_talk_do_not_keep_alive_what_nobody_gives():
         for message in (ManifestResponse(PIECES[0], MANIFESTS[0]), ChunkResponse(PIECES[0], 0)):
             payload = Payload(digest(b"lie"), BLOB_CHUNK, b"") if isinstance(message, ChunkResponse) else None
             holders.do(holders.gather.handle(Received(stranger, message, payload), holders.now))
-    assert holders.told(GatherFailed) and holders.now <= GIVE_UP_S + 10
+    assert holders.told(ErasureDownloadFailed) and holders.now <= GIVE_UP_S + 10
 
 
 def test_what_was_begun_and_failed_leaves_nothing_on_the_disk():

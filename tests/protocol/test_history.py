@@ -16,7 +16,8 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.crypto.digest import digest
 from atoll.protocol.history import chain as room
 from atoll.protocol.history.chain import VertexChain, recovery_bytes
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier, sign_as_identity
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
+from atoll.wire.authority import FounderAuthority
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import LeaveReport, QuorumCertificate, SignedStatement, Stage, Vote
@@ -67,7 +68,9 @@ def voted(
     """With the votes of these: for this body, or in truth for what they `said`."""
     name = vertex_id(encode(said or body))
     vote = Vote(round, 0, stage, name)
-    votes = tuple((p, StatementSigner(RUN, SIGNERS[p], VirtualVerifier()).sign(vote).signature) for p in voters)
+    votes = tuple(
+        (p, StatementSigner(RUN, SIGNERS[p], VirtualSignatureVerifier()).sign(vote).signature) for p in voters
+    )
     return Vertex(encode(body), QuorumCertificate(round, 0, stage, name, votes))
 
 
@@ -77,8 +80,13 @@ def recovered(body: VertexBody, by: bytes = RECOVERY) -> Vertex:
 
 
 def founded(kind: type[VertexChain] = VertexChain) -> VertexChain:
-    reader = StatementSigner(RUN, VirtualSigner(PeerId("reader")), VirtualVerifier())
-    return kind(Vertex(encode(GENESIS), None), reader, lambda name, body: (KEYS, QUORUM), RECOVERY)
+    reader = StatementSigner(RUN, VirtualSigner(PeerId("reader")), VirtualSignatureVerifier())
+    return kind(
+        Vertex(encode(GENESIS), None),
+        reader,
+        lambda name, body: (KEYS, QUORUM),
+        FounderAuthority(RECOVERY, reader.verifier),
+    )
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,16 @@ from table import ROUND, RUN, Table, names_of
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect
-from atoll.protocol.agreement.events import BodyDecided, BodyMissing, Equivocation, MayPropose, ProposalReceived
+from atoll.protocol.agreement.events import (
+    BodyDecided,
+    Equivocation,
+    ProposalReceived,
+    ProposerTurnBegan,
+    VertexBodyMissing,
+)
 from atoll.protocol.agreement.one_phase import OnePhaseAgreement
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
@@ -29,7 +35,7 @@ P0, P1, P2, P3, P4 = names_of(5)
 def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
     """Proposal, votes; where some may lie, votes on the votes. The certificate is of the same kind."""
     table = Table(5, machine)
-    assert table.told(MayPropose, P0)
+    assert table.told(ProposerTurnBegan, P0)
     table.do(P0, table.at[P0].propose(0, b"body"))
     for hop in range(hops):
         assert len(table.decided()) < 5, f"all know after {hop} hops"
@@ -37,7 +43,7 @@ def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
     assert table.decided() == dict.fromkeys(table.names, b"body")
     certificate = table.told(BodyDecided)[0].certificate
     assert (certificate.stage, certificate.view, len(certificate.votes)) == ("commit", 0, 3)
-    reader = StatementSigner(RUN, VirtualSigner(PeerId("stranger")), VirtualVerifier())
+    reader = StatementSigner(RUN, VirtualSigner(PeerId("stranger")), VirtualSignatureVerifier())
     assert reader.certificate_holds(certificate, table.keys, 3)
 
 
@@ -72,7 +78,7 @@ def test_a_dead_leader_is_followed_by_the_next_who_takes_its_entry_over():
     table.deliver()
     assert table.at[P1].view == 1, "a quorum would leave the view, so all did"
     table.settle()
-    (lacking,) = table.told(BodyMissing, P1)
+    (lacking,) = table.told(VertexBodyMissing, P1)
     assert table.at[P1].missing_bodies == {lacking.digest} == {vertex_id(b"first")}
     assert table.at[P1].holders(lacking.digest) == [P3]
     table.do(P1, table.at[P1].add_body(b"first"))
@@ -201,7 +207,7 @@ def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
     assert len(table.mail) == 4 and len(table.told(ProposalReceived, P4)) == 1, "its vote again, and no second look"
     table.do(P4, again.close_view(9))
     ballot = next(message for _, _, message in table.mail if isinstance(message, TimeoutMessage))
-    claim = StatementSigner(RUN, VirtualSigner(P0), VirtualVerifier()).open(
+    claim = StatementSigner(RUN, VirtualSigner(P0), VirtualSignatureVerifier()).open(
         ballot.statement, ViewTimeout, table.keys[P4]
     )
     assert (claim.view, claim.high_view, claim.high_digest) == (9, 7, vertex_id(b"body"))
@@ -216,7 +222,7 @@ def test_a_restarted_leader_repeats_its_proposal():
     assert again.has_proposed(0) and again.propose(0, b"another") == []
     table.do(P0, again.start())
     table.settle()
-    assert set(table.decided().values()) == {b"body"} and len(table.told(MayPropose, P0)) == 1
+    assert set(table.decided().values()) == {b"body"} and len(table.told(ProposerTurnBegan, P0)) == 1
 
 
 def test_ten_thousand_views_leave_nothing_behind():

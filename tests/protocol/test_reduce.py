@@ -33,15 +33,15 @@ from atoll.base.machine import (
 )
 from atoll.crypto.digest import digest, merkle_root
 from atoll.protocol.allreduce.buffers import LocalRow
-from atoll.protocol.allreduce.cross_check import OwnerLied
+from atoll.protocol.allreduce.cross_check import FalseOwnerResultProven
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.environment import ReduceEnvironment
-from atoll.protocol.allreduce.events import PartAnswered, PartMissing, PartsReduced
+from atoll.protocol.allreduce.events import PartMissing, PartResultAccepted, PartsReduced
 from atoll.protocol.allreduce.factory import build_reduce
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.protocol.allreduce.topology import ReduceTopology, butterfly, hierarchical, ring, star, tree
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartDeclined, PartRequest, PartResponse, PartResult, ResendRequest
 from atoll.wire.messages.statements import Commitment, OwnerResult
@@ -88,7 +88,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self.names = tuple(PeerId(f"p{i}") for i in range(self.count))
-        notaries = {p: StatementSigner(RUN, VirtualSigner(p), VirtualVerifier()) for p in self.names}
+        notaries = {p: StatementSigner(RUN, VirtualSigner(p), VirtualSignatureVerifier()) for p in self.names}
         topology = topology_named(self.topology, self.names)
         never = 0.0 if self.has_clock else 1e8
         until = tuple(never + t for t in ANSWER_UNTIL[: min(OWNERS_PER_PART, self.count)])
@@ -258,7 +258,7 @@ def test_a_dead_owner_is_answered_for_by_the_next_in_the_plan():
     group.dead.add(first)
     group.begin().finish()
     for p in set(group.names) - {first}:
-        told = [f for f in group.facts[p] if isinstance(f, PartAnswered) and f.part == 2]
+        told = [f for f in group.facts[p] if isinstance(f, PartResultAccepted) and f.part == 2]
         assert [f.owner for f in told] == [second]
         assert first not in group.parts_of(p)[2] and len(group.parts_of(p)[2]) == 3
 
@@ -438,7 +438,7 @@ def test_a_lying_reserve_is_found_out_by_all_and_its_sum_replaced():
         group.deliver(0)
     group.finish().check()
     for p in left[1:]:
-        assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == [left[0]]
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, FalseOwnerResultProven)] == [left[0]]
         assert group.machines[p].results[0].result.digest == digest(repr((0, tuple(sorted(left)))).encode())
 
 
@@ -525,7 +525,7 @@ def test_of_two_that_stand_in_and_lie_alike_both_are_passed_over():
     group.begin().finish().check()
     names = tuple(sorted(set(left) - {left[1]}))
     for p in left[2:]:
-        assert [fact.peer for fact in group.facts[p] if isinstance(fact, OwnerLied)] == left[:2]
+        assert [fact.peer for fact in group.facts[p] if isinstance(fact, FalseOwnerResultProven)] == left[:2]
         assert group.machines[p].results[0].result.digest == digest(repr((0, names)).encode())
 
 

@@ -20,7 +20,7 @@ from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import LocalRow
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.events import PartsReduced
-from atoll.protocol.allreduce.strategies import EngineCalls, UnmaskedRows
+from atoll.protocol.allreduce.strategies import EngineCallbacks, NoUnmaskingPhase
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.wire.messages.round import RoundMessage
 
@@ -50,7 +50,7 @@ class RingMasks:
     """Unmasking with the secrets of edges between counted and missing members."""
 
     state: AttemptState
-    calls: EngineCalls
+    calls: EngineCallbacks
     names: tuple[PeerId, ...]
     waiting: dict[int, tuple[RowsCombined, dict[int, int]]] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Numbers(Group):
             self.updates[p] = LocalRow(self.notaries[p].sign(self.commits[p]), parts)
 
     def machine(self, p: PeerId, judges: bool = False) -> AllReduce:
-        unmasking = partial(RingMasks, names=self.names) if self.masked else UnmaskedRows
+        unmasking = partial(RingMasks, names=self.names) if self.masked else NoUnmaskingPhase
         return AllReduce(self.notaries[p], self.plan, self.around(p), unmasking=unmasking)
 
     def do(self, p: PeerId, effects: list[Effect]) -> None:

@@ -27,14 +27,14 @@ from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.buffers import weights_digest, weights_left_of
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.environment import ReduceEnvironment
-from atoll.protocol.allreduce.events import OwnerFailed, PartMissing, PartsReduced, RowsWeighed
+from atoll.protocol.allreduce.events import LocalPartCombineFailed, PartMissing, PartsReduced, RowWeightsComputed
 from atoll.protocol.allreduce.factory import build_reduce
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
-    CompareRows,
     ComputedWeights,
+    ComputeRowProducts,
+    RowProductsComputed,
     RowsCombined,
-    RowsCompared,
     WeighRows,
 )
 from atoll.protocol.allreduce.validation import check_compared, weighing_flaw
@@ -71,9 +71,9 @@ class Weighed(Group):
     def do(self, p: PeerId, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case RunTask(job, CompareRows() as work):
+                case RunTask(job, ComputeRowProducts() as work):
                     rows = tuple(row.peer for row in work.rows)
-                    done = RowsCompared(products(tuple(self.plan.with_weight(rows))), rows, ())
+                    done = RowProductsComputed(products(tuple(self.plan.with_weight(rows))), rows, ())
                 case RunTask(job, WeighRows() as work):
                     assert all(given == products(names) for names, given in work.parts)
                     assert all(set(work.rows) <= set(names) for names, _ in work.parts)
@@ -155,7 +155,7 @@ def test_all_owners_weigh_alike_with_one_more_message_each():
         group.deliver(0)
     assert said == {RowContribution: 42, RowComparison: 42, PartResult: 42}
     assert 8 * 28 < size < 8 * 28 + 256
-    told = [f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)]
+    told = [f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowWeightsComputed)]
     assert len(told) == 7 and len(set(told)) == 1 and {weights_digest(told[0])} == group.weighings()
     assert told[0].weights == tuple((1 + k) / 28 for k in range(7)) and told[0].without == ()
     for p in group.names:
@@ -166,14 +166,14 @@ def test_all_owners_weigh_alike_with_one_more_message_each():
 
 def test_a_newcomers_row_is_listed_everywhere_and_weighs_nothing():
     group = Weighed(7, newcomers=("p6",)).begin().deliver_all()
-    (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)}
+    (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowWeightsComputed)}
     assert told.peers == group.names and told.weights[-1] == 0.0 and sum(told.weights) == pytest.approx(1)
 
 
 def test_a_newcomers_row_has_no_mixture_and_is_in_none():
     """It stands in the middle of the names: the rule spoke of six rows, the weighing of seven."""
     group = Mixed(7, newcomers=("p2",)).begin().deliver_all()
-    (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowsWeighed)}
+    (told,) = {f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowWeightsComputed)}
     mixtures = mixtures_in(told.weights, 7)
     assert mixtures[2] == () and not any(2 in some for some in mixtures) and told.shares[2] == 0.0
     assert mixtures[6] == (0, 1, 3, 6) and {len(some) for row, some in enumerate(mixtures) if row != 2} == {4}
@@ -273,7 +273,7 @@ def test_a_lost_comparison_is_made_good_by_the_first_answer():
             group.flying.pop(0)
         else:
             group.deliver(0)
-    assert not any(isinstance(f, RowsWeighed) for f in group.facts[deaf]) and len(group.weighings()) == 1
+    assert not any(isinstance(f, RowWeightsComputed) for f in group.facts[deaf]) and len(group.weighings()) == 1
     assert all(group.rows(p) == {j: set(group.names) for j in range(7)} for p in group.names)
 
 
@@ -430,7 +430,7 @@ def test_too_few_rows_are_no_answer_and_never_a_mean():
     for p in group.living:
         assert group.machines[p].results == {} and any(isinstance(f, PartsReduced) for f in group.facts[p])
         assert {f.part for f in group.facts[p] if isinstance(f, PartMissing)} == set(range(7))
-    said = {f.why for p in group.living for f in group.facts[p] if isinstance(f, OwnerFailed)}
+    said = {f.why for p in group.living for f in group.facts[p] if isinstance(f, LocalPartCombineFailed)}
     assert said == {"robust needs 5 rows to withstand 2 liars, 4 are in all parts"} and group.now == 0.0
 
 

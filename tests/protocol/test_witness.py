@@ -14,8 +14,8 @@ from atoll.protocol.allreduce.cross_check import (
     ROW_REQUESTS_MAX,
     CommitmentsDiffer,
     CrossCheck,
+    FalseOwnerResultProven,
     OwnerContradicted,
-    OwnerLied,
     PartDisputed,
 )
 from atoll.protocol.allreduce.plan import ReducePlan
@@ -105,14 +105,14 @@ def test_a_false_sum_is_replaced_by_the_recomputed_one_and_its_owner_named():
     judge = Judge().hears(A, made=b"lie", shown=True).hears(B).hears(C).looks()
     assert {peer for _, peer in judge.asked} == set(ALL) and judge.stands() is None
     judge.opens(*ALL)
-    assert judge.stands() == ALL and judge.told(OwnerLied) == [A]
+    assert judge.stands() == ALL and judge.told(FalseOwnerResultProven) == [A]
     assert judge.at.settled(0, True).payload.data == ALL
 
 
 def test_an_owner_is_not_judged_by_a_row_that_its_author_promised_to_others():
     """E committed to one row before A and B, and to another before D: no honest sum of it is a lie."""
     judge = Judge().hears(A, made=b"of E's other row", twice=E, shown=True).hears(B).hears(C).looks().opens(*ALL)
-    assert judge.told(OwnerLied) == [] and judge.stands(patient=True) == ALL
+    assert judge.told(FalseOwnerResultProven) == [] and judge.stands(patient=True) == ALL
     assert [fact.owner for fact in judge.facts if isinstance(fact, CommitmentsDiffer)] == [A]
     assert judge.at.lapses(0, None, late=True) == {A: "unopened"}
     judge.at.two_faced = {E}
@@ -122,13 +122,13 @@ def test_an_owner_is_not_judged_by_a_row_that_its_author_promised_to_others():
 def test_all_three_may_lie_and_nothing_is_believed():
     judge = Judge().hears(A, made=b"lie", shown=True).hears(B, made=b"lie2").hears(C, made=b"lie3").looks()
     judge.opens(*ALL)
-    assert judge.stands() is None and set(judge.told(OwnerLied)) == set(OWNERS)
+    assert judge.stands() is None and set(judge.told(FalseOwnerResultProven)) == set(OWNERS)
 
 
 def test_of_two_true_answers_the_one_with_more_contributors_stands_and_nobody_lied():
     """A lost two rows, or left them out: no proof against it, and no harm done."""
     judge = Judge().hears(A, names=(A, B, C), shown=True).hears(B).hears(C).looks().opens(*ALL)
-    assert judge.stands() == ALL and judge.told(OwnerLied) == []
+    assert judge.stands() == ALL and judge.told(FalseOwnerResultProven) == []
     stands = judge.at.settled(0, False).result
     assert judge.at.lapses(0, stands, late=False) == {A: "censored"}
 
@@ -182,7 +182,7 @@ def test_an_answer_that_lists_who_does_not_decode_is_false(names):
     case = judge.at.disputes[0]
     case.checks[case.results[0].rows] = case.results[0]
     judge.does(judge.at.record_check(0, 0, RowsCombined(Payload(truth(names), 8, names), names[1:], names[:1])))
-    assert judge.told(OwnerLied) == [A]
+    assert judge.told(FalseOwnerResultProven) == [A]
 
 
 def test_what_two_reserves_say_alike_is_made_again_all_the_same():
@@ -193,7 +193,7 @@ def test_what_two_reserves_say_alike_is_made_again_all_the_same():
     judge = Judge(plan).hears(C, made=b"lie", shown=True).hears(E, made=b"lie", shown=True)
     assert judge.stands() is None
     judge.looks().opens(*ALL)
-    assert judge.told(OwnerLied) == [C, E]
+    assert judge.told(FalseOwnerResultProven) == [C, E]
 
 
 # ---- a jury ------------------------------------------------------------------------------------------------
@@ -209,16 +209,18 @@ def before(jury: tuple[PeerId, ...]) -> Judge:
 def test_who_is_not_on_the_jury_opens_no_row_and_believes_when_enough_say_the_same():
     """A lies and four agree: not enough. A fifth signs, and D accepts the result without blaming A."""
     judge = before(JURY).hears(A, made=b"lie").hears(B, shown=True).hears(C).hears(JURY[0]).hears(JURY[1]).looks()
-    assert judge.told(OwnerLied) == [] and judge.asked == [] and judge.stands() is None
+    assert judge.told(FalseOwnerResultProven) == [] and judge.asked == [] and judge.stands() is None
     assert judge.hears(JURY[2]).looks().stands() == ALL
-    assert judge.asked == [] and judge.told(OwnerLied) == [] and judge.at.lapses(0, None, late=True) == {}
+    assert (
+        judge.asked == [] and judge.told(FalseOwnerResultProven) == [] and judge.at.lapses(0, None, late=True) == {}
+    )
 
 
 def test_on_the_jury_a_look_at_the_rows_is_one_word_and_names_the_liar():
     """D recomputes the result and signs it, but follows the other signers."""
     judge = before((D, *JURY)).hears(A, made=b"lie").hears(B).hears(C).looks().opens(*ALL)
     found = judge.at.largest_recomputed(0, patient=True)
-    assert judge.told(OwnerLied) == [A] and found is not None and found.digest == truth(ALL)
+    assert judge.told(FalseOwnerResultProven) == [A] and found is not None and found.digest == truth(ALL)
     assert judge.stands() is None
     assert judge.hears(D).hears(JURY[0]).hears(JURY[1]).stands() == ALL
 
@@ -227,7 +229,7 @@ def test_liars_on_the_jury_do_not_make_a_lie_believed_by_who_can_judge_it():
     judge = before((D, *JURY)).hears(A, made=b"lie", shown=True).hears(B).hears(C).looks().opens(*ALL)
     for liar in JURY:
         judge.hears(liar, made=b"lie")
-    assert judge.stands() is None and set(judge.told(OwnerLied)) == {A, *JURY}
+    assert judge.stands() is None and set(judge.told(FalseOwnerResultProven)) == {A, *JURY}
 
 
 def test_an_answer_of_the_jury_alone_stands_nowhere():

@@ -40,7 +40,7 @@ from atoll.runtime.training_spec import founding_blobs, parse_training_spec, sta
 from atoll.runtime.worker.capabilities import enable_replay_audit
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import diloco, over_tokens
-from atoll.verification.replay_audit.trainer_commands import AuditProgress, NextAuditStep
+from atoll.verification.replay_audit.trainer_commands import AuditStepCompleted, NextAuditStep
 
 NAMES = (PeerId("ada"), PeerId("bob"), PeerId("eve"))
 SHARES = (1, 1, 1)
@@ -71,7 +71,7 @@ class Near(Inside):
         self.audited += 1
         await asyncio.sleep(0)
         replays = isinstance(work, NextAuditStep) and len(self.child.auditing.chores) == 1
-        return AuditProgress(False) if self.lingers and replays else self.ask(work)
+        return AuditStepCompleted(False) if self.lingers and replays else self.ask(work)
 
     async def inner_state(self, room=None) -> bytes:
         return self.child.mailbox.take(self.ask(SaveInner()).size_bytes)

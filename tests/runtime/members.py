@@ -30,7 +30,7 @@ from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.protocol import (
     CommandFailed,
     LoadInner,
-    MergeAnchor,
+    MergeAnchorIntoParameters,
     SaveInner,
     StepsTrained,
     TrainSteps,
@@ -105,7 +105,7 @@ class Inside:
 
     async def merge(self, lo, value_N, how):
         self.read_x()[lo : lo + len(value_N)].copy_(value_N)
-        self.ask(MergeAnchor(lo, lo + len(value_N), how))
+        self.ask(MergeAnchorIntoParameters(lo, lo + len(value_N), how))
 
     async def validate(self, work, of_F=None):
         self.child.mailbox.show(of_F)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.features.partition_training.tensors import FORMAT, DeferredUpdate, carried, late_bytes, late_from_bytes
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import AdoptState, RestoreState, RoundSettlement, TrainApart
+from atoll.peer.tasks import AdoptState, RestoreState, RoundSettlement, TrainWithoutQuorum
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.runtime.storage.private_state import read_private
 from atoll.runtime.training_spec import founding_blobs, start_of_built_in
@@ -34,8 +34,8 @@ def swarm(tmp_path, book, how=PLAIN, up="fp32", down="fp32") -> Members:
     return Members(tmp_path, recipe_for(how, up=up, down=down, rounds=40), book, peers=3)
 
 
-def alone(members: Members, steps=STEPS, merge=True, steps_max=FOR_GOOD) -> TrainApart:
-    return TrainApart(members.round, steps, steps_max, 600.0, OUT, 3, merge)
+def alone(members: Members, steps=STEPS, merge=True, steps_max=FOR_GOOD) -> TrainWithoutQuorum:
+    return TrainWithoutQuorum(members.round, steps, steps_max, 600.0, OUT, 3, merge)
 
 
 async def cut_off(members: Members, rounds: int, worths: int, merge: bool = True) -> torch.Tensor:

@@ -25,7 +25,7 @@ import atoll
 from atoll.runtime.embed.loop_model import LoopModel
 from atoll.runtime.embed.messages import AttachLoop, LoopRunOver
 from atoll.runtime.embed.peer_process import _run_start
-from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchor, WriteParameters
+from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchorIntoParameters, WriteParameters
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
@@ -248,7 +248,7 @@ def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_p
     run._sent_F, run._steps_ahead_next, run._steps_ahead, run._span.steps = values, 8, 4, 1
     run._channel = SimpleNamespace(send=lambda message: None)
     run._handle(CancelTraining(3, stands=True))
-    run._handle(MergeAnchor(0, len(values), "delta"))
+    run._handle(MergeAnchorIntoParameters(0, len(values), "delta"))
     assert run._steps_ahead == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.base.errors import AtollError
-from atoll.peer.tasks import FindState
+from atoll.peer.tasks import CheckStateStored
 from atoll.runtime.control.attribution import blame_round
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
@@ -41,5 +41,5 @@ def test_the_state_before_is_held_before_rows_are_gathered_and_nobody_is_asked_i
     host, round = Host(machine, has_state), machine.history.head
     with pytest.raises(AtollError, match=code):
         asyncio.run(blame_round(host, round))  # type: ignore[arg-type]
-    first = FindState(machine.history.bodies[round - 1].state)
+    first = CheckStateStored(machine.history.bodies[round - 1].state)
     assert host.asked == ([first, round] if has_state else [first])

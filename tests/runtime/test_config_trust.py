@@ -10,7 +10,7 @@ from written import trouble, trusted
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.peer.settings import decode_settings, encode_settings
-from atoll.policy.capability_terms import PartitionPolicy, ValidationRule
+from atoll.policy.capability_terms import PartitionPolicy, StateValidationTerms
 from atoll.policy.fault_tolerance import DISTANCES
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.presets import PRESETS
@@ -235,10 +235,10 @@ def test_members_look_at_the_model_where_they_may_lie_about_every_hundred_steps(
     """Whatever is written stands; a private run looks only where that is written."""
     for steps, every in ((1, 16), (50, 2), (400, 1)):
         rule = trusted(f"run.trust={trust}", "run.start_peers=7", f"train.inner_steps={steps}")[0].validated
-        assert rule == (None if trust == "private" else ValidationRule(every=every))
+        assert rule == (None if trust == "private" else StateValidationTerms(every=every))
     for written in (0, 3):
         rule = trusted(f"run.trust={trust}", "run.start_peers=7", f"run.validate_every={written}")[0].validated
-        assert rule == (ValidationRule(every=written) if written else None)
+        assert rule == (StateValidationTerms(every=written) if written else None)
 
 
 def test_who_draws_sites_with_data_of_their_own_hears_of_the_rule_for_data_that_differ():

@@ -151,7 +151,7 @@ def test_a_device_that_rounds_otherwise_is_found_out_and_its_tensors_go_by_the_h
 
 def test_a_call_waits_for_nothing_and_its_memory_outlives_who_drops_it(gpu: list[str]):
     """What the user's stream was told before is not done when `fused` returns, and is in the vector later on."""
-    lanes, tensors = flatten.StreamPool(), [lagging.there(row) for row in rows()]
+    lanes, tensors = flatten.CudaStreamPool(), [lagging.there(row) for row in rows()]
     user = lagging.current_stream()
     for works_on in (lambda tensor: False), (lambda tensor: True):
         lagging.recorded.clear()
@@ -182,7 +182,7 @@ def test_a_wire_is_whole_when_it_is_returned(codec: str, gpu: list[str]):
 
 def test_lazily_negated_tensors_are_plain_when_they_arrive(gpu: list[str]):
     """torch negates the copy on the host by itself: before it has arrived, if no member waits."""
-    lanes, tensor = flatten.StreamPool(), torch._neg_view(lagging.there(torch.arange(9.0)))
+    lanes, tensor = flatten.CudaStreamPool(), torch._neg_view(lagging.there(torch.arange(9.0)))
     fused = lanes.fused([tensor], lambda tensor: False)
     with fused.lane.work():
         assert torch.equal(fused.vector_N, -torch.arange(9.0))

@@ -13,7 +13,7 @@ from grouped import PATIENCE_S, found, groups, together
 
 import atoll.reduce
 from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageError
-from atoll.peer.events import AuditEnded
+from atoll.peer.events import LocalAuditCompleted
 from atoll.runtime.allreduce import parts, worker
 from atoll.training.robust import trimmed_mean
 
@@ -42,7 +42,7 @@ def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
         findings: SimpleQueue[str] = SimpleQueue()
         for member in members:
             member._host.listeners.append(
-                lambda fact: findings.put(fact.finding) if isinstance(fact, AuditEnded) else None
+                lambda fact: findings.put(fact.finding) if isinstance(fact, LocalAuditCompleted) else None
             )
         tensors = [torch.randn(200_000) for _ in members]
         for _ in range(4):

@@ -18,7 +18,7 @@ from atoll.base.errors import NetworkError, RefusedError, RunFailedError, UsageE
 from atoll.base.machine import Effect, Event, TaskDone
 from atoll.runtime.allreduce.call import ReduceCall
 from atoll.runtime.allreduce.driver import GroupDriver
-from atoll.runtime.allreduce.flatten import FlatTensors, StreamPool
+from atoll.runtime.allreduce.flatten import CudaStreamPool, FlatTensors
 
 pytestmark = [pytest.mark.net]
 
@@ -56,7 +56,7 @@ def test_a_closed_group_leaves_nothing_behind():
 def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: pytest.MonkeyPatch):
     """Before its loop ends, and after: no member waits for ever for a call that no member will look at."""
     group, stop, late = atoll.reduce.found(), GroupDriver.stop, ReduceCall(torch.ones(3), 1, "fp32")
-    fused = StreamPool.fused
+    fused = CudaStreamPool.fused
 
     async def and_then_it_comes(host: GroupDriver) -> None:
         await stop(host)
@@ -67,7 +67,7 @@ def test_a_call_that_another_thread_closes_the_group_under_is_told(monkeypatch: 
         return fused(*given)
 
     monkeypatch.setattr(GroupDriver, "stop", and_then_it_comes)
-    monkeypatch.setattr(StreamPool, "fused", closed_meanwhile)
+    monkeypatch.setattr(CudaStreamPool, "fused", closed_meanwhile)
     with pytest.raises(UsageError, match="E-RED-01"):
         group.all_reduce(torch.ones(3))
     with pytest.raises(RunFailedError, match="E-RED-04"):

@@ -20,7 +20,7 @@ from atoll.crypto.digest import digest
 from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, UpdateEncoded
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.allreduce.call import GroupTerms, ReduceCall, ReduceResult
-from atoll.runtime.allreduce.flatten import StreamPool
+from atoll.runtime.allreduce.flatten import CudaStreamPool
 from atoll.runtime.allreduce.pending import PendingReduce
 from atoll.runtime.allreduce.trust import CheckedArithmetic
 from atoll.runtime.allreduce.worker import GroupWorker
@@ -218,7 +218,7 @@ def test_a_part_that_does_not_decode_leaves_the_values_behind_it_alone(tmp_path:
 
 
 def a_call_in_two_slices(tensors: list[torch.Tensor]) -> tuple[PendingReduce, ReduceCall, ReduceCall]:
-    fused = StreamPool().fused(tensors, lambda tensor: False)
+    fused = CudaStreamPool().fused(tensors, lambda tensor: False)
     flat_N = fused.vector_N
     half = len(flat_N) // 2
     calls = [ReduceCall(flat_N[at : at + half], 1, "fp32", at=at, whole=len(flat_N)) for at in (0, half)]

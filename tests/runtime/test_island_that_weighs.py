@@ -16,7 +16,7 @@ from members import PEERS, SHARES, Members, recipe_for, story
 from atoll.base.ids import PeerId
 from atoll.peer.tasks import EncodeUpdate
 from atoll.peer.tasks import TrainRound as TrainAsked
-from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, TaskRow, WeighRows
+from atoll.protocol.allreduce.tasks import CombineRows, ComputeRowProducts, TaskRow, WeighRows
 from atoll.training.codec import codec_named
 from atoll.training.codec.compiled import native
 from atoll.training.recipe.update import part_bounds
@@ -43,7 +43,8 @@ def test_islands_make_what_the_rule_makes_of_the_decoded_updates(tmp_path, book,
             for part in range(PEERS)
         ]
         compared = [
-            await members.islands[part].run(CompareRows(0, part, SHARES, rows[part])) for part in range(PEERS)
+            await members.islands[part].run(ComputeRowProducts(0, part, SHARES, rows[part]))
+            for part in range(PEERS)
         ]
         assert all(done.counted == names and done.undecodable == () for done in compared)
         given = tuple((names[:4], done.products) for done in compared)

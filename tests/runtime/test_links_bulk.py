@@ -21,7 +21,7 @@ from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import BOXES_KEPT, STALLED_SWEEPS, RecordBuffers
 from atoll.runtime.network.bulk_record import BESIDE_SLAB_MAX, HEAD, MESSAGE, SLAB, SLAB_BYTES
 from atoll.runtime.network.connection_manager import SWEEP_S
-from atoll.runtime.network.control_channel import ControlFrame
+from atoll.runtime.network.control_channel import ControlFrameKind
 from atoll.runtime.network.file_slice import FileHandle, FileSlice
 from atoll.runtime.network.link_settings import LinkSettings
 from atoll.runtime.network.message_log import MessageLog
@@ -52,8 +52,15 @@ def test_the_bytes_of_the_specification():
     assert HEAD.pack(SLAB, SLAB_BYTES, MIB, 1, 7).hex(" ", -4) == (
         "01000000 00080000 00100000 00000001 00000000 00000007"
     )
-    assert frame(bytes((ControlFrame.RETIRE,))) == b"\0\0\0\1\3"
-    assert [word.name for word in ControlFrame] == ["MESSAGE", "WELCOME", "REFUSED", "RETIRE", "MORE_BULK", "ACK"]
+    assert frame(bytes((ControlFrameKind.RETIRE,))) == b"\0\0\0\1\3"
+    assert [word.name for word in ControlFrameKind] == [
+        "MESSAGE",
+        "WELCOME",
+        "REFUSED",
+        "RETIRE",
+        "MORE_BULK",
+        "ACK",
+    ]
     assert MessageLog(b"", 0).state_count() == bytes(8)
 
 

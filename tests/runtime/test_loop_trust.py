@@ -15,7 +15,7 @@ from torch import nn
 
 import atoll
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.policy.capability_terms import ValidationRule
+from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.presets import PRESETS
 from atoll.runtime.embed.messages import AttachLoop
 from atoll.runtime.embed.peer_process import _run_start, _ticket_uses
@@ -139,7 +139,9 @@ def test_a_run_of_seven_loops_has_what_its_trust_stands_for(tmp_path: Path, trus
     assert settings.min_peers == {"private": 1, "community": 5, "open": 4}[trust], "it waits, and never averages"
     assert (settings.opened.share if settings.opened else 0.0) == preset.openings
     assert not settings.audited_share and not settings.reputed
-    assert settings.validated == (None if trust == "private" else ValidationRule(every=2)), "rounds of fifty steps"
+    assert settings.validated == (None if trust == "private" else StateValidationTerms(every=2)), (
+        "rounds of fifty steps"
+    )
 
 
 @pytest.mark.parametrize(("peers", "statistic"), [(4, "trimmed_mean"), (5, "robust"), (65, "trimmed_mean")])

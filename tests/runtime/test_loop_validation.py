@@ -67,8 +67,8 @@ def test_a_mean_that_a_liar_ruined_is_left_by_loops_that_look_at_it(
             ends.append(pool.submit(learned, run, liar=k == 1))
         losses = [end.result() for end in ends]
     told = list(entries_in(tmp_path / "0" / "facts.jsonl"))
-    bad = next(e for e in told if e["fact"] == "StateJudged" and e["opinion"] == "bad")
-    back = next(e for e in told if e["fact"] == "AutoRolledBack")
+    bad = next(e for e in told if e["fact"] == "StateValidationDecided" and e["opinion"] == "bad")
+    back = next(e for e in told if e["fact"] == "BadStateRolledBack")
     assert back["back_to"] < bad["of"] < back["round"] and bad["of"] in back["refused"]
     print("LOSS", losses, bad["values"])
     assert len(set(losses)) == 1 and losses[0] < 0.7 < 2.0 < bad["values"][0], (losses, bad)

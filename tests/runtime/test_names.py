@@ -7,7 +7,7 @@ import torch
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Payload
-from atoll.peer.tasks import BuildOpening
+from atoll.peer.tasks import BuildSumOpening
 from atoll.protocol.allreduce.tasks import TaskRow
 from atoll.training.codec import codec_named
 from atoll.verification.sum_check import wire_digests
@@ -34,7 +34,7 @@ def test_rows_are_hashed_once_and_shown_alike_if_they_must_be_hashed_again(
         rows.append(TaskRow(PeerId(f"p{index}"), 1, Payload(name, len(wire), wire), (PeerId(f"p{index}"),)))
     wire = codec_named("fp32").encode(torch.ones(45_000))
     answer = Payload(mine.of_my_answer(wire), len(wire), wire)
-    work = BuildOpening(7, answer, tuple(rows), ((), (), ()), (), ((0, 10), (3,)))
+    work = BuildSumOpening(7, answer, tuple(rows), ((), (), ()), (), ((0, 10), (3,)))
     hashed, shown = len(trees), mine.lay_out(work)
     assert len(trees) - hashed == (0 if kept else 4) and hashed == 4
     assert shown == WireDigestCache("int8", "fp32").lay_out(work)

@@ -12,7 +12,7 @@ from members import PEERS, Inside, Members, recipe_for, story
 from msgspec.structs import replace
 
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import AdoptState, AdvanceState, HandOver, RestoreState
+from atoll.peer.tasks import AdoptState, AdvanceState, EndTrainingEarly, RestoreState
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerFailed, TrainerSpec
@@ -248,10 +248,10 @@ def test_whoever_is_hurried_hands_over_what_it_has_and_goes_on(tmp_path, book):
         trainer.child._take_step = watched
         trained = await island.run(TrainAsked(0, 12, 600.0, 1, PEERS))
         assert trained.steps == 3 and trainer.child.span.steps == recipe.schedule.overlap
-        await island.run(HandOver(1))
+        await island.run(EndTrainingEarly(1))
         again = await island.run(TrainAsked(1, 12, 600.0, 1, PEERS))
         assert again.steps == 3 + recipe.schedule.overlap and again.samples == 2 * again.steps
-        await island.run(HandOver(2))
+        await island.run(EndTrainingEarly(2))
         trainer.quiet = False
         trainer.child.onward = None
         assert (await island.run(TrainAsked(2, 12, 600.0, 1, PEERS))).steps == 3 + 2 * recipe.schedule.overlap

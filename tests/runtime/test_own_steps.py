@@ -21,7 +21,7 @@ from atoll.runtime.embed.loop_model import LoopModel
 from atoll.runtime.embed.messages import AttachLoop, DeclineRounds, RoundsBegin, RunRequest
 from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.embed.run import Run
-from atoll.runtime.trainer.protocol import CommandDone, MergeAnchor
+from atoll.runtime.trainer.protocol import MergeAnchorIntoParameters, TrainerCommandCompleted
 from atoll.runtime.training_spec import effort_misfit, founding_blobs, parse_training_spec
 from atoll.training.data import batch, load_data
 from atoll.training.exchange.layout import layout_of
@@ -372,10 +372,12 @@ def test_a_loop_that_declines_takes_in_first_what_waits_for_its_queue(tmp_path):
     run._local.mailbox, run._steps_ahead, run._steps_ahead_next = SimpleNamespace(x_F=torch.ones(64 * 65)), 3, 3
     run._channel = SimpleNamespace(is_open=True, send=said.append)
     run._wait_for_turn = lambda: None
-    run._handle(MergeAnchor(0, 64 * 65, "replace"))
+    run._handle(MergeAnchorIntoParameters(0, 64 * 65, "replace"))
     assert not said and not bool((model.weight == 1).all()), "three gradients are of the old parameters"
     run.decline()
-    assert [type(word) for word in said] == [CommandDone, DeclineRounds] and bool((model.weight == 1).all())
+    assert [type(word) for word in said] == [TrainerCommandCompleted, DeclineRounds] and bool(
+        (model.weight == 1).all()
+    )
 
 
 class Derived(torch.optim.SGD):

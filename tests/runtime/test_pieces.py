@@ -16,7 +16,7 @@ from atoll.crypto.digest import blob_id, manifest_of
 from atoll.features.archive import reed_solomon
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.config.sections import KeepSection
-from atoll.peer.tasks import CutState, RebuildState
+from atoll.peer.tasks import EncodeErasurePieces, RebuildState
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
@@ -42,7 +42,9 @@ def states_of(store: PeerStore) -> FileStateStore:
 def cut_all(store: PeerStore, data: bytes):
     """(the state's name, what its pieces are called), all of them on this disk."""
     state = store.put_blob(data)
-    named = {cut_state(states_of(store), store, CutState(state, K, N, index), ignore) for index in range(N)}
+    named = {
+        cut_state(states_of(store), store, EncodeErasurePieces(state, K, N, index), ignore) for index in range(N)
+    }
     assert len(named) == 1
     (names,) = named
     assert names is not None and all(store.has_blob(piece) for piece in names.pieces)
@@ -73,7 +75,7 @@ def test_a_state_that_the_disk_damaged_is_not_cut_but_set_aside(tmp_path: Path):
     with store.blob_path(state).open("r+b") as file:
         file.seek(MIB)
         file.write(b"!")
-    assert cut_state(states_of(store), store, CutState(state, K, N, 0), ignore) is None
+    assert cut_state(states_of(store), store, EncodeErasurePieces(state, K, N, 0), ignore) is None
     assert not store.has_blob(state) and not list((tmp_path / "blobs").glob("*.new"))
 
 
@@ -91,11 +93,11 @@ def test_pieces_that_the_disk_damaged_make_no_state_and_are_set_aside(tmp_path: 
 def test_a_state_is_coded_in_the_memory_of_a_few_stripes(tmp_path: Path):
     """64 MiB, of which never more than some stripes of N + K MiB are in memory."""
     store, whole = PeerStore(tmp_path, durable=False), store_of(tmp_path, 64)
-    cut_state(states_of(store), store, CutState(whole, K, N, 3), ignore)  # tables and libraries
+    cut_state(states_of(store), store, EncodeErasurePieces(whole, K, N, 3), ignore)  # tables and libraries
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    names = cut_state(states_of(store), store, CutState(whole, K, N, 2), ignore)
+    names = cut_state(states_of(store), store, EncodeErasurePieces(whole, K, N, 2), ignore)
     assert names is not None
-    cut_state(states_of(store), store, CutState(whole, K, N, 3), ignore)
+    cut_state(states_of(store), store, EncodeErasurePieces(whole, K, N, 3), ignore)
     store.drop_blobs({names.pieces[2], names.pieces[3]})
     assert rebuild_blob(
         store, RebuildState(whole, 64 * MIB, K, N, ((2, names.pieces[2]), (3, names.pieces[3]))), ignore

@@ -16,7 +16,7 @@ from torch import nn
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.peer.config.sections import KeepSection
-from atoll.peer.tasks import AdoptState, FindState, RollbackState, TrainRound
+from atoll.peer.tasks import AdoptState, CheckStateStored, RollbackState, TrainRound
 from atoll.runtime.control.rollback import roll_back, rounds_here
 from atoll.runtime.storage.blob_retention import STATES_KEPT_S, BlobRetention
 from atoll.runtime.storage.retention import SPACED_MAX, StateRetention
@@ -164,10 +164,10 @@ def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Pat
         for _ in range(6):  # until it is not in memory any more
             await members.play()
         island, store = members.islands[0], members.stores[0]
-        assert await island.run(FindState(first))
+        assert await island.run(CheckStateStored(first))
         path = store.blob_path(first)
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-        assert not await island.run(FindState(first)) and not path.exists()
+        assert not await island.run(CheckStateStored(first)) and not path.exists()
         with pytest.raises(RunFailedError, match="not on this disk"):
             await island.run(RollbackState(members.round, members.state, first, 12, 2))
 

@@ -14,7 +14,7 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import ScoreUpdate, ShowUpdate
+from atoll.peer.tasks import BuildUpdateExhibit, ScoreUpdate
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_loss_scoring
@@ -41,7 +41,7 @@ class Scored:
 
     async def work(self, author: int, blob: Digest | None = None, **more) -> ScoreUpdate:
         members, steps = self.members, self.members.recipe.schedule.turn_steps
-        shown = blob or (await members.islands[author].run(ShowUpdate(self.round))).blob
+        shown = blob or (await members.islands[author].run(BuildUpdateExhibit(self.round))).blob
         wires = members.islands[author].outbox.wires[self.round]
         work = ScoreUpdate(
             blob=shown,
@@ -104,7 +104,7 @@ def test_what_was_not_committed_to_is_nothing_and_what_is_gone_is_nobodys_fault(
         with pytest.raises(RunFailedError, match="E-SCO-02"):
             await members.islands[1].run(replace(work, before=digest(b"gone")))
         with pytest.raises(RunFailedError, match="E-SCO-01"):
-            await members.islands[0].run(ShowUpdate(99))
+            await members.islands[0].run(BuildUpdateExhibit(99))
 
     play(tmp_path, book, tell)
 

@@ -15,7 +15,14 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import EncodeUpdate, ReplayBoth, ShowUpdate, TrainRound, TwinUpdate, UpdateEncoded
+from atoll.peer.tasks import (
+    BuildUpdateExhibit,
+    CompareRedundantUpdates,
+    EncodeUpdate,
+    RedundantUpdate,
+    TrainRound,
+    UpdateEncoded,
+)
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_redundant_training
@@ -62,20 +69,20 @@ class Pair:
     def __init__(self, members: Members, before: Digest) -> None:
         self.members, self.before, self.round = members, before, members.round - 1
 
-    async def work(self) -> ReplayBoth:
+    async def work(self) -> CompareRedundantUpdates:
         rows = []
         for k, peer in enumerate((GUEST, HOST)):
             island = self.members.islands[k]
             wires = island.outbox.wires[self.round]
-            blob = (await island.run(ShowUpdate(self.round))).blob
-            rows.append(TwinUpdate(peer, blob, merkle_root(tuple(map(digest, wires))), self._steps))
-        return ReplayBoth(self.round, self.before, 1, 2, SHARES, (rows[0], rows[1]))
+            blob = (await island.run(BuildUpdateExhibit(self.round))).blob
+            rows.append(RedundantUpdate(peer, blob, merkle_root(tuple(map(digest, wires))), self._steps))
+        return CompareRedundantUpdates(self.round, self.before, 1, 2, SHARES, (rows[0], rows[1]))
 
     @property
     def _steps(self) -> int:
         return self.members.recipe.schedule.turn_steps
 
-    def other_row(self, row: TwinUpdate, change: Callable[[Tensor], Tensor]) -> TwinUpdate:
+    def other_row(self, row: RedundantUpdate, change: Callable[[Tensor], Tensor]) -> RedundantUpdate:
         """The same author, had it sent what `change` makes of its update (F,)."""
         learning = self.members.learning
         floats = learning.layout.floats
@@ -87,7 +94,7 @@ class Pair:
         blob = self.members.stores[1].put_blob(update_bytes(sent))
         return replace(row, blob=blob, root=merkle_root(tuple(map(digest, sent))))
 
-    async def apart(self, work: ReplayBoth) -> tuple[int, int]:
+    async def apart(self, work: CompareRedundantUpdates) -> tuple[int, int]:
         for store in self.members.stores:
             for row in work.rows:
                 if store.has_blob(row.blob):

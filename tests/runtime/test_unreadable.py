@@ -14,9 +14,9 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Payload
 from atoll.crypto.digest import blob_id, digest, manifest_of, merkle_path, merkle_root
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
+from atoll.peer.tasks import BuildMalformedRowEvidence, JudgeMalformedRow, MalformedRowJudged
 from atoll.policy.capability_terms import SumCheckTerms
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.training.codec import CODECS
 from atoll.training.recipe.schedule import SyncSchedule
 from atoll.training.recipe.update import part_bounds
@@ -46,7 +46,7 @@ class Case:
     """Part 1 of a row of Eve's, spoilt or not, and the folder in which what shows it lies."""
 
     def __init__(self, folder: Path, spoilt: bool = True) -> None:
-        self.folder, self.notary = folder, StatementSigner(RUN, VirtualSigner(EVE), VirtualVerifier())
+        self.folder, self.notary = folder, StatementSigner(RUN, VirtualSigner(EVE), VirtualSignatureVerifier())
         lo, hi = part_bounds(VALUES, SHARES)[1]
         wire = bytearray(CODECS["int8"].encode(torch.randn(hi - lo, generator=torch.Generator().manual_seed(1))))
         if spoilt:
@@ -54,7 +54,9 @@ class Case:
         names = (digest(b"first"), CUT.name(wire), digest(b"last"))
         commit = Commitment(ROUND, 0, merkle_root(names), 3, 5, 80, 1.0, 0.1, 80)
         payload = Payload(names[1], len(wire), bytes(wire))
-        self.shows = ExhibitRow(ROUND, 0, SHARES, self.notary.sign(commit), 1, merkle_path(names, 1), payload)
+        self.shows = BuildMalformedRowEvidence(
+            ROUND, 0, SHARES, self.notary.sign(commit), 1, merkle_path(names, 1), payload
+        )
         self.wire = bytes(wire)
 
     def put(self, data: bytes):
@@ -63,14 +65,14 @@ class Case:
         (self.folder / "blobs" / name.hex()).write_bytes(data)
         return name
 
-    def looked(self, up: str = "int8", cut: LeafLayout | None = CUT) -> RowJudged:
+    def looked(self, up: str = "int8", cut: LeafLayout | None = CUT) -> MalformedRowJudged:
         return inspect_row(self.shows, learning(up), cut, self.put)
 
     def in_court(self, exhibit) -> tuple[str, str]:
         court = OfflineJudge([self.folder], SETTINGS, self.notary, lambda settings: learning())
         said = {by: AuditorReport(by, "mismatch", ROUND, exhibit) for by in (BOB, PeerId("cid"))}
         keys = {EVE: VirtualSigner(EVE).vote_key, BOB: VirtualSigner(BOB).vote_key}
-        doubt = DisputedCase(ROUND, EVE, "a row", 2, JudgeRow(ROUND, 0, SHARES), keys, UNSET, said)
+        doubt = DisputedCase(ROUND, EVE, "a row", 2, JudgeMalformedRow(ROUND, 0, SHARES), keys, UNSET, said)
         words = court.look(doubt)
         assert fallen([doubt], lambda doubt: words) == ([(ROUND, EVE)] if words[0].result == "differs" else [])
         return words[0].result, words[0].what
@@ -80,13 +82,15 @@ def test_what_cannot_be_read_here_either_agrees_with_who_said_so(tmp_path: Path)
     case = Case(tmp_path)
     looked = case.looked()
     assert looked.why and looked.blob is not None and unreadable_from_bytes(looked.shown).index == 1
-    assert inspect_row(JudgeRow(ROUND, 0, SHARES, looked.shown), learning(), CUT, case.put).why == looked.why
+    assert (
+        inspect_row(JudgeMalformedRow(ROUND, 0, SHARES, looked.shown), learning(), CUT, case.put).why == looked.why
+    )
     assert case.in_court(looked.blob)[0] == "agrees"
 
 
 def test_whoever_was_expelled_over_a_row_that_can_be_read_is_named_as_a_problem(tmp_path: Path):
     case = Case(tmp_path, spoilt=False)
-    assert case.looked() == RowJudged(fault="it can be read")
+    assert case.looked() == MalformedRowJudged(fault="it can be read")
     true = unreadable_from_bytes(Case(tmp_path).looked().shown)
     tree, leaf = CUT.tree(case.wire), bytes(CUT.leaf(case.wire, 1))
     fine = replace(true, statement=case.shows.statement, part_path=case.shows.path, leaf=leaf)
@@ -112,7 +116,9 @@ def test_rows_in_codecs_that_do_not_say_it_by_themselves_are_held_against_nobody
 
 def test_a_round_has_the_parts_that_it_had(tmp_path: Path):
     looked = Case(tmp_path).looked()
-    judged = inspect_row(JudgeRow(ROUND, 0, (1,), looked.shown), learning(), CUT, lambda data: digest(data))
+    judged = inspect_row(
+        JudgeMalformedRow(ROUND, 0, (1,), looked.shown), learning(), CUT, lambda data: digest(data)
+    )
     assert judged.why == "" and "no part 1" in judged.fault
 
 

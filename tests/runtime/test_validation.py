@@ -19,7 +19,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, PinBlobs
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.peer.tasks import ValidateState as ValidateAsked
-from atoll.policy.capability_terms import ValidationRule
+from atoll.policy.capability_terms import StateValidationTerms
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.trainer import TrainerFailed
@@ -146,7 +146,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
 
     async def story(members: Members) -> None:
         (path := tmp_path / "canary.txt").write_text("Quick wafting zephyrs vex bold Jim. " * 300)
-        settings = RunSettings(validation=ValidationRule(sets=2))
+        settings = RunSettings(validation=StateValidationTerms(sets=2))
         founded = founding_blobs(start_of_built_in(RECIPE, book, str(path)), settings)
         learning = parse_training_spec(founded.settings)
         assert learning.canary == state_hash(founded.canary)
@@ -165,7 +165,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
         held_out, later = (await island.run(ValidateAsked(0, members.state))).losses
         assert later > held_out + 0.5
         with pytest.raises(PeerFault, match="other sets of data"):
-            parse_training_spec(replace(founded.settings, validation=ValidationRule()))
+            parse_training_spec(replace(founded.settings, validation=StateValidationTerms()))
 
     play(tmp_path, book, story)
 
@@ -235,13 +235,13 @@ def test_the_file_says_how_often_and_how_wide_and_nothing_by_default():
     assert settings_of(plain, recipe_of(plain)).validated is None
     config = load_config(None, ("run.validate_every=2", "run.validate_margin=0.5"), {})
     settings = settings_of(config, recipe_of(config))
-    assert settings.validated == ValidationRule(every=2, margin_percent=50)
+    assert settings.validated == StateValidationTerms(every=2, margin_percent=50)
     assert replace(settings, learning=b"") == replace(
-        settings_of(plain, recipe_of(plain)), validation=ValidationRule(2, 50)
+        settings_of(plain, recipe_of(plain)), validation=StateValidationTerms(2, 50)
     )
     assert RunSettings().validated is None
     config = load_config(None, ("run.validate_every=1", "data.canary=some.txt"), {})
-    assert settings_of(config, recipe_of(config)).validated == ValidationRule(sets=2)
+    assert settings_of(config, recipe_of(config)).validated == StateValidationTerms(sets=2)
     for useless in ("data.canary=some.txt", "run.validate_margin=0.5"):
         with pytest.raises(UsageError, match=f"E-CFG-10.*{useless.split('=')[0]} changes nothing"):
             load_config(None, (useless,), {})

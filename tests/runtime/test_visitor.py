@@ -12,7 +12,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import digest
 from atoll.features.archive import reed_solomon
-from atoll.peer.events import StateLost
+from atoll.peer.events import ArchivedStateRebuildFailed
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import RunSettings
 from atoll.protocol.transfer.download import FetchFailed
@@ -38,7 +38,7 @@ class Machine:
 
     def seek(self, state: Digest, now: float) -> list[object]:
         self.visitor._react_to_fact(FetchFailed(blob=state, why="nobody who was asked holds it"))
-        self.visitor._react_to_fact(StateLost(of=4, state=state, why="2 of 3 pieces could be had"))
+        self.visitor._react_to_fact(ArchivedStateRebuildFailed(of=4, state=state, why="2 of 3 pieces could be had"))
         return []
 
 

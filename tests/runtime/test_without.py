@@ -16,11 +16,11 @@ from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
     ArchivedRow,
     EncodeUpdate,
-    HoldRows,
-    KeepRows,
     LeaveOneOut,
     LeaveOneOutResult,
     PartRows,
+    RetainArchivedRows,
+    StoreArchivedRows,
     UpdateEncoded,
 )
 from atoll.peer.tasks import TrainRound as TrainAsked
@@ -54,9 +54,9 @@ class Remembering(Members):
         weight, parts = steps * self.recipe.batch, list[PartRows]()
         for part in range(self.peers):
             rows = tuple(ArchivedRow(part, PeerId(str(k)), (), sent[part]) for k, sent in self.sent.items())
-            blobs = await self.islands[0].run(KeepRows(rows))
+            blobs = await self.islands[0].run(StoreArchivedRows(rows))
             parts.append(PartRows(tuple((row.peer, weight, blob) for row, blob in zip(rows, blobs, strict=True))))
-        await self.islands[0].run(HoldRows(tuple(blob for part in parts for _, _, blob in part.rows)))
+        await self.islands[0].run(RetainArchivedRows(tuple(blob for part in parts for _, _, blob in part.rows)))
         samples = weight * len(self.sent)
         return LeaveOneOut(
             round, before, self.state, self.shares, tuple(parts), "mean", 0, steps, samples, self.peers, self.batch

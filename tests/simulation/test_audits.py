@@ -25,7 +25,7 @@ from atoll.simulation.replay_audits import LIARS, SHIRKERS, TRAINERS, islands
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.replay_audits import AuditReports, play_audits
-from atoll.simulation.signatures import VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier
 from atoll.simulation.simulated_audit_chain import judged
 from atoll.simulation.swarm import SwarmKnobs, honest
 from atoll.simulation.worker import VirtualWorker
@@ -117,7 +117,7 @@ def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> tuple[Verifica
     eras = {int(name.split("/")[1]): data for name, data in kept.items() if name.startswith(("era/", "sealed/"))}
     found = StoredHistory(stage.swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
     verdicts = VerdictHistory()
-    return verify_history(found, VirtualVerifier(), CAPABILITIES.verifiers, observers=[verdicts]), verdicts
+    return verify_history(found, VirtualSignatureVerifier(), CAPABILITIES.verifiers, observers=[verdicts]), verdicts
 
 
 def test_what_expelled_a_cheat_convicts_it_again_long_after_and_offline():

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.base.machine import Broadcast, Effect, Event, Fact, Received, Send
-from atoll.peer.events import OwnerFault, RoundClosed
+from atoll.peer.events import PartOwnerFaultObserved, RoundClosed
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.membership import RECENT
@@ -80,10 +80,10 @@ def test_nobody_seems_to_leave_rows_out_in_the_round_in_which_a_link_breaks(far:
     run = replace(RunSettings(round=PACED), **KINDS["open"])
     network = NetworkKnobs(0.005, 0.02, jitter_s=0.005)
     swarm = VirtualSwarm(2, SwarmKnobs(7, network, WorkerKnobs(update_bytes=400_000), run=run))
-    failed, closed = list[OwnerFault](), dict[int, RoundClosed]()
+    failed, closed = list[PartOwnerFaultObserved](), dict[int, RoundClosed]()
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, OwnerFault):
+        if isinstance(fact, PartOwnerFaultObserved):
             failed.append(fact)
         elif isinstance(fact, RoundClosed):
             closed[fact.round] = fact

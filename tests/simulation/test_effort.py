@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.base.machine import Fact
 from atoll.base.workload import BatchGrowth, WorkloadPolicy, WorkloadProgress
-from atoll.peer.events import AuditVerdict, RoundClosed, TrainEnded
+from atoll.peer.events import AuditFindingRecorded, LocalTrainingEnded, RoundClosed
 from atoll.peer.peer import Peer
 from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import check_body
@@ -38,7 +38,7 @@ class Story:
         self.slow = self.swarm.founders[-1]
         node = self.swarm.world.nodes[self.slow]
         node.island.knobs = type(node.island.knobs)(step_s=0.05 * slow)
-        self.trained: dict[int, dict[str, TrainEnded]] = {}
+        self.trained: dict[int, dict[str, LocalTrainingEnded]] = {}
         self.closed: dict[int, RoundClosed] = {}
         self.audited = settings.audited_share > 0
         self.judged: list[JudgeReplay] = []
@@ -73,11 +73,11 @@ class Story:
         island.run = does
 
     def _watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, TrainEnded):
+        if isinstance(fact, LocalTrainingEnded):
             self.trained.setdefault(fact.round, {})[node.name] = fact
         if isinstance(fact, RoundClosed):
             self.closed[fact.round] = fact
-        if isinstance(fact, AuditVerdict):
+        if isinstance(fact, AuditFindingRecorded):
             self.findings.add(fact.finding)
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace as changed
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Broadcast, Effect, Event, Fact, Send
-from atoll.peer.events import AttemptFailed, RoundClosed, ShareBegan
+from atoll.peer.events import RoundAttemptFailed, RoundClosed, UpdateSharingBegan
 from atoll.peer.peer import Peer
 from atoll.peer.round.vertex_body import check_body
 from atoll.peer.settings import RunSettings
@@ -62,7 +62,7 @@ class Story:
     def _watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, RoundClosed):
             self.closed[fact.round], self.ends[fact.round] = fact, now
-        self.failed += isinstance(fact, AttemptFailed)
+        self.failed += isinstance(fact, RoundAttemptFailed)
 
 
 def falls_silent(villain: ByzantineMember, send: Send) -> list[Effect]:
@@ -245,7 +245,7 @@ def test_voters_refuse_a_window_that_does_not_follow():
     story, found = Story(PACED), []
 
     def watch(now: float, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, ShareBegan) and fact.round == 4 and not found:
+        if isinstance(fact, UpdateSharingBegan) and fact.round == 4 and not found:
             assert node.machine is not None and node.machine.round is not None
             found.append((node.machine.round.ground, node.machine.notary))
 

@@ -11,7 +11,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact, Send
 from atoll.features.archive.policy import PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
-from atoll.peer.events import PieceKept, StateLost, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, ErasurePieceStored, StateRebuilt
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.capability_terms import ErasureParams
@@ -109,8 +109,10 @@ def test_with_five_gone_nothing_is_made_up():
     placed.world.carry_out(
         node, node.machine.downloads.fetch_state(placed.old[0].state, node.clock.local(placed.world.now))
     )
-    placed.until(lambda: placed.told(StateLost))
-    assert placed.told(StateLost)[0].why.startswith("5 of 6 pieces") and not placed.told(StateRebuilt)
+    placed.until(lambda: placed.told(ArchivedStateRebuildFailed))
+    assert placed.told(ArchivedStateRebuildFailed)[0].why.startswith("5 of 6 pieces") and not placed.told(
+        StateRebuilt
+    )
 
 
 def test_who_leaves_for_good_is_made_good_by_six_pieces_for_each(monkeypatch: pytest.MonkeyPatch):
@@ -133,10 +135,10 @@ def test_who_leaves_for_good_is_made_good_by_six_pieces_for_each(monkeypatch: py
         send_on(node, send)
 
     monkeypatch.setattr(placed.world, "_send", listen)
-    repaired = lambda: {(f.of, f.index) for f in placed.told(PieceKept) if f.repaired}  # noqa: E731
+    repaired = lambda: {(f.of, f.index) for f in placed.told(ErasurePieceStored) if f.repaired}  # noqa: E731
     placed.until(lambda: {(e.round, i) for e, i in lost} <= repaired())
     placed.until(lambda: all(e.here == 10 for e in placed.ledger(watcher).entries[:3]) and placed.idle())
-    sizes = {f.of: f.size_bytes for f in placed.told(PieceKept)}
+    sizes = {f.of: f.size_bytes for f in placed.told(ErasurePieceStored)}
     took = placed.given() - before
     assert took == sum(6 * sizes[of] for of, _ in repaired())
     assert not rude, "while a round shares its updates nobody asks for pieces"
@@ -155,7 +157,7 @@ def test_who_comes_back_in_time_keeps_its_pieces_and_nobody_makes_any():
     placed.world.start(holder)
     placed.world.run(placed.world.now + CODED.lost_s)
     assert placed.ledger(holder).entries[0].holders[0] == holder
-    assert not any(f.repaired for f in placed.told(PieceKept))
+    assert not any(f.repaired for f in placed.told(ErasurePieceStored))
 
 
 def test_a_holder_whose_disk_lost_a_piece_makes_it_anew_when_it_starts():
@@ -167,7 +169,7 @@ def test_a_holder_whose_disk_lost_a_piece_makes_it_anew_when_it_starts():
     del placed.world.nodes[holder].island.blobs[names.pieces[3]]
     placed.world.start(holder)
     placed.until(lambda: names.pieces[3] in placed.world.nodes[holder].island.blobs)
-    assert [f.repaired for who, f in placed.facts if who == holder and type(f) is PieceKept][-1]
+    assert [f.repaired for who, f in placed.facts if who == holder and type(f) is ErasurePieceStored][-1]
 
 
 def test_more_than_may_vanish_come_back_late_and_nothing_is_lost():
@@ -179,8 +181,8 @@ def test_more_than_may_vanish_come_back_late_and_nothing_is_lost():
         placed.world.leave(peer)
     watcher = next(n.name for n in placed.swarm.honest if n.name not in away)
     placed.until(lambda: not set(placed.ledger(watcher).entries[0].holders) & set(away))
-    placed.until(lambda: placed.told(StateLost))
-    assert placed.told(StateLost)[0].why.startswith("5 of 6 holders")
+    placed.until(lambda: placed.told(ArchivedStateRebuildFailed))
+    assert placed.told(ArchivedStateRebuildFailed)[0].why.startswith("5 of 6 holders")
     for peer in away:
         placed.world.start(peer)
     placed.until(lambda: placed.ledger(watcher).entries[0].here == 10)

@@ -15,7 +15,7 @@ from atoll.peer.events import RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.cross_check import PartDisputed
-from atoll.protocol.allreduce.events import OwnerFailed, RowUndecodable
+from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowUndecodable
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import POISONS, TensorWorker
 from atoll.simulation.worker import WorkerKnobs
@@ -104,7 +104,9 @@ def test_without_poison_a_sorted_part_is_as_good_as_a_mean():
 def test_too_few_rows_are_no_answer_and_never_a_mean():
     """Four of seven live, too few for two liars: the rule says so, and the round agrees that no part counts."""
     stage = Stage("trimmed_mean", dead=(0, 2, 6), quorum="majority").run(1)
-    assert any("needs 5 rows to withstand 2 liars, not 4" in fact.why for fact in stage.told(OwnerFailed))
+    assert any(
+        "needs 5 rows to withstand 2 liars, not 4" in fact.why for fact in stage.told(LocalPartCombineFailed)
+    )
     first = [fact for fact in stage.told(RoundClosed) if fact.body.round == 0]
     assert first and all(fact.parts_missing == len(fact.body.parts) for fact in first)
     assert stage.swarm.honest[0].island.distance(first[0].body.state) == 1.0

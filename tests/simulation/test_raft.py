@@ -13,7 +13,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.capabilities import CAPABILITIES
-from atoll.peer.events import AttemptFailed, RoundClosed
+from atoll.peer.events import RoundAttemptFailed, RoundClosed
 from atoll.peer.round.machine import NUDGE_S
 from atoll.peer.round.view_timer import VIEW_S
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
@@ -21,7 +21,7 @@ from atoll.peer.verify.chain import StoredHistory, verify_history
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.events import PartsReduced
 from atoll.simulation.scenarios import ScenarioUnsupported, run_scenario
-from atoll.simulation.signatures import VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.simulation.world import VirtualComputer
 
@@ -53,7 +53,7 @@ class Story:
                 if self.kills.get(fact.round) == node.name:
                     del self.kills[fact.round]
                     self.world.at(now, lambda: self.world.crash(node.name))
-            case AttemptFailed():
+            case RoundAttemptFailed():
                 self.failed += 1
             case _:
                 pass
@@ -89,7 +89,7 @@ def test_its_history_is_believed_offline_like_any_other():
     rows = {int(name.partition("/")[2]): row for name, row in kept.items() if name.startswith("vertex/")}
     audit = verify_history(
         StoredHistory(story.swarm.run_id, kept["genesis"], sorted(rows), rows.get),
-        VirtualVerifier(),
+        VirtualSignatureVerifier(),
         CAPABILITIES.verifiers,
     )
     assert audit.intact and audit.head >= 7 and audit.settings.by_raft

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.ids import Seconds
 from atoll.base.machine import Fact
-from atoll.peer.events import RoundClosed, ShareBegan, TrainEnded
+from atoll.peer.events import LocalTrainingEnded, RoundClosed, UpdateSharingBegan
 from atoll.peer.tasks import AdoptState, EncodeUpdate
 from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.scenarios import run_scenario
@@ -42,9 +42,9 @@ def test_a_round_waits_until_the_quorum_is_there_and_no_longer_than_the_grace():
     shared: list[tuple[int, Seconds, int]] = []
 
     def watch(now: Seconds, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, TrainEnded) and fact.steps:
+        if isinstance(fact, LocalTrainingEnded) and fact.steps:
             ended.setdefault(fact.round, []).append(now)
-        if isinstance(fact, ShareBegan):
+        if isinstance(fact, UpdateSharingBegan):
             shared.append((fact.round, now, len(fact.absent)))
 
     gather = stage.gather

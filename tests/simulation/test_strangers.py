@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.peer.membership.admission import refused
-from atoll.peer.membership.readers import Readers
+from atoll.peer.membership.readers import ReadAccessControl
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 
 
@@ -17,7 +17,7 @@ def test_strangers_are_told_nothing_and_end_no_peer(seed: int):
 
 
 def test_the_story_fails_where_peers_answer_strangers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Readers, "refusal", lambda self, peer, known, wall_s: None)
+    monkeypatch.setattr(ReadAccessControl, "refusal", lambda self, peer, known, wall_s: None)
     with pytest.raises(ScenarioFailed, match="a stranger was told"):
         run_scenario("strangers", 1)
 

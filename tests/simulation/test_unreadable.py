@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
 from atoll.crypto.digest import digest
-from atoll.peer.events import JoinRejected, MalformedRow, ProtocolFault, RoundClosed
+from atoll.peer.events import JoinRejected, MalformedRowDetected, ProtocolFault, RoundClosed
 from atoll.peer.membership.admission import EXPELLED
 from atoll.peer.settings import RunSettings
 from atoll.policy.capability_terms import SumCheckTerms
@@ -88,7 +88,9 @@ def test_one_value_that_is_no_number_expels_its_author_with_the_vertex_of_that_r
     """Those who own no part in which it stands are shown the leaf, or the row where it has none."""
     stage = Stage(one_value, opened).run(3)
     assert stage.expelled == dict.fromkeys(NAMES, 0)
-    assert {fact.peer for fact in stage.by_honest(MalformedRow)} == NAMES and not stage.by_honest(ProtocolFault)
+    assert {fact.peer for fact in stage.by_honest(MalformedRowDetected)} == NAMES and not stage.by_honest(
+        ProtocolFault
+    )
     out = [(by, fact.code, fact.for_good) for by, fact in stage.told if isinstance(fact, JoinRejected)]
     assert sorted(out) == [(name, EXPELLED, True) for name in sorted(NAMES)]
 
@@ -151,7 +153,7 @@ def test_who_calls_honest_rows_unreadable_is_blamed_and_nobody_else_is():
     """Checkers hold that no honest peer is accused or blamed by one; the accusers' two words are too few."""
     CRIED.clear()
     stage = Stage(opened=True, twist=cry).run(5)
-    assert len(CRIED) == 6 and not stage.by_honest(MalformedRow)
+    assert len(CRIED) == 6 and not stage.by_honest(MalformedRowDetected)
     assert {fact.peer for fact in stage.by_honest(ProtocolFault)} == NAMES
     assert stage.expelled == {}
     rounds = [fact for fact in stage.by_honest(RoundClosed) if fact.body.parts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.policy.capability_terms import ValidationRule
+from atoll.policy.capability_terms import StateValidationTerms
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -47,7 +47,7 @@ def test_poison_that_the_bound_lets_through_is_found_when_it_adds_up():
 
 
 def test_every_other_round_is_enough():
-    told = played(rounds=(8, 9), rule=ValidationRule(every=2))
+    told = played(rounds=(8, 9), rule=StateValidationTerms(every=2))
     assert [back.back_to for back in told.returns.values()] == [7]
 
 
@@ -101,9 +101,9 @@ def test_the_state_that_is_needed_is_kept_though_disks_hold_hardly_any(kept: int
 
 
 def test_runs_without_validation_are_encoded_as_they_always_were():
-    plain, looked_at = encode_settings(RunSettings()), RunSettings(validation=ValidationRule(2, 50))
+    plain, looked_at = encode_settings(RunSettings()), RunSettings(validation=StateValidationTerms(2, 50))
     assert b"validation" not in plain and decode_settings(plain).validated is None
-    assert decode_settings(encode_settings(looked_at)).validated == ValidationRule(2, 50)
+    assert decode_settings(encode_settings(looked_at)).validated == StateValidationTerms(2, 50)
 
 
 @pytest.mark.long

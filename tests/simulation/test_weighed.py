@@ -15,14 +15,19 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import RoundClosed, ShareBegan
+from atoll.peer.events import RoundClosed, UpdateSharingBegan
 from atoll.peer.round.vertex_body import check_body
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import EncodeUpdate, UpdateEncoded
 from atoll.policy.fault_tolerance import DISTANCES
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.buffers import weights_digest, weights_of
-from atoll.protocol.allreduce.events import OwnerFailed, PartAnswered, RowsWeighed, RowUndecodable
+from atoll.protocol.allreduce.events import (
+    LocalPartCombineFailed,
+    PartResultAccepted,
+    RowUndecodable,
+    RowWeightsComputed,
+)
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -163,7 +168,7 @@ def test_a_round_makes_what_the_library_makes_of_the_same_rows(statistic: str):
 
 def test_the_vertex_says_what_every_row_weighed_and_all_owners_said_the_same():
     stage = Stage("robust", "scaling").run(2)
-    told = {fact.weighing for fact in stage.told(RowsWeighed) if fact.round == 0}
+    told = {fact.weighing for fact in stage.told(RowWeightsComputed) if fact.round == 0}
     assert told == {stage.closed(0).body.weighing} and len(told) == 1
     weights = stage.closed(0).body.weighing.weights  # in the order of names, which is that of founding
     assert weights == pytest.approx([0.2 * (i not in LIARS) for i in range(7)], abs=1e-2)
@@ -179,9 +184,9 @@ def test_what_it_costs_beside_a_trimmed_mean_is_one_small_message_per_owner_and_
     assert 42 * 28 * 8 < more < 42 * (28 * 8 + 300) + 42 * (name + 20) + 30 * (name + 20) + 3000
 
 
-SHARE = lambda fact: isinstance(fact, ShareBegan)  # noqa: E731
-WEIGHED = lambda fact: isinstance(fact, RowsWeighed)  # noqa: E731
-ANSWERED = lambda fact: isinstance(fact, PartAnswered)  # noqa: E731
+SHARE = lambda fact: isinstance(fact, UpdateSharingBegan)  # noqa: E731
+WEIGHED = lambda fact: isinstance(fact, RowWeightsComputed)  # noqa: E731
+ANSWERED = lambda fact: isinstance(fact, PartResultAccepted)  # noqa: E731
 
 
 def closed_without(stage: Stage, phase: Callable[[Fact], bool]) -> RoundClosed:
@@ -235,7 +240,8 @@ def test_with_too_few_rows_nothing_moves_and_it_says_so():
         stage.world.at(0.001, lambda index=index: stage.world.crash(peer_name(index)))
     stage.run(1)
     assert any(
-        "needs 5 rows to withstand 2 liars, 4 are in all parts" in fact.why for fact in stage.told(OwnerFailed)
+        "needs 5 rows to withstand 2 liars, 4 are in all parts" in fact.why
+        for fact in stage.told(LocalPartCombineFailed)
     )
     first = stage.closed(0)
     assert first.parts_missing == len(first.body.parts) and first.body.weighing is UNSET
@@ -272,7 +278,7 @@ def test_voters_refuse_a_body_that_says_something_else_of_its_rows():
     stage, grounds = Stage("robust", "a little is enough"), []
 
     def watch(now: float, node, fact: Fact) -> None:
-        if isinstance(fact, ShareBegan) and not grounds:
+        if isinstance(fact, UpdateSharingBegan) and not grounds:
             grounds.append((node.machine.round.ground, node.machine.notary))
 
     stage.world.watchers.append(watch)

@@ -52,7 +52,7 @@ def test_where_trainers_go_on_meanwhile_deaths_cost_no_more(tmp_path: Path, sett
 def one_is_killed(swarm: Swarm) -> None:
     """Peer 2 gets SIGKILL as the share phase begins; the same attempt ends without it. It resumes from disk."""
     swarm.closed(2, peer=2)
-    begun = swarm.wait(lambda f: f["fact"] == "ShareBegan" and f["by"] == 2, since=len(swarm.facts))
+    begun = swarm.wait(lambda f: f["fact"] == "UpdateSharingBegan" and f["by"] == 2, since=len(swarm.facts))
     swarm.kill(2)
     gone = len(swarm.facts)
     first = swarm.wait(
@@ -61,7 +61,7 @@ def one_is_killed(swarm: Swarm) -> None:
     victim = swarm.wait(lambda f: f["fact"] == "Opened" and f["by"] == 2)["peer"]
     after = swarm.wait(lambda f: f["fact"] == "RoundClosed" and f["by"] == 0 and victim in f["missing"], since=gone)
     assert after["round"] <= first["round"] + 1
-    assert not [f for f in swarm.facts[gone:] if f["fact"] == "AttemptFailed"]
+    assert not [f for f in swarm.facts[gone:] if f["fact"] == "RoundAttemptFailed"]
 
     swarm.resume(2)
     back = swarm.wait(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import ViewTimeout, Vote
 from atoll.wire.messages.vertex import QuorumCertificate
@@ -15,7 +15,7 @@ from atoll.wire.messages.vertex import QuorumCertificate
 RUN, BODY = Digest(bytes(32)), Digest(b"b" * 32)
 
 
-class Counting(VirtualVerifier):
+class Counting(VirtualSignatureVerifier):
     checks = 0
 
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import RealKeys, VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.evidence import Evidence, commits_to_two_updates, contradiction, evidence_flaw, slot_of
 from atoll.wire.messages.statements import (
@@ -23,7 +23,7 @@ from atoll.wire.messages.statements import (
 
 RUN, A, B = Digest(bytes(32)), Digest(b"a" * 32), Digest(b"b" * 32)
 SIGNER = VirtualSigner(PeerId("ada"))
-NOTARY = StatementSigner(RUN, SIGNER, VirtualVerifier())
+NOTARY = StatementSigner(RUN, SIGNER, VirtualSignatureVerifier())
 
 few, digests = st.integers(0, 2), st.sampled_from([A, B])
 statements = st.one_of(
@@ -42,7 +42,7 @@ def of(one: Statement, other: Statement) -> Evidence:
 
 @given(statements, statements)
 def test_two_statements_are_evidence_if_and_only_if_they_differ_in_one_slot(one: Statement, other: Statement):
-    proves = evidence_flaw(of(one, other), VirtualVerifier()) is None
+    proves = evidence_flaw(of(one, other), VirtualSignatureVerifier()) is None
     assert proves == (one != other and slot_of(one) is not None and slot_of(one) == slot_of(other))
     assert of(one, other) == of(other, one)
 
@@ -82,17 +82,17 @@ def test_it_needs_nothing_but_itself_or_the_agreed_key():
 def test_words_of_another_run_another_peer_or_another_session_frame_nobody():
     """A peer whose folder is lost comes back with another session key: what it says then contradicts nothing."""
     vote, other = Vote(3, 1, "commit", A), Vote(3, 1, "commit", B)
-    elsewhere = StatementSigner(Digest(b"r" * 32), SIGNER, VirtualVerifier()).sign(other)
+    elsewhere = StatementSigner(Digest(b"r" * 32), SIGNER, VirtualSignatureVerifier()).sign(other)
     mixed = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), elsewhere, SIGNER.certificate)
-    assert "did not sign" in (evidence_flaw(mixed, VirtualVerifier()) or "")
+    assert "did not sign" in (evidence_flaw(mixed, VirtualSignatureVerifier()) or "")
     returned = VirtualSigner(PeerId("ada"), session=1)
-    later = StatementSigner(RUN, returned, VirtualVerifier()).sign(other)
+    later = StatementSigner(RUN, returned, VirtualSignatureVerifier()).sign(other)
     for key in (SIGNER, returned):
         evidence = contradiction(RUN, key.vote_key, NOTARY.sign(vote), later, key.certificate)
-        assert "did not sign" in (evidence_flaw(evidence, VirtualVerifier()) or "")
-    bob = StatementSigner(RUN, VirtualSigner(PeerId("bob")), VirtualVerifier()).sign(other)
+        assert "did not sign" in (evidence_flaw(evidence, VirtualSignatureVerifier()) or "")
+    bob = StatementSigner(RUN, VirtualSigner(PeerId("bob")), VirtualSignatureVerifier()).sign(other)
     two = contradiction(RUN, SIGNER.vote_key, NOTARY.sign(vote), bob, SIGNER.certificate)
-    assert "two signers" in (evidence_flaw(two, VirtualVerifier()) or "")
+    assert "two signers" in (evidence_flaw(two, VirtualSignatureVerifier()) or "")
 
 
 def test_its_bytes_are_what_they_were():

@@ -131,7 +131,7 @@ class LinkDown(msgspec.Struct, frozen=True, gc=False):
     refused: bool
 
 
-class Resumed(msgspec.Struct, frozen=True, gc=False):
+class ResumedFromSleep(msgspec.Struct, frozen=True, gc=False):
     """The clock jumped because this computer slept. Pending steps are stale."""
 
 
@@ -143,7 +143,9 @@ class BandwidthMeasured(msgspec.Struct, frozen=True, gc=False):
     round: int | None = None  # round in which `to` was measured
 
 
-Event = Start | Received | TimerFired | TaskDone | TaskFailed | LinkUp | LinkDown | Resumed | BandwidthMeasured
+Event = (
+    Start | Received | TimerFired | TaskDone | TaskFailed | LinkUp | LinkDown | ResumedFromSleep | BandwidthMeasured
+)
 
 
 # ---- effects -----------------------------------------------------------------------------------------------

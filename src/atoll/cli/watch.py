@@ -190,9 +190,9 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"! {name(entry['peer'])} does not respond ({entry['why']}); {what}"
         case "PeerReturned":
             return f"{name(entry['peer'])} responds again"
-        case "AttemptFailed" if progress.phase == "paused" and "paused" not in entry:
+        case "RoundAttemptFailed" if progress.phase == "paused" and "paused" not in entry:
             return ""  # there was nothing to agree on
-        case "AttemptFailed":
+        case "RoundAttemptFailed":
             why = entry.get("paused", "trying again")
             return f"! attempt {entry['attempt'] + 1} of this round ran out of time; {why}"
         case "WorkRefused":
@@ -200,19 +200,19 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"{told}; free memory or disk, or fix the cause: the peer tries again"
         case "RoundSkipped":
             return f"! this peer has no part in this round: {entry['why']}"
-        case "ScoreMissed":
+        case "LocalUpdateScoringFailed":
             return (
                 f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"
             )
-        case "TwinsMissed":
+        case "LocalRedundancyCheckFailed":
             return f"! twins of round {entry['of']} are not compared here: {entry['why']}"
-        case "FetchBegan":
+        case "StateDownloadBegan":
             return f"downloading the agreed model ({entry['why']})"
         case "JoinRejected":
             return f"! {name(entry['by'])} reports: {one_line(entry['what'])}"
         case "ProtocolFault":
             return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
-        case "MalformedRow":
+        case "MalformedRowDetected":
             return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
         case "RunOver":
             return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
@@ -256,28 +256,28 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
     """One line about missing signatures, damaged history or another branch; empty for all other facts."""
     name = progress.name_of
     match entry["fact"]:
-        case "EraAwaited" if entry.get("elsewhere"):
+        case "EraSignaturesOverdue" if entry.get("elsewhere"):
             return (
                 f"! {entry['elsewhere']} members that had to sign the history up to round {entry['round']} "
                 "signed another one: the history here is forged; take a new folder and another member's ticket "
                 "(atoll join TICKET --dir NEW_FOLDER)"
             )
-        case "EraAwaited":
+        case "EraSignaturesOverdue":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
                 "that it needs; requesting the others (if none come: signers are gone, and the founder "
                 "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
                 "true one: atoll join TICKET --dir NEW_FOLDER)"
             )
-        case "HistoryLacks":
+        case "HistoryVertexLost":
             return (
                 f"! this disk damaged or lost the vertex of round {entry['lacks']}; requesting it from members (if "
                 "no member has it: atoll verify lists the damage; peer.key in an empty folder and a member's "
                 "ticket, atoll invite, lead back)"
             )
-        case "HistoryMended":
+        case "HistoryVertexRecovered":
             return f"the vertex of round {entry['lacked']} is whole again: {name(entry['by'])} sent it"
-        case "BranchSeen":
+        case "ForkBranchDetected":
             members = ", ".join(map(name, entry["members"]))
             return f"! the run goes on elsewhere, too, since round {entry['round']}: {members} (atoll status)"
         case "BranchPreferred":

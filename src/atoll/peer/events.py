@@ -20,14 +20,14 @@ class GenesisKnown(Fact, frozen=True, kw_only=True, tag="GenesisKnown"):
     vertex: Vertex
 
 
-class CaughtUp(Fact, frozen=True, kw_only=True, tag="CaughtUp"):
+class LocalStateCaughtUp(Fact, frozen=True, kw_only=True, tag="LocalStateCaughtUp"):
     """The local state is the one agreed in this round."""
 
     phase = "join"
     by: str  # "disk", "blob" or "rounds"
 
 
-class FetchBegan(Fact, frozen=True, kw_only=True, tag="FetchBegan"):
+class StateDownloadBegan(Fact, frozen=True, kw_only=True, tag="StateDownloadBegan"):
     phase = "join"
     why: str
 
@@ -67,7 +67,7 @@ class RoundBegan(Fact, frozen=True, kw_only=True, tag="RoundBegan"):
     batch: int = 0  # samples per step; 0: the recipe's
 
 
-class TrainEnded(Fact, frozen=True, kw_only=True, tag="TrainEnded"):
+class LocalTrainingEnded(Fact, frozen=True, kw_only=True, tag="LocalTrainingEnded"):
     phase = "train"
     steps: int
     samples: int
@@ -82,7 +82,7 @@ class RoundSkipped(Fact, frozen=True, kw_only=True, tag="RoundSkipped"):
     why: str
 
 
-class TrainedApart(Fact, frozen=True, kw_only=True, tag="TrainedApart"):
+class TrainedWithoutQuorum(Fact, frozen=True, kw_only=True, tag="TrainedWithoutQuorum"):
     """Too few voters are reachable to close this round, so the local peer trained alone; see specs/apart.md."""
 
     phase = "apart"
@@ -92,14 +92,14 @@ class TrainedApart(Fact, frozen=True, kw_only=True, tag="TrainedApart"):
     quorum: int
 
 
-class ShareBegan(Fact, frozen=True, kw_only=True, tag="ShareBegan"):
+class UpdateSharingBegan(Fact, frozen=True, kw_only=True, tag="UpdateSharingBegan"):
     phase = "share"
     attempt: int
     committed: tuple[PeerId, ...]
     absent: tuple[PeerId, ...]
 
 
-class AttemptFailed(Fact, frozen=True, kw_only=True, tag="AttemptFailed"):
+class RoundAttemptFailed(Fact, frozen=True, kw_only=True, tag="RoundAttemptFailed"):
     phase = "agree"
     attempt: int
 
@@ -112,7 +112,7 @@ class ProposalRejected(Fact, frozen=True, kw_only=True, tag="ProposalRejected"):
     why: str
 
 
-class IncompatibleCall(Fact, frozen=True, kw_only=True, tag="IncompatibleCall"):
+class IncompatibleUpdateReceived(Fact, frozen=True, kw_only=True, tag="IncompatibleUpdateReceived"):
     """This peer's update has another length than the local one, or other options: they cannot be averaged."""
 
     phase = "commit"
@@ -139,7 +139,7 @@ class MemberAccused(Fact, frozen=True, kw_only=True, tag="MemberAccused"):
     statement: Accusation | OwnerComplaint
 
 
-class MalformedRow(Fact, frozen=True, kw_only=True, tag="MalformedRow"):
+class MalformedRowDetected(Fact, frozen=True, kw_only=True, tag="MalformedRowDetected"):
     """This peer committed to a row of that round that did not decode here."""
 
     phase = "trust"
@@ -148,7 +148,7 @@ class MalformedRow(Fact, frozen=True, kw_only=True, tag="MalformedRow"):
     why: str
 
 
-class OwnerFault(Fact, frozen=True, kw_only=True, tag="OwnerFault"):
+class PartOwnerFaultObserved(Fact, frozen=True, kw_only=True, tag="PartOwnerFaultObserved"):
     """This owner failed the round as observed here, which proves nothing."""
 
     phase = "trust"
@@ -156,7 +156,7 @@ class OwnerFault(Fact, frozen=True, kw_only=True, tag="OwnerFault"):
     why: Lapse
 
 
-class AuditDrawn(Fact, frozen=True, kw_only=True, tag="AuditDrawn"):
+class TrainerDrawnForAudit(Fact, frozen=True, kw_only=True, tag="TrainerDrawnForAudit"):
     """The vertex of this round drew a segment of this peer's; `auditors` in the order of their turns."""
 
     phase = "audit"
@@ -165,7 +165,7 @@ class AuditDrawn(Fact, frozen=True, kw_only=True, tag="AuditDrawn"):
     auditors: tuple[PeerId, ...]
 
 
-class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
+class LocalAuditCompleted(Fact, frozen=True, kw_only=True, tag="LocalAuditCompleted"):
     """Finding of the local peer after a replay or a sum check, also after a failed try."""
 
     phase = "audit"
@@ -178,7 +178,7 @@ class AuditEnded(Fact, frozen=True, kw_only=True, tag="AuditEnded"):
     exhibit: Digest | None = None  # judged blob
 
 
-class AuditVerdict(Fact, frozen=True, kw_only=True, tag="AuditVerdict"):
+class AuditFindingRecorded(Fact, frozen=True, kw_only=True, tag="AuditFindingRecorded"):
     """A vertex holds an auditor's finding."""
 
     phase = "audit"
@@ -188,7 +188,7 @@ class AuditVerdict(Fact, frozen=True, kw_only=True, tag="AuditVerdict"):
     finding: Finding
 
 
-class StateEvaluated(Fact, frozen=True, kw_only=True, tag="StateEvaluated"):
+class ValidationLossReported(Fact, frozen=True, kw_only=True, tag="ValidationLossReported"):
     """The local peer was drawn to evaluate the state of this round and reports these losses."""
 
     phase = "validate"
@@ -198,7 +198,7 @@ class StateEvaluated(Fact, frozen=True, kw_only=True, tag="StateEvaluated"):
     right: tuple[int, ...] = ()  # millionths of all predictions; empty: not counted
 
 
-class StateJudged(Fact, frozen=True, kw_only=True, tag="StateJudged"):
+class StateValidationDecided(Fact, frozen=True, kw_only=True, tag="StateValidationDecided"):
     """Vertices hold enough reports about the state of this round."""
 
     phase = "validate"
@@ -209,7 +209,7 @@ class StateJudged(Fact, frozen=True, kw_only=True, tag="StateJudged"):
     accuracy: tuple[int, ...] | None = None  # millionths of all predictions; None: too few validators counted them
 
 
-class AutoRolledBack(Fact, frozen=True, kw_only=True, tag="AutoRolledBack"):
+class BadStateRolledBack(Fact, frozen=True, kw_only=True, tag="BadStateRolledBack"):
     """Validators found the state bad, and this round's vertex rolled it back."""
 
     phase = "validate"
@@ -218,7 +218,7 @@ class AutoRolledBack(Fact, frozen=True, kw_only=True, tag="AutoRolledBack"):
     contributors: tuple[PeerId, ...]  # contributors to any of them, without a verdict on one of these
 
 
-class ScoreDrawn(Fact, frozen=True, kw_only=True, tag="ScoreDrawn"):
+class UpdateDrawnForScoring(Fact, frozen=True, kw_only=True, tag="UpdateDrawnForScoring"):
     """The vertex of this round drew this peer's update for scoring by these members."""
 
     phase = "score"
@@ -226,7 +226,7 @@ class ScoreDrawn(Fact, frozen=True, kw_only=True, tag="ScoreDrawn"):
     scorers: tuple[PeerId, ...]
 
 
-class ScoreTaken(Fact, frozen=True, kw_only=True, tag="ScoreTaken"):
+class UpdateScoreReported(Fact, frozen=True, kw_only=True, tag="UpdateScoreReported"):
     """Score of another's update as reported by the local peer; empty if the update was not shown."""
 
     phase = "score"
@@ -236,7 +236,7 @@ class ScoreTaken(Fact, frozen=True, kw_only=True, tag="ScoreTaken"):
     why: str
 
 
-class ScoreMissed(Fact, frozen=True, kw_only=True, tag="ScoreMissed"):
+class LocalUpdateScoringFailed(Fact, frozen=True, kw_only=True, tag="LocalUpdateScoringFailed"):
     """The local trainer failed: an own update is not shown, or another's is not scored here."""
 
     phase = "score"
@@ -245,7 +245,7 @@ class ScoreMissed(Fact, frozen=True, kw_only=True, tag="ScoreMissed"):
     why: str
 
 
-class UpdateScored(Fact, frozen=True, kw_only=True, tag="UpdateScored"):
+class UpdateScoringDecided(Fact, frozen=True, kw_only=True, tag="UpdateScoringDecided"):
     """Vertices hold enough scores of this update."""
 
     phase = "score"
@@ -255,7 +255,7 @@ class UpdateScored(Fact, frozen=True, kw_only=True, tag="UpdateScored"):
     falls: tuple[int, ...]  # medians
 
 
-class TwinsFound(Fact, frozen=True, kw_only=True, tag="TwinsFound"):
+class DifferingRedundantUpdatesFound(Fact, frozen=True, kw_only=True, tag="DifferingRedundantUpdatesFound"):
     """The vertex shows two differing updates from the same samples; these referees compare them."""
 
     phase = "twins"
@@ -265,7 +265,7 @@ class TwinsFound(Fact, frozen=True, kw_only=True, tag="TwinsFound"):
     referees: tuple[PeerId, ...]
 
 
-class TwinsCompared(Fact, frozen=True, kw_only=True, tag="TwinsCompared"):
+class RedundantUpdatesCompared(Fact, frozen=True, kw_only=True, tag="RedundantUpdatesCompared"):
     """Distances between two updates of the same samples as reported by the local peer, or why one is missing."""
 
     phase = "twins"
@@ -275,7 +275,7 @@ class TwinsCompared(Fact, frozen=True, kw_only=True, tag="TwinsCompared"):
     why: str
 
 
-class TwinsMissed(Fact, frozen=True, kw_only=True, tag="TwinsMissed"):
+class LocalRedundancyCheckFailed(Fact, frozen=True, kw_only=True, tag="LocalRedundancyCheckFailed"):
     """The local trainer failed: an own update is not shown, or the two are not compared here."""
 
     phase = "twins"
@@ -284,7 +284,7 @@ class TwinsMissed(Fact, frozen=True, kw_only=True, tag="TwinsMissed"):
     why: str
 
 
-class TwinsJudged(Fact, frozen=True, kw_only=True, tag="TwinsJudged"):
+class RedundancyVerdictReached(Fact, frozen=True, kw_only=True, tag="RedundancyVerdictReached"):
     """Vertices hold a verdict on two updates of the same samples."""
 
     phase = "twins"
@@ -296,7 +296,7 @@ class TwinsJudged(Fact, frozen=True, kw_only=True, tag="TwinsJudged"):
     hid: tuple[PeerId, ...]  # members that did not show their update
 
 
-class OpeningVerdict(Fact, frozen=True, kw_only=True, tag="OpeningVerdict"):
+class SumCheckFindingRecorded(Fact, frozen=True, kw_only=True, tag="SumCheckFindingRecorded"):
     """A vertex holds a checker's finding about opened blocks of a result, or about blocks not opened."""
 
     phase = "trust"
@@ -307,7 +307,7 @@ class OpeningVerdict(Fact, frozen=True, kw_only=True, tag="OpeningVerdict"):
     finding: Finding
 
 
-class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
+class AgreedStateMissing(Fact, frozen=True, kw_only=True, tag="AgreedStateMissing"):
     """The round is decided but its state cannot be computed here and must be fetched.
 
     `why` reports a divergence.
@@ -318,21 +318,21 @@ class StateMissing(Fact, frozen=True, kw_only=True, tag="StateMissing"):
     why: str
 
 
-class StateUnavailable(Fact, frozen=True, kw_only=True, tag="StateUnavailable"):
+class RollbackStateUnavailable(Fact, frozen=True, kw_only=True, tag="RollbackStateUnavailable"):
     """A body rolls back to an earlier state that is not stored here: no vote for it until it is."""
 
     phase = "agree"
     state: Digest
 
 
-class HistoryLacks(Fact, frozen=True, kw_only=True, tag="HistoryLacks"):
+class HistoryVertexLost(Fact, frozen=True, kw_only=True, tag="HistoryVertexLost"):
     """This disk changed or lost the vertex of round `lacks`; the peer waits for it."""
 
     phase = "join"
     lacks: int
 
 
-class HistoryMended(Fact, frozen=True, kw_only=True, tag="HistoryMended"):
+class HistoryVertexRecovered(Fact, frozen=True, kw_only=True, tag="HistoryVertexRecovered"):
     """A member sent the vertex of round `lacked`, which the next vertex names."""
 
     phase = "join"
@@ -340,7 +340,7 @@ class HistoryMended(Fact, frozen=True, kw_only=True, tag="HistoryMended"):
     by: PeerId
 
 
-class BranchSeen(Fact, frozen=True, kw_only=True, tag="BranchSeen"):
+class ForkBranchDetected(Fact, frozen=True, kw_only=True, tag="ForkBranchDetected"):
     """A fork of the run: this other vertex closed the same round in this epoch."""
 
     phase = "trust"
@@ -362,7 +362,7 @@ class BranchPreferred(Fact, frozen=True, kw_only=True, tag="BranchPreferred"):
     settled: bool  # enough queries in a row named the same
 
 
-class PieceKept(Fact, frozen=True, kw_only=True, tag="PieceKept"):
+class ErasurePieceStored(Fact, frozen=True, kw_only=True, tag="ErasurePieceStored"):
     """A piece of the state agreed in round `of` is on the local disk."""
 
     phase = "keep"
@@ -381,7 +381,7 @@ class StateRebuilt(Fact, frozen=True, kw_only=True, tag="StateRebuilt"):
     sources: tuple[PeerId, ...]
 
 
-class StateLost(Fact, frozen=True, kw_only=True, tag="StateLost"):
+class ArchivedStateRebuildFailed(Fact, frozen=True, kw_only=True, tag="ArchivedStateRebuildFailed"):
     """An earlier state, or a piece of one, could not be made now."""
 
     phase = "keep"
@@ -390,7 +390,7 @@ class StateLost(Fact, frozen=True, kw_only=True, tag="StateLost"):
     why: str
 
 
-class RowsGathered(Fact, frozen=True, kw_only=True, tag="RowsGathered"):
+class AttributionRowsGathered(Fact, frozen=True, kw_only=True, tag="AttributionRowsGathered"):
     """All available rows of a round under attribution are stored here."""
 
     phase = "keep"

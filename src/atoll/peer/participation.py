@@ -31,16 +31,16 @@ from atoll.base.machine import (
 from atoll.crypto.signer import SignatureVerifier, Signer
 from atoll.peer.capabilities import Capabilities
 from atoll.peer.events import (
-    AttemptFailed,
-    CaughtUp,
-    FetchBegan,
+    AgreedStateMissing,
+    LocalStateCaughtUp,
     MemberAccused,
     ProtocolFault,
+    RollbackStateUnavailable,
+    RoundAttemptFailed,
     RoundClosed,
     RunOver,
-    ShareBegan,
-    StateMissing,
-    StateUnavailable,
+    StateDownloadBegan,
+    UpdateSharingBegan,
 )
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import is_over
@@ -226,13 +226,13 @@ class Participation:
                     out += self._round_closed(effect.fact, now)
                 case MemberAccused():
                     out += self.words.accuse(effect.fact.statement, now)
-                case ShareBegan():
+                case UpdateSharingBegan():
                     self._drop_adopted_parts(effect.fact)
-                case AttemptFailed() if self.round is not None:
+                case RoundAttemptFailed() if self.round is not None:
                     out += self.heartbeat.ping_unwatched(self.round.plan.committee, now, self.head())
-                case StateUnavailable(state=state):
+                case RollbackStateUnavailable(state=state):
                     out += self.downloads.earlier.find(state, anew=True)
-                case StateMissing():
+                case AgreedStateMissing():
                     self._leave_round(effect.fact.vertex)
                     out += self.learn_vertex(effect.fact.vertex, self.me, now)
                     out += self.regain.begin(self.known.history, effect.fact.why)
@@ -240,7 +240,7 @@ class Participation:
                     pass
         return out
 
-    def _drop_adopted_parts(self, share: ShareBegan) -> None:
+    def _drop_adopted_parts(self, share: UpdateSharingBegan) -> None:
         """Drop parts of earlier rounds once all members committed to this one: no member will request them."""
         assert self.round is not None
         if {m.peer for m in self.round.plan.members if m.is_present} <= set(share.committed):
@@ -392,8 +392,8 @@ class Participation:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.known.history
         if not self.regain.fetch_from(self.within_reach(), history, now):
-            return [self.fact(FetchBegan(why=f"{why}; nobody else could serve it"))]
-        return [self.fact(FetchBegan(why=why)), *self.to_fetch(Start({}), now)]
+            return [self.fact(StateDownloadBegan(why=f"{why}; nobody else could serve it"))]
+        return [self.fact(StateDownloadBegan(why=why)), *self.to_fetch(Start({}), now)]
 
     def on_restored(self, found: StateRestored | None, now: Seconds) -> list[Effect]:
         how = self.regain.restored(found)
@@ -401,7 +401,7 @@ class Participation:
             return self._fetch_state(self.regain.lack, now)
         # the history may have grown meanwhile: continue from the state's own vertex
         self.at = self.regain.round
-        caught_up = self.fact(CaughtUp(round=self.at, by=how))
+        caught_up = self.fact(LocalStateCaughtUp(round=self.at, by=how))
         return [caught_up, *self.begin_round(now), *self.seek_admission(now)]
 
     def to_fetch(self, event: Event, now: Seconds) -> list[Effect]:

@@ -38,7 +38,7 @@ from atoll.base.machine import (
     LinkUp,
     Persist,
     Received,
-    Resumed,
+    ResumedFromSleep,
     Send,
     SetTimer,
     Start,
@@ -55,7 +55,7 @@ from atoll.peer.events import (
     MembershipChanged,
 )
 from atoll.peer.membership.admission import EXPELLED, DesiredRole, expelled
-from atoll.peer.membership.readers import Readers, Reads
+from atoll.peer.membership.readers import ReadAccessControl, Reads
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.participation import Participation
 from atoll.peer.round.machine import RoundMachine
@@ -67,7 +67,7 @@ from atoll.peer.tasks import StateRestored
 from atoll.policy.links import TransferRates
 from atoll.policy.membership import suspicions_needed
 from atoll.protocol.history.chain import VertexChain, genesis_digest
-from atoll.protocol.history.era_signatures import EraChain
+from atoll.protocol.history.era_signatures import EraSignatureTracker
 from atoll.protocol.transfer.download import BlobServer
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
@@ -109,7 +109,7 @@ class Peer:
         self.participation = mine = Participation(run, signer, verifier, wish, capabilities)
         self.me, self.run, self.notary = signer.peer, run, mine.notary
         self.genesis, self.bootstrap, self.vouch = genesis, tuple(bootstrap), vouch
-        self.serve, self.readers = BlobServer(), Readers()
+        self.serve, self.readers = BlobServer(), ReadAccessControl()
         self.identities: dict[PeerId, bytes] = {}  # public identities that members joined with, for handshakes
         self.heartbeat, self.linked, self.said = mine.heartbeat, mine.linked, mine.said
         self.news, self.regain, self.downloads = mine.news, mine.regain, mine.downloads
@@ -154,7 +154,7 @@ class Peer:
                 self.linked.discard(peer)
                 self.readers.shown.pop(peer, None)
                 return self.participation.from_heartbeat(self.heartbeat.on_link_event(event, now), now)
-            case Resumed():
+            case ResumedFromSleep():
                 return self._wake(now)
             case BandwidthMeasured(bytes_s, to, round):
                 self.participation.rates = TransferRates(bytes_s, dict(to), round)
@@ -538,7 +538,7 @@ class Peer:
         return self.view.pool if self.view is not None else None
 
     @property
-    def eras(self) -> EraChain | None:
+    def eras(self) -> EraSignatureTracker | None:
         return self.view.eras if self.view is not None else None
 
     @property

@@ -34,7 +34,7 @@ from atoll.peer.verify.registry import ledgers_of
 from atoll.protocol.agreement.interface import ConsensusEngine, make_engine
 from atoll.protocol.agreement.voter import Electorate
 from atoll.protocol.history.chain import VertexChain, find_missing_vertex
-from atoll.protocol.history.era_signatures import EraChain
+from atoll.protocol.history.era_signatures import EraSignatureTracker
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import EraSignatures, VerticesRequest
@@ -72,10 +72,10 @@ class RunView:
         ledgers = ledgers_of(capabilities.verifiers, settings)
         self.pool = ReportPool(notary, history, settings, ledgers)
         self.forks = capabilities.forks(notary.me, history, linked)
-        self.eras: EraChain | None = None  # None if the run has no eras
+        self.eras: EraSignatureTracker | None = None  # None if the run has no eras
         if every := settings.era_rounds:
             demands = wish.role != "visitor"  # a visitor checks existing signatures and demands none
-            self.eras = EraChain(history, every, self._rounds_after, notary.verifier, vouch, demands)
+            self.eras = EraSignatureTracker(history, every, self._rounds_after, notary.verifier, vouch, demands)
         self.pieces: StateArchive | None = None  # None if older states are stored whole
         if (coded := settings.kept_coded) and capabilities.archive is not None:
             self.pieces = capabilities.archive(notary.me, coded, history, ledgers, self.unheard)
@@ -145,7 +145,7 @@ class RunView:
         self.identities.update(found)
         return [Persist(f"identity/{peer}", public) for peer, public in found.items()]
 
-    def _end_era(self, eras: EraChain, body: VertexBody, handed: bool) -> list[Effect]:
+    def _end_era(self, eras: EraSignatureTracker, body: VertexBody, handed: bool) -> list[Effect]:
         """If an era ends with this vertex, sign it while keys last; no peer waits for that."""
         ended = eras.on_vertex(body, handed)
         return ended + eras.send_own(body.round, self.roster.within_reach()) if ended else []

@@ -13,7 +13,7 @@ from atoll.base.arguments import Amount, Peers, Whole
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import effort_problem
-from atoll.policy.capability_terms import ErasureParams, PartitionPolicy, SumCheckTerms, ValidationRule
+from atoll.policy.capability_terms import ErasureParams, PartitionPolicy, StateValidationTerms, SumCheckTerms
 from atoll.policy.compatibility import conflicts_among, problem_with
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName
 from atoll.policy.plan import RoundSettings
@@ -52,7 +52,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     score_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # share of updates that others score; unset: none
     twin_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # share of updates made from another's samples; unset: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # True: reputation decides influence; unset: no
-    validation: ValidationRule | msgspec.UnsetType = (
+    validation: StateValidationTerms | msgspec.UnsetType = (
         msgspec.UNSET
     )  # how members evaluate agreed states; unset: not at all
     coded: ErasureParams | msgspec.UnsetType = (
@@ -110,7 +110,7 @@ class RunSettings(msgspec.Struct, frozen=True):
         return self.reputation is True
 
     @property
-    def validated(self) -> ValidationRule | None:
+    def validated(self) -> StateValidationTerms | None:
         """Rule for evaluating agreed states and rolling back bad ones; None: no evaluation."""
         return None if self.validation is msgspec.UNSET else self.validation
 

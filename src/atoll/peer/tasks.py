@@ -33,7 +33,7 @@ class TrainRound(msgspec.Struct, frozen=True):
     limit_s: Seconds | None = None  # training time limit from when the trainer runs; None: no limit
 
 
-class HandOver(msgspec.Struct, frozen=True):
+class EndTrainingEarly(msgspec.Struct, frozen=True):
     """End the training of this round at its next step, as enough others have their updates -> None.
 
     Its `TrainRound` still gets its result, soon. Harmless before or after that training.
@@ -42,7 +42,7 @@ class HandOver(msgspec.Struct, frozen=True):
     round: int
 
 
-class TrainApart(msgspec.Struct, frozen=True):
+class TrainWithoutQuorum(msgspec.Struct, frozen=True):
     """Train on alone from the live parameters, as no quorum is reachable -> TrainingResult, of these steps
     alone.
 
@@ -143,7 +143,7 @@ class RollbackState(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class FindState(msgspec.Struct, frozen=True):
+class CheckStateStored(msgspec.Struct, frozen=True):
     """Whether this earlier state is stored here, byte for byte -> bool.
 
     From now on it is kept, also if it comes later.
@@ -187,7 +187,7 @@ class ReadVertices(msgspec.Struct, frozen=True):
     bytes_max: int
 
 
-class CutState(msgspec.Struct, frozen=True):
+class EncodeErasurePieces(msgspec.Struct, frozen=True):
     """Name all n pieces of this state and write piece `index` durably -> PieceSet.
 
     None if the state is not here.
@@ -210,7 +210,7 @@ class RebuildState(msgspec.Struct, frozen=True):
     index: int | None = None
 
 
-class HoldPieces(msgspec.Struct, frozen=True):
+class RetainErasurePieces(msgspec.Struct, frozen=True):
     """Keep exactly these pieces and these whole older states, newest first -> the pieces that are not here."""
 
     pieces: tuple[Digest, ...]
@@ -239,7 +239,7 @@ class ValidationLosses(msgspec.Struct, frozen=True):
     right: tuple[float, ...] = ()  # share of correct predictions, one per data set; empty: not counted
 
 
-class ShowUpdate(msgspec.Struct, frozen=True):
+class BuildUpdateExhibit(msgspec.Struct, frozen=True):
     """Write the parts of the local update of this round into one blob, as they were sent -> ExhibitBuilt."""
 
     round: int
@@ -270,7 +270,7 @@ class ScoreResult(msgspec.Struct, frozen=True):
     why: str = ""  # reason for an empty result
 
 
-class TwinUpdate(msgspec.Struct, frozen=True):
+class RedundantUpdate(msgspec.Struct, frozen=True):
     """One of two updates that should come from the same samples."""
 
     peer: PeerId
@@ -279,7 +279,7 @@ class TwinUpdate(msgspec.Struct, frozen=True):
     steps: int  # steps claimed, bounded by those possible
 
 
-class ReplayBoth(msgspec.Struct, frozen=True):
+class CompareRedundantUpdates(msgspec.Struct, frozen=True):
     """Compare two updates and, if they differ, take the steps that they should be made of -> UpdateDistances.
 
     Everything but the blobs comes from vertices and from the plan of the round.
@@ -290,7 +290,7 @@ class ReplayBoth(msgspec.Struct, frozen=True):
     shard: int
     shards: int
     shares: tuple[int, ...]  # relative sizes of the parts of an update
-    rows: tuple[TwinUpdate, TwinUpdate]
+    rows: tuple[RedundantUpdate, RedundantUpdate]
     batch: int = 0
 
 
@@ -343,8 +343,8 @@ class JudgmentResult(msgspec.Struct, frozen=True):
     ] = ()  # of an opening: commitments that it uses and that the vertex does not hold
 
 
-class BuildOpening(msgspec.Struct, frozen=True):
-    """Write, one blob per draw, these blocks of a local result and of the rows behind it -> OpeningBuilt."""
+class BuildSumOpening(msgspec.Struct, frozen=True):
+    """Write, one blob per draw, these blocks of a local result and of the rows behind it -> SumOpeningBuilt."""
 
     round: int
     answer: Payload
@@ -354,11 +354,11 @@ class BuildOpening(msgspec.Struct, frozen=True):
     draws: tuple[tuple[int, ...], ...]
 
 
-class OpeningBuilt(msgspec.Struct, frozen=True):
+class SumOpeningBuilt(msgspec.Struct, frozen=True):
     blobs: tuple[Digest, ...]
 
 
-class JudgeOpening(msgspec.Struct, frozen=True):
+class JudgeSumOpening(msgspec.Struct, frozen=True):
     """Recompute the drawn blocks of a result from the rows in this blob -> JudgmentResult."""
 
     blob: Digest
@@ -373,8 +373,8 @@ class JudgeOpening(msgspec.Struct, frozen=True):
     weights: RowWeights  # of the contributors, where distances weight rows
 
 
-class ExhibitRow(msgspec.Struct, frozen=True):
-    """Write the evidence that this committed row does not decode into a blob -> RowJudged."""
+class BuildMalformedRowEvidence(msgspec.Struct, frozen=True):
+    """Write the evidence that this committed row does not decode into a blob -> MalformedRowJudged."""
 
     round: int
     trained: int  # training rounds before it: selects the slice of the model in the round
@@ -385,8 +385,8 @@ class ExhibitRow(msgspec.Struct, frozen=True):
     payload: Payload
 
 
-class JudgeRow(msgspec.Struct, frozen=True):
-    """Check whether the row in this evidence decodes; if not, keep the evidence as a blob -> RowJudged."""
+class JudgeMalformedRow(msgspec.Struct, frozen=True):
+    """Check whether the row in this evidence decodes; if not, keep the evidence as a blob -> MalformedRowJudged."""
 
     round: int
     trained: int
@@ -394,7 +394,7 @@ class JudgeRow(msgspec.Struct, frozen=True):
     shown: bytes = b""  # encoded as in `verification/malformed_updates/messages.py`
 
 
-class RowJudged(msgspec.Struct, frozen=True):
+class MalformedRowJudged(msgspec.Struct, frozen=True):
     why: str = ""  # why it does not decode; empty if it does or has no provable author
     fault: str = ""  # flaw of the evidence
     statement: SignedStatement | None = None  # commitment of the author, for a row stored here
@@ -411,13 +411,13 @@ class ArchivedRow(msgspec.Struct, frozen=True):
     payload: Payload
 
 
-class KeepRows(msgspec.Struct, frozen=True):
+class StoreArchivedRows(msgspec.Struct, frozen=True):
     """Write these rows durably, each as a blob -> their digests, tuple[Digest, ...], in the same order."""
 
     rows: tuple[ArchivedRow, ...]
 
 
-class HoldRows(msgspec.Struct, frozen=True):
+class RetainArchivedRows(msgspec.Struct, frozen=True):
     """Keep exactly these rows on disk, most important first if there is little room -> those not here."""
 
     blobs: tuple[Digest, ...]
@@ -456,7 +456,7 @@ class LeaveOneOut(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class LossWithout(msgspec.Struct, frozen=True):
+class LeaveOneOutLoss(msgspec.Struct, frozen=True):
     """Loss of the round's outcome without this peer."""
 
     peer: PeerId
@@ -470,4 +470,4 @@ class LeaveOneOutResult(msgspec.Struct, frozen=True):
     exact: bool  # with all rows the agreed state came out bit for bit
     before: float
     whole: float  # with all rows
-    without: tuple[LossWithout, ...]
+    without: tuple[LeaveOneOutLoss, ...]

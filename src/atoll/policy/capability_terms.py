@@ -34,7 +34,7 @@ class SumCheckTerms(msgspec.Struct, frozen=True, array_like=True):
     """Share of the blocks of a result; their number follows from its length."""
 
 
-class ValidationRule(msgspec.Struct, frozen=True):
+class StateValidationTerms(msgspec.Struct, frozen=True):
     """How members evaluate agreed states."""
 
     every: Annotated[int, msgspec.Meta(ge=1, le=VALIDATE_EVERY_MAX)] = 1  # training rounds

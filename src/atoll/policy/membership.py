@@ -124,7 +124,7 @@ def only_counts(statement: Statement) -> bool:
 
 
 @dataclass(frozen=True)
-class _Admission:
+class _ReportAdmission:
     """One report under judgment, with what its rule may depend on."""
 
     reported: VerifiedReport
@@ -182,14 +182,14 @@ def admissible(
     for a waiting report it is run time, or None if that was checked before. An update has at most `parts` parts.
     `time_s` is the time of the body that holds the report; session certificates are judged by it.
     """
-    case = _Admission(reported, parent, recent, run, open_to_all, wall_s, parts, signing, time_s)
+    case = _ReportAdmission(reported, parent, recent, run, open_to_all, wall_s, parts, signing, time_s)
     if (rule := _RULES.get(type(reported.statement))) is not None:
         return rule(case, reported.statement)
     ledger = recent.ledgers.judge_of(reported.statement)
     return "is no member report" if ledger is None else _ledger_problem(case, ledger, reported.statement)
 
 
-def _ledger_problem(case: _Admission, ledger: Ledger[Any], report: AnyStatement) -> str | None:
+def _ledger_problem(case: _ReportAdmission, ledger: Ledger[Any], report: AnyStatement) -> str | None:
     """Only voters were drawn for a duty. An expelled member is checked no more."""
     target = case.members.get(report.peer) if isinstance(report, AuditReport | ScoreReport) else None
     expelled = ledger.is_about_member and (target is None or target.standing == "expelled")
@@ -198,14 +198,14 @@ def _ledger_problem(case: _Admission, ledger: Ledger[Any], report: AnyStatement)
     return ledger.problem(case.by, report)
 
 
-def _join_problem(case: _Admission, join: JoinRequest) -> str | None:
+def _join_problem(case: _ReportAdmission, join: JoinRequest) -> str | None:
     why = _outside_validity(case.reported.validity, case.parent.epoch, case.time_s) or _may_join(case, join)
     if why is None and join.after not in case.recent.states:
         why = "it was written too long ago; ask again"
     return why or _no_room(case, join)
 
 
-def _ready_problem(case: _Admission, report: ReadyReport) -> str | None:
+def _ready_problem(case: _ReportAdmission, report: ReadyReport) -> str | None:
     sender, recent, unaudited = case.sender, case.recent, report.unaudited is True
     if sender is None or sender.role == "observer" or not is_changed_by_ready(sender, unaudited):
         return "only an observing trainer can become ready, or one whose device has changed"
@@ -218,7 +218,7 @@ def _ready_problem(case: _Admission, report: ReadyReport) -> str | None:
     return None if recent.states.get(report.vertex) == report.state else "its state is not the one agreed on"
 
 
-def _leave_problem(case: _Admission, report: LeaveReport) -> str | None:
+def _leave_problem(case: _ReportAdmission, report: LeaveReport) -> str | None:
     if len(report.why) > WORDS_MAX:
         return "gives too long a reason"
     if case.sender is None or not case.sender.is_present:
@@ -229,13 +229,13 @@ def _leave_problem(case: _Admission, report: LeaveReport) -> str | None:
     return None if report.round >= case.last - RECENT else "is out of date"
 
 
-def _skip_problem(case: _Admission, report: SkipRound) -> str | None:
+def _skip_problem(case: _ReportAdmission, report: SkipRound) -> str | None:
     if case.sender is None or not case.sender.may_train:
         return "only members that train can rest"
     return None if case.last < report.round <= case.last + RESTS_AHEAD else "is out of date"
 
 
-def _suspicion_problem(case: _Admission, report: SuspicionReport) -> str | None:
+def _suspicion_problem(case: _ReportAdmission, report: SuspicionReport) -> str | None:
     target = case.members.get(report.peer)
     if not case.is_from_voter or target is None or not target.is_present:
         return "only voting members can suspect members"
@@ -243,14 +243,14 @@ def _suspicion_problem(case: _Admission, report: SuspicionReport) -> str | None:
     return None if first <= report.round <= case.last + 1 else "is out of date"
 
 
-def _complaint_problem(case: _Admission, report: OwnerComplaint) -> str | None:
+def _complaint_problem(case: _ReportAdmission, report: OwnerComplaint) -> str | None:
     target = case.members.get(report.peer)
     if not case.is_from_voter or target is None or not target.votes or report.peer == case.by:
         return "only voting members can complain of others"
     return None if case.last - FRESH < report.round <= case.last + 1 else "is out of date"
 
 
-def _rollback_problem(case: _Admission, order: RollbackOrder) -> str | None:
+def _rollback_problem(case: _ReportAdmission, order: RollbackOrder) -> str | None:
     if not case.is_from_present:
         return "only members can bring the word to go back"
     if not case.recent.may_follow(order):
@@ -261,7 +261,7 @@ def _rollback_problem(case: _Admission, order: RollbackOrder) -> str | None:
     return None if found == "same" else f"names a vertex that is {found} here"
 
 
-def _pause_problem(case: _Admission, order: PauseOrder) -> str | None:
+def _pause_problem(case: _ReportAdmission, order: PauseOrder) -> str | None:
     if not case.is_from_present:
         return "only members can bring the word to pause or resume"
     if not case.recent.may_follow(order):
@@ -270,7 +270,7 @@ def _pause_problem(case: _Admission, order: PauseOrder) -> str | None:
     return None if order.paused != is_paused else f"is too late: the run {'is' if is_paused else 'is not'} paused"
 
 
-def _settings_problem(case: _Admission, order: ChangeSettings) -> str | None:
+def _settings_problem(case: _ReportAdmission, order: ChangeSettings) -> str | None:
     if not case.is_from_present:
         return "only members can bring the word to change numbers"
     if not case.recent.may_follow(order):
@@ -278,7 +278,7 @@ def _settings_problem(case: _Admission, order: ChangeSettings) -> str | None:
     return case.recent.unfit(order, case.parent) or None
 
 
-def _invite_problem(case: _Admission, invite: TicketInvite) -> str | None:
+def _invite_problem(case: _ReportAdmission, invite: TicketInvite) -> str | None:
     """A signed invitation stays readable in the history, so it counts once: while its ticket has a line it is old,
     and the line stays until the ticket expires."""
     if not case.is_from_voter:
@@ -295,7 +295,7 @@ def _invite_problem(case: _Admission, invite: TicketInvite) -> str | None:
     return None
 
 
-def _accusation_problem(case: _Admission, caught: Accusation) -> str | None:
+def _accusation_problem(case: _ReportAdmission, caught: Accusation) -> str | None:
     """Whether its signer did sign the result or statements is checked before (`peer/round/vertex_body.py`).
 
     A member that is away may be accused: it cannot escape a proof by leaving first.
@@ -316,7 +316,7 @@ def _accusation_problem(case: _Admission, caught: Accusation) -> str | None:
     return "its two statements are not by one signer for one slot"
 
 
-_RULES: dict[type[Statement], Callable[[_Admission, Any], str | None]] = {
+_RULES: dict[type[Statement], Callable[[_ReportAdmission, Any], str | None]] = {
     JoinRequest: _join_problem,
     ReadyReport: _ready_problem,
     LeaveReport: _leave_problem,
@@ -360,7 +360,7 @@ def _outside_validity(validity: Validity | None, epoch: int, time_s: float | Non
     return None
 
 
-def _may_join(case: _Admission, join: JoinRequest) -> str | None:
+def _may_join(case: _ReportAdmission, join: JoinRequest) -> str | None:
     by, before = case.by, case.sender
     if join.peer != by or len(join.addresses) > ADDRESSES_MAX:
         return "a join must be signed by the one who joins and name at most a few addresses"
@@ -410,7 +410,7 @@ def ticket_problem(
     return None
 
 
-def _no_room(case: _Admission, join: JoinRequest) -> str | None:
+def _no_room(case: _ReportAdmission, join: JoinRequest) -> str | None:
     """A vertex must fit one message with everything that its members may report in it.
 
     A line keeps its room while its member is away: only longer texts or another role take more.

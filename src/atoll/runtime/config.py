@@ -31,7 +31,7 @@ from atoll.peer.config.defaults import (
 from atoll.peer.config.reading import decode_config, decode_values
 from atoll.peer.config.sections import RunConfig, SyncSection, TrainSection, toml_text
 from atoll.peer.settings import RunSettings
-from atoll.policy.capability_terms import PartitionPolicy, SumCheckTerms, ValidationRule
+from atoll.policy.capability_terms import PartitionPolicy, StateValidationTerms, SumCheckTerms
 from atoll.policy.fault_tolerance import rows_needed
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, UNLIKE, looked_every
@@ -379,14 +379,14 @@ def missing_protections(config: RunConfig, recipe: Recipe, floats: int) -> list[
     return said
 
 
-def _rule(config: RunConfig, recipe: Recipe) -> ValidationRule | UnsetType:
+def _rule(config: RunConfig, recipe: Recipe) -> StateValidationTerms | UnsetType:
     run, sets = config.run, 2 if config.data.canary else 1
     usual = looked_every(PRESETS[run.trust], recipe.schedule.turn_steps)
     every = usual if run.validate_every is None else run.validate_every
     return (
         UNSET
         if not every
-        else ValidationRule(every=every, margin_percent=round(100 * run.validate_margin), sets=sets)
+        else StateValidationTerms(every=every, margin_percent=round(100 * run.validate_margin), sets=sets)
     )
 
 

@@ -34,7 +34,7 @@ from atoll.base.machine import (
     Payload,
     Persist,
     Received,
-    Resumed,
+    ResumedFromSleep,
     RunTask,
     Send,
     SetTimer,
@@ -58,7 +58,7 @@ from atoll.crypto.identity import (
 )
 from atoll.crypto.signer import IdentitySigner
 from atoll.peer import operator_commands
-from atoll.peer.events import AttemptFailed, MembershipChanged, RoundClosed
+from atoll.peer.events import MembershipChanged, RoundAttemptFailed, RoundClosed
 from atoll.peer.governance.orders import RollbackGoal
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
@@ -537,7 +537,7 @@ class Driver:
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stopped
-                self.handle(Resumed())
+                self.handle(ResumedFromSleep())
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round
@@ -572,7 +572,7 @@ class Driver:
             return
         if isinstance(fact, RoundClosed):
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-        elif isinstance(fact, AttemptFailed | PeerSuspected) and (why := self.paused()) is not None:
+        elif isinstance(fact, RoundAttemptFailed | PeerSuspected) and (why := self.paused()) is not None:
             entry |= {"paused": why}
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]

@@ -24,14 +24,20 @@ from atoll.base.errors import UNREADABLE
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short_id
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact, tag_of
-from atoll.peer.events import GenesisKnown, MembershipChanged, RoundClosed, StateEvaluated, StateJudged
+from atoll.peer.events import (
+    GenesisKnown,
+    MembershipChanged,
+    RoundClosed,
+    StateValidationDecided,
+    ValidationLossReported,
+)
 from atoll.peer.governance.orders import amend_of, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in
 from atoll.policy.contributions import late_of
 from atoll.policy.plan import QuorumRule, VoterTurnout, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
-from atoll.protocol.allreduce.events import RowsWeighed
+from atoll.protocol.allreduce.events import RowWeightsComputed
 from atoll.runtime.storage.ownership import open_private
 from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT
 from atoll.wire.codec import decode_body
@@ -39,7 +45,11 @@ from atoll.wire.messages.vertex import Member
 
 Entry = Mapping[str, Any]
 
-SECRET_FACTS = (ProposalReceived, BodyDecided, RowsWeighed)  # RoundClosed has their content once it is agreed
+SECRET_FACTS = (
+    ProposalReceived,
+    BodyDecided,
+    RowWeightsComputed,
+)  # RoundClosed has their content once it is agreed
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # newest rollbacks behind bad states
 LATE_MAX = 16  # newest entries of late work of rejoined members
@@ -89,9 +99,9 @@ def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
                 entry["weighed"] = dict(zip(body.weighing.peers, body.weighing.shares, strict=True))
-        case StateEvaluated(losses=losses, right=right):
+        case ValidationLossReported(losses=losses, right=right):
             entry |= {"losses": [nats(loss) for loss in losses], "right": [one / ALL for one in right]}
-        case StateJudged(values=values, bounds=bounds, accuracy=accuracy):
+        case StateValidationDecided(values=values, bounds=bounds, accuracy=accuracy):
             entry |= {"values": [nats(v) for v in values], "bounds": [nats(b) for b in bounds or ()]}
             entry |= {"accuracy": [one / ALL for one in accuracy or ()]}
         case MembershipChanged(members=members):
@@ -270,9 +280,9 @@ class RunStatus:
                 self.model, self.parameters = entry["model"], entry["parameters"]
                 self.base_values = entry.get("base_values", 0)  # absent in older logs
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
-            case "CaughtUp":
+            case "LocalStateCaughtUp":
                 self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
-            case "FetchBegan":
+            case "StateDownloadBegan":
                 self.phase = "downloading"
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
@@ -283,13 +293,13 @@ class RunStatus:
                 self.batch = entry.get("batch") or self.batch
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
-            case "TrainEnded":
+            case "LocalTrainingEnded":
                 self.phase, self.step, self.passed = "committing", entry["steps"], ""
             case "RoundSkipped":
                 self.passed = entry["why"]
-            case "TrainedApart":
+            case "TrainedWithoutQuorum":
                 self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
-            case "ShareBegan":
+            case "UpdateSharingBegan":
                 self.phase = "sharing"
             case "PartsReduced":
                 self.phase = "agreeing"
@@ -297,25 +307,25 @@ class RunStatus:
                 self.members = entry["members"]
             case "RoundClosed":
                 self._round_closed(entry)
-            case "AuditDrawn":
+            case "TrainerDrawnForAudit":
                 self.audits_drawn += 1
-            case "AuditVerdict":
+            case "AuditFindingRecorded":
                 self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
-            case "UpdateScored":
+            case "UpdateScoringDecided":
                 self.opinions[entry["opinion"]] = self.opinions.get(entry["opinion"], 0) + 1
-            case "TwinsJudged":
+            case "RedundancyVerdictReached":
                 self.twins[entry["opinion"]] = self.twins.get(entry["opinion"], 0) + 1
-            case "StateJudged":
+            case "StateValidationDecided":
                 known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
-            case "AutoRolledBack":
+            case "BadStateRolledBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
-            case "HistoryLacks":
+            case "HistoryVertexLost":
                 self.trouble = f"this disk damaged or lost the vertex of round {entry['lacks']}; asking the members"
-            case "HistoryMended":
+            case "HistoryVertexRecovered":
                 self.trouble = ""
-            case "BranchSeen":
+            case "ForkBranchDetected":
                 self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
             case "BranchPreferred":
                 known = {key: entry[key] for key in ("ours", "named", "asked", "queries", "settled")}
@@ -324,19 +334,19 @@ class RunStatus:
                 ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
-            case "AttemptFailed" | "PeerSuspected" if entry.get("paused"):
+            case "RoundAttemptFailed" | "PeerSuspected" if entry.get("paused"):
                 self.trouble = entry["paused"]
             case "WorkRefused":
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
-            case "AttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
+            case "RoundAttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
-            case "EraAwaited" if entry.get("elsewhere"):
+            case "EraSignaturesOverdue" if entry.get("elsewhere"):
                 self.trouble = (
                     f"this peer was shown a made-up past: {entry['elsewhere']} of those who should have signed the "
                     f"history up to round {entry['round']} signed another one. "
                     "Take a new folder and another member's ticket: atoll join TICKET --dir NEW_FOLDER"
                 )
-            case "EraAwaited" if "made-up past" not in self.trouble:
+            case "EraSignaturesOverdue" if "made-up past" not in self.trouble:
                 self.trouble = (
                     f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
                     "signatures of those who began its era; asking for the others. If none come, either those "
@@ -345,7 +355,7 @@ class RunStatus:
                 )
             case "PeerReturned" if self.trouble.startswith("paused"):
                 self.trouble = ""
-            case "EraSealed" if "signatures of those who began" in self.trouble:
+            case "EraQuorumSigned" if "signatures of those who began" in self.trouble:
                 self.trouble = ""
             case "JoinRejected":
                 self.trouble = f"{entry['code']} {entry['what']}"

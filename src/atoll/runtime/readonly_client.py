@@ -25,11 +25,11 @@ from atoll.base.machine import Fact, Message
 from atoll.crypto.digest import Buffer, digest
 from atoll.features.archive.reed_solomon import demand_ready
 from atoll.features.archive.worker import rebuild_blob
-from atoll.peer.events import JoinRejected, StateLost, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, JoinRejected, StateRebuilt
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import decode_settings
-from atoll.peer.tasks import HoldPieces, RebuildState, RestoreState
-from atoll.protocol.history.era_signatures import EraSealed
+from atoll.peer.tasks import RebuildState, RestoreState, RetainErasurePieces
+from atoll.protocol.history.era_signatures import EraQuorumSigned
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.bootstrap import identity_of
 from atoll.runtime.driver import Driver, PeerConfig
@@ -185,11 +185,11 @@ class _ReadonlyDriver(Driver):
             case JoinRejected(code=code, what=what):
                 self.turned_away = _turned_away(code, what if self.wish.admission else "this run is not public")
                 self.shelf.asked.set()
-            case EraSealed():
+            case EraQuorumSigned():
                 self.signed.set()
             case BlobFetched(blob=state) | StateRebuilt(state=state) if state == self.state:
                 self.ended.set()
-            case StateLost(state=state, why=why) if state == self.state:
+            case ArchivedStateRebuildFailed(state=state, why=why) if state == self.state:
                 self.why = why
                 self.ended.set()
             case FetchFailed(blob=state) if state == self.state and not self._lies_in_pieces():
@@ -220,7 +220,7 @@ class _BlobWorker:
 
     async def run(self, work: Any) -> Any:
         loop = asyncio.get_running_loop()
-        if isinstance(work, HoldPieces):
+        if isinstance(work, RetainErasurePieces):
             return ()  # nothing is removed here
         if isinstance(work, RebuildState):
             return await loop.run_in_executor(self._disk, rebuild_blob, self.store, work, lambda name: None)

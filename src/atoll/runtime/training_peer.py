@@ -18,12 +18,12 @@ from atoll.base.machine import Fact
 from atoll.features.archive.reed_solomon import ready
 from atoll.features.attribution.leave_one_out import gather_rows
 from atoll.peer.events import (
-    CaughtUp,
+    ArchivedStateRebuildFailed,
+    AttributionRowsGathered,
     GenesisKnown,
     JoinRejected,
+    LocalStateCaughtUp,
     RoundBegan,
-    RowsGathered,
-    StateLost,
     StateRebuilt,
 )
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
@@ -51,7 +51,7 @@ class TrainingPeer(Driver):
         self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states with a waiting caller
         self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs with a waiting caller
         self._rows_gathered: dict[
-            int, asyncio.Future[RowsGathered]
+            int, asyncio.Future[AttributionRowsGathered]
         ] = {}  # rounds with a caller that waits for their rows
         self.on_leave: Callable[[str], None] = lambda why: None  # ends the process in order, for this reason
         super().__init__(me, island, on_fact=on_fact)
@@ -114,7 +114,7 @@ class TrainingPeer(Driver):
                 del self._fetching[blob]
         return [blob for blob in blobs if self.store.has_blob(blob)]
 
-    async def gather_rows(self, round: int) -> RowsGathered:
+    async def gather_rows(self, round: int) -> AttributionRowsGathered:
         """Fetch the rows of this round. Raises ValueError if it cannot be replayed or a request is running."""
         if self._rows_gathered:
             raise ValueError(f"round {next(iter(self._rows_gathered))} is being looked at just now")
@@ -129,13 +129,15 @@ class TrainingPeer(Driver):
         match fact:
             case GenesisKnown():
                 self._learn_recipe(fact)
-            case CaughtUp():
+            case LocalStateCaughtUp():
                 self._spawn(self.island.warm_up())
             case RoundBegan(paused=True):
                 self.island.trainer.stand()
-            case StateRebuilt(state=state) | StateLost(state=state) if state in self._sought:
+            case StateRebuilt(state=state) | ArchivedStateRebuildFailed(state=state) if state in self._sought:
                 self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
-            case RowsGathered(of=of) if (waits := self._rows_gathered.get(of)) is not None and not waits.done():
+            case AttributionRowsGathered(of=of) if (
+                waits := self._rows_gathered.get(of)
+            ) is not None and not waits.done():
                 waits.set_result(fact)
             case BlobFetched(blob=blob) | FetchFailed(blob=blob) if (waits := self._fetching.get(blob)) is not None:
                 if not waits.done():

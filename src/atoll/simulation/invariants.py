@@ -27,16 +27,16 @@ from atoll.base.limits import (
 )
 from atoll.base.machine import Fact
 from atoll.peer.events import (
-    CaughtUp,
-    MalformedRow,
+    AgreedStateMissing,
+    LocalStateCaughtUp,
+    MalformedRowDetected,
     MemberAccused,
     ProposalRejected,
     ProtocolFault,
     RoundClosed,
-    StateMissing,
 )
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.allreduce.events import PartAnswered, RowUndecodable
+from atoll.protocol.allreduce.events import PartResultAccepted, RowUndecodable
 from atoll.protocol.history.chain import WINDOW
 from atoll.simulation.reference_model import ModelDiffers, ReferenceModel
 from atoll.simulation.worker import counts_in
@@ -74,9 +74,9 @@ class InvariantCheckers:
         match fact:
             case RoundClosed():
                 self._closed(node, fact)
-            case CaughtUp(round=round):
+            case LocalStateCaughtUp(round=round):
                 self.model.catch_up(node.name, round)
-            case PartAnswered():
+            case PartResultAccepted():
                 self._answered(node, fact)
             case Equivocation(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer} was caught saying two things in round {fact.round}")
@@ -86,9 +86,9 @@ class InvariantCheckers:
                 self._broken(f"honest {peer} is called a liar by {node.name} in round {fact.round}")
             case MemberAccused(peer=peer) if peer not in self.villains:
                 self.complaints += 1
-            case RowUndecodable(peer=peer) | MalformedRow(peer=peer) if peer not in self.villains:
+            case RowUndecodable(peer=peer) | MalformedRowDetected(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer}'s bytes do not decode")
-            case StateMissing(why=why):
+            case AgreedStateMissing(why=why):
                 self.repairs += 1
                 if "differs" in why:
                     self._broken(f"{node.name} diverged in round {fact.round}: {why}")
@@ -135,7 +135,7 @@ class InvariantCheckers:
                 self._broken(f"late work of {signed.signer} is in a row of round {body.round} that weighs nothing")
             self.late[signed.signer] += commit.late.steps
 
-    def _answered(self, node: VirtualComputer, fact: PartAnswered) -> None:
+    def _answered(self, node: VirtualComputer, fact: PartResultAccepted) -> None:
         """Check that an owner gives one result per part and attempt, also across a restart."""
         if fact.owner in self.villains or fact.owner == node.name:
             return  # the owner's own result before it is durable, so it was not sent

@@ -22,7 +22,7 @@ from atoll.base.draw import draw_below
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Send
 from atoll.crypto.digest import merkle_root
-from atoll.peer.tasks import ExhibitBuilt, ScoreResult, ScoreUpdate, ShowUpdate
+from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt, ScoreResult, ScoreUpdate
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
 from atoll.simulation.worker import VALIDATION_STEPS, VirtualWorker, WorkerKnobs
 from atoll.verification.update_review import UpdateReview
@@ -68,9 +68,9 @@ class LossScoringVirtualWorker(VirtualWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.handlers |= {ShowUpdate: self._show, ScoreUpdate: self._score}
+        self.handlers |= {BuildUpdateExhibit: self._show, ScoreUpdate: self._score}
 
-    def _show(self, work: ShowUpdate) -> ExhibitBuilt:
+    def _show(self, work: BuildUpdateExhibit) -> ExhibitBuilt:
         if work.round not in self.encoded:
             raise RuntimeError(f"nothing is left of round {work.round}")
         shown = UpdateExhibit(self.encoded[work.round], self.kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.base.ids import ZERO_DIGEST, Digest
-from atoll.peer.tasks import TrainApart
+from atoll.peer.tasks import TrainWithoutQuorum
 from atoll.wire.messages.statements import LateShare
 
 
@@ -26,10 +26,10 @@ class OfflineSteps:
     head: Digest = ZERO_DIGEST  # its vertex
     private: tuple[Digest, int, int] = (ZERO_DIGEST, 0, 0)  # on disk: (vertex, steps held, round of their start)
 
-    def may_take(self, work: TrainApart) -> int:
+    def may_take(self, work: TrainWithoutQuorum) -> int:
         return max(0, min(work.steps, work.steps_max - self.held - self.out))
 
-    def take(self, work: TrainApart) -> int:
+    def take(self, work: TrainWithoutQuorum) -> int:
         if work.round <= self.adopted:
             raise RuntimeError("the round is over: it was agreed without this peer")
         steps, self.merge = self.may_take(work), work.merge

@@ -23,12 +23,12 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
 from atoll.crypto.digest import merkle_root
 from atoll.peer.tasks import (
+    BuildUpdateExhibit,
+    CompareRedundantUpdates,
     ExhibitBuilt,
-    ReplayBoth,
-    ShowUpdate,
+    RedundantUpdate,
     TrainingResult,
     TrainRound,
-    TwinUpdate,
     UpdateDistances,
 )
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
@@ -67,25 +67,29 @@ class RedundancyVirtualWorker(VirtualWorker):
     learned: dict[int, str]  # round → member that the samples belong to, if they are another member's
 
     def takes_s(self, work: Any) -> Seconds:
-        if isinstance(work, ReplayBoth):
+        if isinstance(work, CompareRedundantUpdates):
             return sum(row.steps for row in work.rows) * self.knobs.step_s
         return super().takes_s(work)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.handlers |= {TrainRound: self._train_noted, ShowUpdate: self._show, ReplayBoth: self._compare}
+        self.handlers |= {
+            TrainRound: self._train_noted,
+            BuildUpdateExhibit: self._show,
+            CompareRedundantUpdates: self._compare,
+        }
 
     def _train_noted(self, work: TrainRound) -> TrainingResult:
         self.learned[work.round] = self.kind if self.kind in CHEATING else str(work.shard)
         return self._train(work)
 
-    def _show(self, work: ShowUpdate) -> ExhibitBuilt:
+    def _show(self, work: BuildUpdateExhibit) -> ExhibitBuilt:
         if work.round not in self.encoded:
             raise RuntimeError(f"nothing is left of round {work.round}")
         shown = UpdateExhibit(self.encoded[work.round], self.learned[work.round])
         return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
 
-    def _compare(self, work: ReplayBoth) -> UpdateDistances:
+    def _compare(self, work: CompareRedundantUpdates) -> UpdateDistances:
         self.states.size_bytes(work.before)  # raises MissingStateError
         if self.kind == "mute":
             raise RuntimeError("this referee does not want to look")
@@ -99,7 +103,7 @@ class RedundancyVirtualWorker(VirtualWorker):
         wanted = str(work.shard)
         return UpdateDistances((0 if guest == wanted else MILLION, 0 if host == wanted else MILLION))
 
-    def _learned(self, row: TwinUpdate) -> str:
+    def _learned(self, row: RedundantUpdate) -> str:
         """What its author learned from; empty if this is not the update that it committed to."""
         try:
             shown = _SHOWN.decode(self.blobs[row.blob])

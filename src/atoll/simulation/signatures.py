@@ -63,7 +63,7 @@ class WorldKeys(Protocol):
 class VirtualKeys:
     def __init__(self, votes: VoteKind = "ed25519") -> None:
         self.votes: VoteKind = votes
-        self.verifier = VirtualVerifier()
+        self.verifier = VirtualSignatureVerifier()
 
     def name(self, index: int) -> PeerId:
         return peer_name(index)
@@ -149,7 +149,7 @@ class VirtualSigner:
         return draw_bytes(_SECRET + self.vote_key, purpose.hex(), 32)
 
 
-class VirtualVerifier:
+class VirtualSignatureVerifier:
     def holds(self, vote_key: bytes, data: bytes, signature: bytes) -> bool:
         return signature == _mark(vote_key, data)
 

@@ -22,7 +22,7 @@ import torch
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
+from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult, SumOpeningBuilt
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.simulation.adversaries.byzantine import Twist
 from atoll.simulation.replay_audits import as_it_is, joke, refuse
@@ -57,11 +57,11 @@ class LyingOwnerWorker(TensorWorker):
             self.handlers[CombineRows] = self._miscombined
         if kind in TOGETHER:
             self.handlers[CombineRows] = self._combined_together
-            self.handlers[JudgeOpening] = lambda work: JudgmentResult("accepted", "I say so")
+            self.handlers[JudgeSumOpening] = lambda work: JudgmentResult("accepted", "I say so")
         if kind == "juggler":
-            self.handlers[BuildOpening] = self._juggled
+            self.handlers[BuildSumOpening] = self._juggled
         if kind == "accuser":
-            self.handlers[JudgeOpening] = lambda work: JudgmentResult("mismatch", "I say so")
+            self.handlers[JudgeSumOpening] = lambda work: JudgmentResult("mismatch", "I say so")
 
     def _combined_together(self, work: CombineRows) -> RowsCombined:
         if not self.captures(work.part):
@@ -92,7 +92,7 @@ class LyingOwnerWorker(TensorWorker):
             values_P += BY
         return replace(true, payload=self._payload(values_P.numpy().tobytes()))
 
-    def _juggled(self, work: BuildOpening) -> OpeningBuilt:
+    def _juggled(self, work: BuildSumOpening) -> SumOpeningBuilt:
         """Open with a first row that leads to the wrong result."""
         first = work.rows[0]
         share = first.weight / sum(row.weight for row in work.rows)

@@ -13,7 +13,7 @@ import msgspec
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import merkle_holds
-from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult
+from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult
 from atoll.simulation.worker import whole_of
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, SignedStatement
@@ -31,12 +31,12 @@ class SymbolicOpening(msgspec.Struct, frozen=True, array_like=True):
 _NAMED = msgspec.msgpack.Decoder(SymbolicOpening)
 
 
-def lay_out(work: BuildOpening) -> bytes:
+def lay_out(work: BuildSumOpening) -> bytes:
     rows = tuple(row.payload.digest for row in work.rows)
     return msgspec.msgpack.encode(SymbolicOpening(rows, work.paths, work.others))
 
 
-def judged(work: JudgeOpening, shown: bytes) -> JudgmentResult:
+def judged(work: JudgeSumOpening, shown: bytes) -> JudgmentResult:
     answered = work.answered
     try:
         named = _NAMED.decode(shown)
@@ -54,7 +54,7 @@ def judged(work: JudgeOpening, shown: bytes) -> JudgmentResult:
     return JudgmentResult("accepted", "", named.others)
 
 
-def _commits(work: JudgeOpening, others: Sequence[SignedStatement]) -> list[Commitment]:
+def _commits(work: JudgeSumOpening, others: Sequence[SignedStatement]) -> list[Commitment]:
     known = {signed.signer: decode_statement(signed.body, signed.signer) for signed in (*work.commits, *others)}
     found = [known.get(peer) for peer in work.answered.contributors]
     commits = [commit for commit in found if isinstance(commit, Commitment)]

@@ -20,24 +20,24 @@ from atoll.base.machine import Payload
 from atoll.crypto.digest import digest
 from atoll.peer.tasks import (
     AdvanceState,
-    BuildOpening,
+    BuildMalformedRowEvidence,
+    BuildSumOpening,
     EncodeUpdate,
-    ExhibitRow,
-    JudgeOpening,
-    JudgeRow,
+    JudgeMalformedRow,
+    JudgeSumOpening,
     JudgmentResult,
-    OpeningBuilt,
+    MalformedRowJudged,
     RollbackState,
-    RowJudged,
     StateAdvanced,
+    SumOpeningBuilt,
     UpdateEncoded,
 )
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
-    CompareRows,
     ComputedWeights,
+    ComputeRowProducts,
+    RowProductsComputed,
     RowsCombined,
-    RowsCompared,
     WeighRows,
 )
 from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
@@ -109,17 +109,17 @@ class TensorWorker(VirtualWorker):
         self.handlers |= {
             EncodeUpdate: self._encode,
             CombineRows: self._combined,
-            CompareRows: self._compared,
+            ComputeRowProducts: self._compared,
             WeighRows: self._weigh,
             AdvanceState: self._advanced,
             RollbackState: self._rolled_back,
-            ExhibitRow: self._look_at_row,
-            JudgeRow: self._look_at_row,
+            BuildMalformedRowEvidence: self._look_at_row,
+            JudgeMalformedRow: self._look_at_row,
         }
         if cut is not None:
             self.handlers |= {
-                BuildOpening: lambda work: self._lay_open(work, cut),
-                JudgeOpening: lambda work: self._judge_opening(work, cut),
+                BuildSumOpening: lambda work: self._lay_open(work, cut),
+                JudgeSumOpening: lambda work: self._judge_opening(work, cut),
             }
 
     def distance(self, state: Digest | None = None) -> float:
@@ -165,11 +165,11 @@ class TensorWorker(VirtualWorker):
             None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why
         )
 
-    def _compared(self, work: CompareRows) -> RowsCompared:
+    def _compared(self, work: ComputeRowProducts) -> RowProductsComputed:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
         done = compare_rows([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
         counted = tuple(work.rows[i].peer for i in done.counted)
-        return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+        return RowProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def _advanced(self, work: AdvanceState) -> StateAdvanced:
         anchor_V = self.anchor(work.before).clone()
@@ -191,20 +191,20 @@ class TensorWorker(VirtualWorker):
         values = _LEARNED.decode(state).values
         return torch.frombuffer(bytearray(values), dtype=torch.float32)
 
-    def _lay_open(self, work: BuildOpening, cut: LeafLayout) -> OpeningBuilt:
+    def _lay_open(self, work: BuildSumOpening, cut: LeafLayout) -> SumOpeningBuilt:
         each = zip(work.rows, work.paths, strict=True)
         rows = [OpenedRow(row.payload.data, path) for row, path in each]
         laid = lay_out(rows, OpenedRow(work.answer.data, ()), work.others, work.draws, cut, cut)
-        return OpeningBuilt(tuple(self._put(opening_bytes(opening)) for opening in laid))
+        return SumOpeningBuilt(tuple(self._put(opening_bytes(opening)) for opening in laid))
 
-    def _judge_opening(self, work: JudgeOpening, cut: LeafLayout) -> JudgmentResult:
+    def _judge_opening(self, work: JudgeSumOpening, cut: LeafLayout) -> JudgmentResult:
         lo, hi = part_bounds(self.values, work.shares)[work.answered.part]
         statistic = RowStatistic(work.statistic, work.liars, work.weights)
         claimed = ExpectedPart(work.answered, work.commits, hi - lo, work.blocks, statistic)
         (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
         return JudgmentResult(finding, why, others)
 
-    def _look_at_row(self, work: ExhibitRow | JudgeRow) -> RowJudged:
+    def _look_at_row(self, work: BuildMalformedRowEvidence | JudgeMalformedRow) -> MalformedRowJudged:
         def due(part: int) -> ExpectedRow:
             return due_in(work.round, self.values, work.shares, part, FP32, self.cut)
 

@@ -26,27 +26,27 @@ from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
     BuildExhibit,
-    CutState,
+    CheckStateStored,
+    EncodeErasurePieces,
     EncodeUpdate,
+    EndTrainingEarly,
     ExhibitBuilt,
-    FindState,
-    HandOver,
-    HoldPieces,
-    HoldRows,
     JudgeReplay,
     JudgmentResult,
-    KeepRows,
     PinBlobs,
     ReadRow,
     ReadVertices,
     RebuildState,
     RestoreState,
+    RetainArchivedRows,
+    RetainErasurePieces,
     RollbackState,
     StateAdvanced,
     StateRestored,
-    TrainApart,
+    StoreArchivedRows,
     TrainingResult,
     TrainRound,
+    TrainWithoutQuorum,
     UpdateEncoded,
     ValidateState,
     ValidationLosses,
@@ -54,10 +54,10 @@ from atoll.peer.tasks import (
 from atoll.policy.fault_tolerance import MIXED
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
-    CompareRows,
     ComputedWeights,
+    ComputeRowProducts,
+    RowProductsComputed,
     RowsCombined,
-    RowsCompared,
     WeighRows,
 )
 from atoll.protocol.history.era_signatures import ReadEra
@@ -109,7 +109,7 @@ def _most_s(work: TrainRound) -> Seconds:
 
 
 @dataclass
-class _VirtualTraining:
+class _SimulatedTrainingTask:
     work: TrainRound
     began: Seconds
     step_s: Seconds
@@ -140,7 +140,7 @@ class VirtualWorker:
     partial: dict[Digest, tuple[BlobManifest, dict[int, bytes]]] = field(default_factory=dict)
     steps_done: int = 0  # since the last counted update
     now: Callable[[], Seconds] = lambda: 0.0  # the world's clock, for steps taken ahead
-    training: _VirtualTraining | None = None  # current training
+    training: _SimulatedTrainingTask | None = None  # current training
     hurried: bool = False  # whether the training has to hand over early
     handed_over: Seconds | None = None  # time from which it steps ahead
     merged: Seconds | None = None  # time of the last merge
@@ -173,11 +173,11 @@ class VirtualWorker:
                     self.handed_over = None  # includes the steps taken ahead
                 ahead = self._taken_ahead(step_s) if self.knobs.overlap else 0
                 left = work.steps - ahead
-                self.training, self.hurried = _VirtualTraining(work, self.now(), step_s, ahead), False
+                self.training, self.hurried = _SimulatedTrainingTask(work, self.now(), step_s, ahead), False
                 return min(step_s * max(left, 0), max(_most_s(work), 0.0))
-            case EncodeUpdate() | CompareRows() | CombineRows() | AdvanceState() | AdoptState():
+            case EncodeUpdate() | ComputeRowProducts() | CombineRows() | AdvanceState() | AdoptState():
                 return 0.002 + self.knobs.update_bytes / 1e9
-            case TrainApart():
+            case TrainWithoutQuorum():
                 return self._step_s() * self.alone.may_take(work)
             case BuildExhibit() | JudgeReplay():
                 return SEGMENT_STEPS * self._step_s()
@@ -190,27 +190,27 @@ class VirtualWorker:
         self.states = MemoryStateStore(self.blobs)
         self.handlers: dict[type, Callable[[Any], Any]] = {
             TrainRound: self._train,
-            HandOver: self._hand_over,
-            TrainApart: self._train_apart,
+            EndTrainingEarly: self._hand_over,
+            TrainWithoutQuorum: self._train_apart,
             EncodeUpdate: self._encode_update,
             CombineRows: self._combine,
-            CompareRows: self._compare_rows,
+            ComputeRowProducts: self._compare_rows,
             WeighRows: self._weigh_rows,
             AdvanceState: self._advance,
             AdoptState: self._adopt,
             RollbackState: self._go_back,
-            FindState: self._find_state,
+            CheckStateStored: self._find_state,
             RestoreState: self._restore,
             PinBlobs: self._pin_blobs,
             ValidateState: self._validate,
             BuildExhibit: self._build_exhibit,
             JudgeReplay: self._judge_replay,
-            KeepRows: self._keep_rows,
-            HoldRows: self._hold_rows,
+            StoreArchivedRows: self._keep_rows,
+            RetainArchivedRows: self._hold_rows,
             ReadRow: lambda work: self.rows.get(work.blob),
-            CutState: self._cut,
+            EncodeErasurePieces: self._cut,
             RebuildState: self._rebuild,
-            HoldPieces: self._hold_pieces,
+            RetainErasurePieces: self._hold_pieces,
             ReadVertices: self._read_vertices,
             ReadEra: lambda work: self.kept.get(f"sealed/{work.round}"),
             OpenBlob: self._open_blob,
@@ -232,10 +232,10 @@ class VirtualWorker:
             raise RuntimeError(f"a virtual worker cannot do {type(work).__name__}")
         return handler(work)
 
-    def _hand_over(self, work: HandOver) -> None:
+    def _hand_over(self, work: EndTrainingEarly) -> None:
         self.hurried = True
 
-    def _train_apart(self, work: TrainApart) -> TrainingResult:
+    def _train_apart(self, work: TrainWithoutQuorum) -> TrainingResult:
         steps = self.alone.take(work)
         return TrainingResult(steps, steps * BATCH, 5.0 / (1 + work.round), self.knobs.step_s)
 
@@ -245,10 +245,10 @@ class VirtualWorker:
         late = self.alone.late(work.round, BATCH) if work.late else None
         return UpdateEncoded(parts, self._claim(work.round), late)
 
-    def _compare_rows(self, work: CompareRows) -> RowsCompared:
+    def _compare_rows(self, work: ComputeRowProducts) -> RowProductsComputed:
         """Names have no distances: all rows are at the same distance."""
         count = sum(row.weight > 0 for row in work.rows)
-        return RowsCompared(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
+        return RowProductsComputed(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
 
     def _weigh_rows(self, work: WeighRows) -> ComputedWeights:
         return ComputedWeights(_weights_of_alike(work))
@@ -268,7 +268,7 @@ class VirtualWorker:
             self.alone.forget()
         self._prune(work.state)
 
-    def _find_state(self, work: FindState) -> bool:
+    def _find_state(self, work: CheckStateStored) -> bool:
         self.looked_for.add(work.state)
         return self.states.is_recoverable(work.state)
 
@@ -300,16 +300,16 @@ class VirtualWorker:
         self.states.size_bytes(work.before)  # raises MissingStateError
         return judged(work, self.blobs[work.blob])
 
-    def _keep_rows(self, work: KeepRows) -> tuple[Digest, ...]:
+    def _keep_rows(self, work: StoreArchivedRows) -> tuple[Digest, ...]:
         names = tuple(digest(row.payload.digest) for row in work.rows)
         self.rows |= zip(names, (row.payload for row in work.rows), strict=True)
         return names
 
-    def _hold_rows(self, work: HoldRows) -> tuple[Digest, ...]:
+    def _hold_rows(self, work: RetainArchivedRows) -> tuple[Digest, ...]:
         self.rows = {name: row for name, row in self.rows.items() if name in work.blobs}
         return tuple(name for name in work.blobs if name not in self.rows)
 
-    def _hold_pieces(self, work: HoldPieces) -> tuple[Digest, ...]:
+    def _hold_pieces(self, work: RetainErasurePieces) -> tuple[Digest, ...]:
         self.pieces, self.whole = work.pieces, work.whole
         return tuple(name for name in work.pieces if name not in self.blobs)
 
@@ -394,7 +394,7 @@ class VirtualWorker:
             return 0.0
         return self.training.step_s - (self.now() - self.training.began) % self.training.step_s
 
-    def _taken(self, training: _VirtualTraining) -> int:
+    def _taken(self, training: _SimulatedTrainingTask) -> int:
         """Steps taken by now."""
         return min(training.work.steps, training.ahead + round((self.now() - training.began) / training.step_s))
 
@@ -452,7 +452,7 @@ class VirtualWorker:
         data = msgspec.msgpack.encode(replace(old, chain=digest(old.chain + before.chain + place)))
         return self.stage_state(data)
 
-    def _cut(self, work: CutState) -> PieceSet | None:
+    def _cut(self, work: EncodeErasurePieces) -> PieceSet | None:
         data = self.blobs.get(work.state)
         if data is None:
             return None

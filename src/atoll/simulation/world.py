@@ -33,7 +33,7 @@ from atoll.base.machine import (
     Message,
     Persist,
     Received,
-    Resumed,
+    ResumedFromSleep,
     RunTask,
     Send,
     SetTimer,
@@ -47,7 +47,7 @@ from atoll.base.machine import (
 )
 from atoll.peer.operator_commands import farewell
 from atoll.peer.peer import Peer
-from atoll.peer.tasks import HandOver, TrainRound
+from atoll.peer.tasks import EndTrainingEarly, TrainRound
 from atoll.simulation.fault_schedule import FaultSchedule
 from atoll.simulation.network import NetworkKnobs, QueuedMessage, VirtualNetwork
 from atoll.simulation.worker import VirtualWorker
@@ -191,7 +191,7 @@ class VirtualWorld:
             return
         node.asleep = False
         waiting, node.missed = node.missed, []
-        self._handle(node, Resumed())
+        self._handle(node, ResumedFromSleep())
         for _, event in waiting:
             if node.machine is not None and not node.asleep:
                 self._handle(node, event)
@@ -337,7 +337,7 @@ class VirtualWorld:
         if isinstance(work, TrainRound):
             node.training = finish
         self.at(begin + node.island.takes_s(work), finish)
-        if isinstance(work, HandOver) and node.training is not None:  # not before the job is known
+        if isinstance(work, EndTrainingEarly) and node.training is not None:  # not before the job is known
             self.at(begin + max(node.island.step_ends_s(), node.island.takes_s(work)), node.training)
 
     def _keep(self, node: VirtualComputer, name: str, blob: bytes | None) -> None:
@@ -418,7 +418,13 @@ def _write(kept: dict[str, bytes], name: str, blob: bytes | None) -> None:
 
 
 # labels in digests of histories, independent of class names
-_LABELS = {Start: "Start", LinkUp: "LinkUp", LinkDown: "LinkDown", Resumed: "Woke", BandwidthMeasured: "Carried"}
+_LABELS = {
+    Start: "Start",
+    LinkUp: "LinkUp",
+    LinkDown: "LinkDown",
+    ResumedFromSleep: "Woke",
+    BandwidthMeasured: "Carried",
+}
 
 
 def _label(event: Event) -> str:

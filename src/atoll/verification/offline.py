@@ -27,7 +27,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import tag_of
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import JudgeOpening, JudgeReplay, JudgeRow
+from atoll.peer.tasks import JudgeMalformedRow, JudgeReplay, JudgeSumOpening
 from atoll.policy.findings import AGAINST
 from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import VerifiedReport, convicted, suspicions_needed
@@ -73,7 +73,9 @@ class DisputedCase:
     peer: PeerId
     what: str  # drawn part of it
     needed: int  # reports against it that refute it
-    work: JudgeReplay | JudgeOpening | JudgeRow | None  # without its blob; None: the vertices for it are lost
+    work: (
+        JudgeReplay | JudgeSumOpening | JudgeMalformedRow | None
+    )  # without its blob; None: the vertices for it are lost
     keys: Mapping[PeerId, bytes]  # keys of the members of that round
     tuned: ChangedNumbers | UnsetType  # numbers in force
     said: dict[PeerId, AuditorReport] = field(default_factory=dict[PeerId, AuditorReport])

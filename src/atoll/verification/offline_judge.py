@@ -27,7 +27,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, short_id
 from atoll.crypto.digest import Buffer, blob_id, digest, manifest_of
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import JudgeReplay, JudgeRow, JudgmentResult
+from atoll.peer.tasks import JudgeMalformedRow, JudgeReplay, JudgmentResult
 from atoll.policy.findings import REFUTING
 from atoll.training.data import Data, data_from_blob
 from atoll.training.recipe.recipes import Recipe
@@ -146,7 +146,7 @@ class OfflineJudge:
         learning = spec_after(self._learning, doubt.tuned)
         before = self._state(doubt.work, learning) if isinstance(doubt.work, JudgeReplay) else None
         try:
-            if isinstance(doubt.work, JudgeRow):
+            if isinstance(doubt.work, JudgeMalformedRow):
                 return self._judge_row(doubt, doubt.work, data, learning)
             if not isinstance(doubt.work, JudgeReplay):
                 said = judge_opening(doubt.work, data, learning, self._names)
@@ -162,7 +162,7 @@ class OfflineJudge:
             raise CannotJudge(f"this computer could not: {why}") from why
 
     def _judge_row(
-        self, doubt: DisputedCase, work: JudgeRow, data: bytes, learning: TrainingSpec
+        self, doubt: DisputedCase, work: JudgeMalformedRow, data: bytes, learning: TrainingSpec
     ) -> SecondJudgment:
         statement = unreadable_from_bytes(data).statement
         if statement.signer != doubt.peer:

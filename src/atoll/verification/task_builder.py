@@ -15,7 +15,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.peer.governance.settings_change import plan_after
 from atoll.peer.round.context import RoundContext, context_after
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import JudgeOpening, JudgeReplay, JudgeRow
+from atoll.peer.tasks import JudgeMalformedRow, JudgeReplay, JudgeSumOpening
 from atoll.policy.membership import RECENT, RecentVertices
 from atoll.protocol.history.chain import VertexChain
 from atoll.verification.replay_audit.policy import AuditCase
@@ -28,7 +28,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 def work_for(
     case: AuditCase | SumCheckCase, blob: Digest, history: VertexChain, settings: RunSettings
-) -> JudgeReplay | JudgeOpening | None:
+) -> JudgeReplay | JudgeSumOpening | None:
     """The task for the peer's exhibit in this blob; `settings` are those of genesis.
 
     None if necessary vertices are missing, or its commitment names no claim.
@@ -63,7 +63,9 @@ def work_for(
     )
 
 
-def row_work(commit: Commitment, peer: PeerId, history: VertexChain, settings: RunSettings) -> JudgeRow | None:
+def row_work(
+    commit: Commitment, peer: PeerId, history: VertexChain, settings: RunSettings
+) -> JudgeMalformedRow | None:
     """The task for a row of this commitment, still without its evidence.
 
     None if necessary vertices are missing, or no member can be held to the row.
@@ -74,7 +76,7 @@ def row_work(commit: Commitment, peer: PeerId, history: VertexChain, settings: R
     trains = any(m.peer == peer for m in ground.plan.trainers)
     if not trains or not commit.parts or not one_branch(commit.round, history):
         return None
-    return JudgeRow(commit.round, ground.parent.trained, ground.shares)
+    return JudgeMalformedRow(commit.round, ground.parent.trained, ground.shares)
 
 
 def one_branch(round: int, history: VertexChain) -> bool:

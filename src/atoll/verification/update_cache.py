@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import ExhibitBuilt, ShowUpdate
+from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt
 from atoll.training.recipe.update import EncodedUpdate
 from atoll.verification.loss_scoring.tensors import update_bytes
 from atoll.worker.context import BlobPins, Handlers
@@ -20,14 +20,14 @@ class SentUpdateCache:
     wires: dict[int, tuple[Buffer, ...]] = field(default_factory=dict[int, tuple[Buffer, ...]])
 
     def handlers(self) -> Handlers:
-        return {ShowUpdate: self._show}
+        return {BuildUpdateExhibit: self._show}
 
     def add(self, round: int, update: EncodedUpdate) -> None:
         self.wires[round] = update.wires
         while len(self.wires) > self.rounds:
             del self.wires[min(self.wires)]
 
-    async def _show(self, wish: ShowUpdate) -> ExhibitBuilt:
+    async def _show(self, wish: BuildUpdateExhibit) -> ExhibitBuilt:
         """RunFailedError if the update is gone, for example after a restart."""
         wires = self.wires.get(wish.round)
         if wires is None:

@@ -1,7 +1,7 @@
 """Review of committed updates: authors show them to drawn judges, and each judge sends a signed report.
 
     every vertex     the ledger of a check draws cases: updates, and their judges
-    author           `ShowUpdate` ─► a blob ─► its name to each drawn judge that requests it
+    author           `BuildUpdateExhibit` ─► a blob ─► its name to each drawn judge that requests it
     judge            `ExhibitRequest` to every author ─► `ExhibitResponse` ─► download ─► a task ─► signed report
 
 A round waits for none of this. A judge handles two cases at a time; all judges take them in one order, so slow
@@ -26,7 +26,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import MIB, SCORE_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed
 from atoll.peer.round.context import RoundContext
-from atoll.peer.tasks import ExhibitBuilt, PinBlobs, ReplayBoth, ScoreUpdate, ShowUpdate
+from atoll.peer.tasks import BuildUpdateExhibit, CompareRedundantUpdates, ExhibitBuilt, PinBlobs, ScoreUpdate
 from atoll.peer.verify.interface import VerifierContext, VerifierMachine
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.verification.evidence_download import EvidenceDownloads, tried
@@ -58,7 +58,9 @@ class ReviewMethod(ABC):
     def judged(self, verdict: Any) -> Fact: ...
 
     @abstractmethod
-    def task(self, case: Any, blobs: Sequence[Digest], ground: RoundContext) -> ScoreUpdate | ReplayBoth:
+    def task(
+        self, case: Any, blobs: Sequence[Digest], ground: RoundContext
+    ) -> ScoreUpdate | CompareRedundantUpdates:
         """The judge's task. The assignment comes from vertices, so it is equal at every judge."""
 
     @abstractmethod
@@ -144,7 +146,7 @@ class UpdateReview(VerifierMachine):
             effects.append(self._emit(self.method.opened(case)))
             if self.me in case.authors and case.round not in self.shown:
                 self.shown[case.round] = None
-                effects.append(RunTask(f"{self.method.name}/show/{case.round}", ShowUpdate(case.round)))
+                effects.append(RunTask(f"{self.method.name}/show/{case.round}", BuildUpdateExhibit(case.round)))
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:

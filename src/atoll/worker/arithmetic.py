@@ -24,10 +24,10 @@ from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import AdvanceState
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
-    CompareRows,
     ComputedWeights,
+    ComputeRowProducts,
+    RowProductsComputed,
     RowsCombined,
-    RowsCompared,
     WeighRows,
 )
 from atoll.training.codec.blocks import Room
@@ -89,13 +89,13 @@ def combine_rows(
     return RowsCombined(payload, counted, faulty, done.why)
 
 
-def compare_rows(work: CompareRows, learning: TrainingSpec, common: RoundInputs) -> RowsCompared:
+def compare_rows(work: ComputeRowProducts, learning: TrainingSpec, common: RoundInputs) -> RowProductsComputed:
     """Inner products of the rows of a part."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
     done = distance_weights.compare_rows([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
     counted = tuple(work.rows[i].peer for i in done.counted)
-    return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+    return RowProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
 
 def compute_weights(work: WeighRows) -> ComputedWeights:

@@ -21,10 +21,10 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Emit, Send, expand_broadcasts
 from atoll.crypto.signer import Signer
-from atoll.protocol.agreement.events import BodyDecided, Equivocation, MayPropose, ProposalReceived
+from atoll.protocol.agreement.events import BodyDecided, Equivocation, ProposalReceived, ProposerTurnBegan
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
-from atoll.simulation.signatures import VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import VoteMessage
 
@@ -69,13 +69,15 @@ class Twins:
         signers: dict[PeerId, Signer] = {p: VirtualSigner(p) for p in NAMES}
         keys = {p: signer.vote_key for p, signer in signers.items()}
         run = Digest(bytes(32))
-        self.watch = Watch(0, QUORUM, signers, honest, StatementSigner(run, VirtualSigner("x"), VirtualVerifier()))
+        self.watch = Watch(
+            0, QUORUM, signers, honest, StatementSigner(run, VirtualSigner("x"), VirtualSignatureVerifier())
+        )
         self.copies: list[Copy] = [*((p, 0) for p in NAMES), (self.twin, 1)]
         self.machines: dict[Copy, TwoPhaseAgreement] = {}
         self.flying: deque[tuple[Copy, Send]] = deque()
         self.split: tuple[int, ...] = (0, 0)
         for copy in self.copies:
-            notary = StatementSigner(run, VirtualSigner(copy[0]), VirtualVerifier())
+            notary = StatementSigner(run, VirtualSigner(copy[0]), VirtualSignatureVerifier())
             notary = self.watch.spied(notary) if copy[0] in honest else notary
             self.machines[copy] = machine(notary, Electorate(0, "", dict(keys), QUORUM, NAMES))
 
@@ -130,7 +132,7 @@ class Twins:
         match fact:
             case ProposalReceived(digest=digest):
                 self._apply(copy, machine.approve(digest))
-            case MayPropose(view=view):
+            case ProposerTurnBegan(view=view):
                 body = f"right: by {name} {copy[1]} in {view}".encode()
                 self.watch.bodies.add(body)
                 self._apply(copy, machine.propose(view, body))

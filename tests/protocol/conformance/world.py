@@ -34,17 +34,17 @@ from atoll.peer.sync.early_messages import EarlyMessageBuffer
 from atoll.policy.plan import quorum
 from atoll.protocol.agreement.events import (
     BodyDecided,
-    BodyMissing,
     BodyPrepared,
     Equivocation,
-    MayPropose,
     ProposalReceived,
+    ProposerTurnBegan,
+    VertexBodyMissing,
 )
 from atoll.protocol.agreement.interface import ConsensusEngine
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.protocol.history.chain import VertexChain
-from atoll.simulation.signatures import RealKeys, VirtualSigner, VirtualVerifier
+from atoll.simulation.signatures import RealKeys, VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
 from atoll.wire.messages.statements import QuorumCertificate
@@ -161,7 +161,7 @@ class World:
         self.time = random.Random(f"clocks/{self.seed}")  # of its own: a seed is the same storm without clocks
         most = self.voters if not self.heights else 2 * self.voters
         self.signers: dict[PeerId, Signer] = {s.peer: s for s in map(self._signer, range(most))}
-        self.verifier = self.real.verifier if self.real is not None else VirtualVerifier()
+        self.verifier = self.real.verifier if self.real is not None else VirtualSignatureVerifier()
         self.names = tuple(self.signers)
         self.chain: Chain | None = None
         if self.heights:
@@ -515,11 +515,11 @@ class World:
                 life = host.life
                 delay_s = self.draw.choice([0.0, 0.01, 0.5])
                 self.after(delay_s, lambda: self._judged(host, life, digest, body))
-            case MayPropose(view=view):
+            case ProposerTurnBegan(view=view):
                 host.free = view
                 if self.draw.random() < 0.7:
                     self._propose(host, view)
-            case BodyMissing(digest=digest):
+            case VertexBodyMissing(digest=digest):
                 for peer in machine.holders(digest):
                     self.send(host.name, peer, WantBody(digest))
             case _:

@@ -30,7 +30,7 @@ from atoll.wire.libp2p.events import (
     StreamReset,
 )
 from atoll.wire.libp2p.framing import LengthPrefixedFrames, frame
-from atoll.wire.libp2p.streams import StreamNegotiation
+from atoll.wire.libp2p.streams import NegotiatedYamuxSession
 from atoll.wire.libp2p.yamux_frame import DATA, FIN, PROTOCOL_ERROR, SYN, WINDOW_UPDATE, pack
 
 FUZZ = int(os.environ.get("ATOLL_FUZZ", "300"))  # hostile inputs per fuzz test
@@ -318,7 +318,7 @@ def fuzz_inside(seeds: range) -> None:
     """One honest handshake serves many attacks: a fresh muxer each time, the sealed frames taken as read."""
     mallory = Mallory()
     for seed in seeds:
-        mallory.bob._streams = StreamNegotiation(False, {"/echo/1"}.__contains__, "mallory")
+        mallory.bob._streams = NegotiatedYamuxSession(False, {"/echo/1"}.__contains__, "mallory")
         mallory.bob._step = mallory.bob._receive_sealed
         with contextlib.suppress(PeerFault):
             mallory.says(hostile_frames(seed))

@@ -1,7 +1,7 @@
 """Erasure download: any k of the pieces of a blob, fetched at once from the peers that hold them.
 
 Driving contract: pass `Start` first, then messages, timers and finished tasks, also those of the piece downloads.
-After `PiecesGathered`, `GatherFailed` or `stop`, `handle` does nothing.
+After `PiecesGathered`, `ErasureDownloadFailed` or `stop`, `handle` does nothing.
 
 Each piece is a blob of its own with few sources, mostly one, fetched and checked by `BlobDownload`. Pieces of
 reachable holders come first. If a piece does not begin soon or its holder stalls, a further piece is begun. The
@@ -48,7 +48,7 @@ class PiecesGathered(Fact, frozen=True, kw_only=True, tag="PiecesGathered"):
     sources: tuple[PeerId, ...]  # holders that sent data
 
 
-class GatherFailed(Fact, frozen=True, kw_only=True, tag="GatherFailed"):
+class ErasureDownloadFailed(Fact, frozen=True, kw_only=True, tag="ErasureDownloadFailed"):
     phase = "transfer"
     goal: Digest
     why: str
@@ -149,7 +149,7 @@ class ErasureDownload:
         silent = self.silent_ticks * TICK_S >= GIVE_UP_S
         if not self.fetches or silent:
             why = f"{len(here)} of {self.k} pieces could be had from those who hold them"
-            return [*effects, *self.stop(), Emit(GatherFailed(goal=self.goal, why=why))]
+            return [*effects, *self.stop(), Emit(ErasureDownloadFailed(goal=self.goal, why=why))]
         return effects
 
     def _enough(self, now: Seconds) -> bool:

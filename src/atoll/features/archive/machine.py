@@ -1,6 +1,6 @@
 """State archive, one peer's side: it makes its own pieces, repairs lost ones and restores states.
 
-    a vertex draws this peer  `CutState` ─► own piece on disk, all pieces named ─► signed `PiecesStored`
+    a vertex draws this peer  `EncodeErasurePieces` ─► own piece on disk, all pieces named ─► signed `PiecesStored`
     state is not here         fetch it whole or, once placed, any k pieces: `RebuildState` ─► own piece ─► report
     a state is sought         any k pieces ─► `RebuildState` ─► the state, bit for bit
 
@@ -26,12 +26,12 @@ from atoll.base.errors import UNREADABLE
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import Effect, Emit, Event, Persist, RunTask, Start, TaskDone, TaskFailed
-from atoll.features.archive.download import ErasureDownload, GatherFailed, PiecesGathered
+from atoll.features.archive.download import ErasureDownload, ErasureDownloadFailed, PiecesGathered
 from atoll.features.archive.policy import PieceSet, Placement, PlacementBook, PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
-from atoll.peer.events import PieceKept, StateLost, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, ErasurePieceStored, StateRebuilt
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import CutState, HoldPieces, RebuildState
+from atoll.peer.tasks import EncodeErasurePieces, RebuildState, RetainErasurePieces
 from atoll.peer.verify.interface import Verifier
 from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.ledger import LedgerSet
@@ -163,14 +163,14 @@ class ArchiveMachine:
             if index is None or has or at < entry.round or now < self.again_at.get(entry.round, -1e9):
                 continue
             self.making = PieceJob(entry, index)
-            cut = CutState(entry.state, self.coded.k, self.coded.n, index)
+            cut = EncodeErasurePieces(entry.state, self.coded.k, self.coded.n, index)
             return [RunTask(f"pieces/cut/{entry.round}/{index}", cut)]
         return []
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
         """Rebuild this state from pieces before anything else; None if it does not lie in pieces (yet).
 
-        `StateRebuilt` or `StateLost` reports the outcome.
+        `StateRebuilt` or `ArchivedStateRebuildFailed` reports the outcome.
         """
         entry = self.ledger.entry_of(state)
         if entry is None or not self.is_placed(state):
@@ -258,7 +258,7 @@ class ArchiveMachine:
             match effect:
                 case Emit(PiecesGathered(indices=indices)):
                     out += self._join(making, indices)
-                case Emit(GatherFailed(why=why)):
+                case Emit(ErasureDownloadFailed(why=why)):
                     out += self._fail(making, why, now)
                 case _:
                     pass
@@ -268,7 +268,7 @@ class ArchiveMachine:
         names, entry, coded = making.entry.names, making.entry, self.coded
         if making.fetched and making.index is not None:  # the whole state arrived
             making.gather = None
-            cut = CutState(entry.state, coded.k, coded.n, making.index)
+            cut = EncodeErasurePieces(entry.state, coded.k, coded.n, making.index)
             return [RunTask(f"pieces/cut/{entry.round}/{making.index}", cut)]
         assert names is not None
         of = tuple((i, names.pieces[i]) for i in indices)
@@ -291,7 +291,9 @@ class ArchiveMachine:
         entry = making.entry
         self.mine[entry.round] = LocalPiece(entry.round, index, names)
         size = piece_bytes(names.size_bytes, self.coded.k)
-        fact = PieceKept(of=entry.round, index=index, size_bytes=size, repaired=repaired, round=self.history.head)
+        fact = ErasurePieceStored(
+            of=entry.round, index=index, size_bytes=size, repaired=repaired, round=self.history.head
+        )
         self.making = None
         return [*self._write_down(force=True), Emit(fact), *self._seek_next(now)]
 
@@ -302,7 +304,7 @@ class ArchiveMachine:
         else:
             wait_s = self.wait_s.get(entry.round, AGAIN_S)
             self.again_at[entry.round], self.wait_s[entry.round] = now + wait_s, min(AGAIN_MAX_S, 2 * wait_s)
-        fact = StateLost(of=entry.round, state=entry.state, why=why, round=self.history.head)
+        fact = ArchivedStateRebuildFailed(of=entry.round, state=entry.state, why=why, round=self.history.head)
         return [*self._end(), Emit(fact), *self._seek_next(now)]
 
     def _seek_next(self, now: Seconds) -> list[Effect]:
@@ -314,7 +316,7 @@ class ArchiveMachine:
         if entry is None or entry.names is None:
             del self.sought[state]
             why = "it is too old by now: nobody keeps its pieces"
-            told = Emit(StateLost(of=round, state=state, why=why, round=self.history.head))
+            told = Emit(ArchivedStateRebuildFailed(of=round, state=state, why=why, round=self.history.head))
             return [*stopped, told, *self._seek_next(now)]
         self.making = PieceJob(entry, None)
         return [*stopped, *self._gather(self.making, entry.names, now)]
@@ -347,7 +349,7 @@ class ArchiveMachine:
         if (pieces, whole) == self.held:
             return []
         self.held = pieces, whole
-        return [RunTask("pieces/hold", HoldPieces(pieces, whole))]
+        return [RunTask("pieces/hold", RetainErasurePieces(pieces, whole))]
 
     def _write_down(self, force: bool = False) -> list[Effect]:
         if not (self.ledger.changed or force):

@@ -16,7 +16,7 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import cut, rebuild
-from atoll.peer.tasks import CutState, RebuildState
+from atoll.peer.tasks import EncodeErasurePieces, RebuildState
 from atoll.worker.context import BlobStore, Handlers, WorkerContext
 from atoll.worker.state_store import MissingStateError, StateStore
 
@@ -24,17 +24,17 @@ from atoll.worker.state_store import MissingStateError, StateStore
 def handlers(context: WorkerContext) -> Handlers:
     blobs, hold = context.blobs, context.pins.pin_for_a_while
 
-    async def cut_pieces(work: CutState) -> PieceSet | None:
+    async def cut_pieces(work: EncodeErasurePieces) -> PieceSet | None:
         return await context.run_coding_job(cut_state, context.states.store, blobs, work, hold)
 
     async def rebuild_state(work: RebuildState) -> bool:
         return await context.run_coding_job(rebuild_blob, blobs, work, hold)
 
-    return {CutState: cut_pieces, RebuildState: rebuild_state}
+    return {EncodeErasurePieces: cut_pieces, RebuildState: rebuild_state}
 
 
 def cut_state(
-    states: StateStore, store: BlobStore, work: CutState, hold: Callable[[Digest], None]
+    states: StateStore, store: BlobStore, work: EncodeErasurePieces, hold: Callable[[Digest], None]
 ) -> PieceSet | None:
     """Write the requested piece and return the names of all; None if the state is not here, byte for byte.
 

@@ -114,7 +114,7 @@ def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
 
 
 def gather_rows(peer: Peer, round: int) -> list[Effect]:
-    """Download the archived rows of this round; `RowsGathered` reports the outcome."""
+    """Download the archived rows of this round; `AttributionRowsGathered` reports the outcome."""
     asked = question_of(peer, round)
     return _archive_of(peer).gather(asked.body, asked.sources(peer.me))
 

@@ -1,8 +1,8 @@
 """Row archive: rows of past rounds that the local peer keeps, shows and requests (specs/blame.md).
 
-    on_round_closed   rows of own results and of the own update ─► `KeepRows` ─► where each row lies
+    on_round_closed   rows of own results and of the own update ─► `StoreArchivedRows` ─► where each row lies
     on_row_request    `RowRequest` for a past round ─► `ReadRow` ─► row bytes
-    gather            a command examines a round: `RowRequest` to owner, author, other owners ─► `RowsGathered`
+    gather            a command examines a round: `RowRequest` to its peers ─► `AttributionRowsGathered`
 
 The messages are those of a round. A round waits for none of this.
 
@@ -26,9 +26,9 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PART_GIVEN_MAX
 from atoll.base.machine import Effect, Emit, Lane, Payload, Persist, RunTask, Send, TaskDone, TaskFailed
 from atoll.crypto.digest import merkle_holds, merkle_tree
-from atoll.peer.events import RowsGathered
+from atoll.peer.events import AttributionRowsGathered
 from atoll.peer.round.owned_results import OwnedResults
-from atoll.peer.tasks import ArchivedRow, HoldRows, KeepRows, ReadRow
+from atoll.peer.tasks import ArchivedRow, ReadRow, RetainArchivedRows, StoreArchivedRows
 from atoll.peer.verify.interface import Verifier, VerifierMachine
 from atoll.protocol.allreduce.buffers import ComputedResult
 from atoll.wire.codec import decode_statement
@@ -130,7 +130,7 @@ class RowArchive(VerifierMachine):
 
     def _write(self, job: str, round: int, rows: tuple[ArchivedRow, ...]) -> list[Effect]:
         self.writing[job] = round, rows
-        return [RunTask(job, KeepRows(rows))]
+        return [RunTask(job, StoreArchivedRows(rows))]
 
     def _kept(self, round: int, rows: tuple[ArchivedRow, ...], blobs: tuple[Digest, ...]) -> None:
         here = self.here.setdefault(round, {})
@@ -152,7 +152,11 @@ class RowArchive(VerifierMachine):
 
     def _hold(self) -> list[Effect]:
         newest = sorted(self.here, key=lambda r: (r != self.looked_at, -r))
-        return [RunTask("rows/hold", HoldRows(tuple(lies.blob for r in newest for lies in self.here[r].values())))]
+        return [
+            RunTask(
+                "rows/hold", RetainArchivedRows(tuple(lies.blob for r in newest for lies in self.here[r].values()))
+            )
+        ]
 
     # ---- showing -------------------------------------------------------------------------------------------
 
@@ -173,7 +177,7 @@ class RowArchive(VerifierMachine):
     # ---- asking --------------------------------------------------------------------------------------------
 
     def gather(self, body: VertexBody, sources: Mapping[Place, tuple[PeerId, ...]]) -> list[Effect]:
-        """Gather these rows, each from one of its sources. `RowsGathered` reports the outcome."""
+        """Gather these rows, each from one of its sources. `AttributionRowsGathered` reports the outcome."""
         lacking = dict.fromkeys(place for place in sources if place not in self.here.get(body.round, {}))
         self.search, self.looked_at = RowSearch(body.round, commits_in(body), sources, lacking), body.round
         if self._forgotten(body.round):
@@ -198,7 +202,7 @@ class RowArchive(VerifierMachine):
     def _go_on(self, search: RowSearch) -> list[Effect]:
         if not search.lacking or search.quiet_beats >= BEATS:
             self.search = None
-            told = RowsGathered(of=search.round, came=search.came, gone=tuple(search.lacking))
+            told = AttributionRowsGathered(of=search.round, came=search.came, gone=tuple(search.lacking))
             return [*(self._remember(search.round) if search.came else []), Emit(told)]
         busy, effects = Counter(search.waiting.values()), list[Effect]()
         for place in search.lacking:

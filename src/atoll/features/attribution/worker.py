@@ -15,7 +15,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Payload
 from atoll.crypto.digest import digest
 from atoll.features.attribution.leave_one_out import state_lacking
-from atoll.peer.tasks import AdvanceState, LeaveOneOut, LeaveOneOutResult, LossWithout, PartRows
+from atoll.peer.tasks import AdvanceState, LeaveOneOut, LeaveOneOutLoss, LeaveOneOutResult, PartRows
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.training.codec.blocks import new_wire
 from atoll.training.recipe.reply_formats import has_owner_feedback
@@ -60,11 +60,11 @@ class LeaveOneOutWorker:
         without = [await self._loss_without(work, before, peer) for peer in authors]
         return LeaveOneOutResult(name == work.state, loss_before, loss, tuple(without))
 
-    async def _loss_without(self, work: LeaveOneOut, before: SharedState, peer: PeerId) -> LossWithout:
+    async def _loss_without(self, work: LeaveOneOut, before: SharedState, peer: PeerId) -> LeaveOneOutLoss:
         made = await self.context.run_tensor_job(self._result_without, work, before, peer)
         if isinstance(made, str):
-            return LossWithout(peer, None, made)
-        return LossWithout(peer, await self._loss(made))
+            return LeaveOneOutLoss(peer, None, made)
+        return LeaveOneOutLoss(peer, await self._loss(made))
 
     def _result_without(self, work: LeaveOneOut, before: SharedState, left_out: PeerId | None) -> SharedState | str:
         """The state of the round without this peer, or why there is none."""

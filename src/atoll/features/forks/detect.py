@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence, Set
 from atoll.base.ids import PeerId
 from atoll.base.limits import BRANCHES_MAX, PEERS_MAX
 from atoll.base.machine import Effect, Emit, Persist, Send
-from atoll.peer.events import BranchSeen
+from atoll.peer.events import ForkBranchDetected
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
@@ -51,7 +51,7 @@ class ForkDetector:
             return []
         self.known[body.round] = vertex
         ours = self.history.vertices[body.round]
-        fact = BranchSeen(
+        fact = ForkBranchDetected(
             round=body.round,
             epoch=body.epoch,
             vertex=vertex_id(vertex.body),

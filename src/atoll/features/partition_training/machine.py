@@ -14,10 +14,10 @@ from collections.abc import Callable
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Emit, RunTask, TaskDone, TaskFailed
 from atoll.features.partition_training.policy import heard, too_few
-from atoll.peer.events import TrainedApart
+from atoll.peer.events import TrainedWithoutQuorum
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round_extension import RoundExtension
-from atoll.peer.tasks import TrainApart, TrainingResult
+from atoll.peer.tasks import TrainingResult, TrainWithoutQuorum
 
 
 class PartitionTraining(RoundExtension):
@@ -38,7 +38,11 @@ class PartitionTraining(RoundExtension):
         self.under_way = True
         (shard, shards), train_max_s = plan.shard(self.me), plan.settings.train_max_s
         steps_max, merge = terms.steps_max(plan.steps), terms.then == "merge"
-        return [RunTask(self.job, TrainApart(plan.round, plan.steps, steps_max, train_max_s, shard, shards, merge))]
+        return [
+            RunTask(
+                self.job, TrainWithoutQuorum(plan.round, plan.steps, steps_max, train_max_s, shard, shards, merge)
+            )
+        ]
 
     def on_task_done(self, event: TaskDone | TaskFailed) -> list[Effect] | None:
         """Report these steps and request the next ones. After a failure the next failed attempt requests them."""
@@ -50,7 +54,7 @@ class PartitionTraining(RoundExtension):
         trained, plan = event.result, self.ground.plan
         assert isinstance(trained, TrainingResult)
         self.spent = trained.steps == 0
-        fact = TrainedApart(
+        fact = TrainedWithoutQuorum(
             steps=trained.steps,
             loss=trained.loss,
             heard=heard(self.me, plan.committee, self.gone),

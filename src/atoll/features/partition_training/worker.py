@@ -16,7 +16,7 @@ import time
 from torch import Tensor
 
 from atoll.features.partition_training.tensors import DeferredUpdate, carried
-from atoll.peer.tasks import TrainApart, TrainingResult
+from atoll.peer.tasks import TrainingResult, TrainWithoutQuorum
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
@@ -26,7 +26,7 @@ from atoll.worker.context import TrainerAccess
 from atoll.worker.trainer_commands import TrainerFailed
 
 
-class OfflineProgress:
+class PartitionedTrainingProgress:
     def __init__(self, tended: TrainerAccess) -> None:
         self._tended = tended
         self.base_F: Tensor | None = None  # x at the begin of the partition; None: not partitioned
@@ -37,7 +37,7 @@ class OfflineProgress:
         self.held: DeferredUpdate | None = None
         self.riding_F: Tensor | None = None  # late work in the in-flight update, (F,)
 
-    async def train(self, work: TrainApart, state: SharedState, recipe: Recipe) -> TrainingResult:
+    async def train(self, work: TrainWithoutQuorum, state: SharedState, recipe: Recipe) -> TrainingResult:
         """More steps from x. The caller holds the turn of a ready trainer. Raises TrainerFailed."""
         begin, trainer = time.monotonic(), self._tended.trainer
         if self.base_F is None:

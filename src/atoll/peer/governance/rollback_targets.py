@@ -14,7 +14,7 @@ from atoll.base.ids import Digest, Seconds
 from atoll.base.machine import Effect, RunTask, SetTimer
 from atoll.peer.governance.orders import amends_in, goal_of, may_follow, word_holds
 from atoll.peer.membership.report_pool import ReportPool
-from atoll.peer.tasks import FindState, ReadVertices
+from atoll.peer.tasks import CheckStateStored, ReadVertices
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import SignedStatement
@@ -35,7 +35,7 @@ class RollbackTargets:
         if state in self.asked and not anew:
             return []
         self.asked.add(state)
-        return [RunTask(f"earlier/state/{state.hex()}", FindState(state))]
+        return [RunTask(f"earlier/state/{state.hex()}", CheckStateStored(state))]
 
     def fetches(self, state: Digest) -> bool:
         """Note that the state is not on disk; True if a download has to start."""

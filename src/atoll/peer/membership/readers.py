@@ -41,7 +41,7 @@ Reads = (
 ToStrangers = Hello | JoinRefused | VerticesRequest | ManifestRequest | ChunkRequest | EraSignaturesRequest
 
 
-class Readers:
+class ReadAccessControl:
     def __init__(self) -> None:
         self.shown: dict[PeerId, bytes] = {}  # ticket redemptions of linked peers
 

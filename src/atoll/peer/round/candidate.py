@@ -25,7 +25,7 @@ class StateStep(Statement, frozen=True, tag="StateStep"):
 
 
 @dataclass
-class Candidate:
+class CandidateVertex:
     """A vertex body under check, or the final one that the local peer still has to reach."""
 
     id: Digest
@@ -61,12 +61,12 @@ class CommitmentCache:
             self.giving.add(peer)
 
 
-def trial_of(id: Digest, raw: bytes, plan: RoundPlan) -> Candidate:
+def trial_of(id: Digest, raw: bytes, plan: RoundPlan) -> CandidateVertex:
     """Candidate of a body that was checked or has a certificate."""
     body = decode_body(raw)
     commits = [c for c in (decode_statement(s.body, s.signer) for s in body.commits) if isinstance(c, Commitment)]
     answers = tuple(None if s is None else opened(s) for s in body.parts)
-    return Candidate(id, body, answers, step_of(body.parts, commits, plan), amend_of(body))
+    return CandidateVertex(id, body, answers, step_of(body.parts, commits, plan), amend_of(body))
 
 
 def step_of(parts: Sequence[SignedStatement | None], commits: Sequence[Commitment], plan: RoundPlan) -> StateStep:

@@ -18,7 +18,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Payload, Send
 from atoll.peer.events import ProposalRejected
-from atoll.peer.round.candidate import Candidate, trial_of
+from atoll.peer.round.candidate import CandidateVertex, trial_of
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.part_exchange import PartExchange
 from atoll.peer.round.state_transition import StateTransition
@@ -34,7 +34,7 @@ from atoll.wire.messages.statements import OwnerResult
 HOLDERS_ASKED = 2  # holders of a body asked at once; the next ones follow with the next tick
 
 
-class Candidates:
+class CandidateVertexTracker:
     def __init__(
         self,
         ground: RoundContext,
@@ -48,7 +48,7 @@ class Candidates:
         self.agreement, self.parts, self.next_state = agreement, parts, next_state
         self.sharing, self.gone = sharing, sharing.env.gone
         self.attempt = 0
-        self.under_way: dict[Digest, Candidate] = {}
+        self.under_way: dict[Digest, CandidateVertex] = {}
         self.asked = 0  # requests so far for bodies that certificates name and that are missing
 
     def attempt_begins(self, attempt: int) -> None:
@@ -59,7 +59,7 @@ class Candidates:
 
     # ---- bodies ------------------------------------------------------------------------------------------
 
-    def judge(self, proposal: ProposalReceived, now: Seconds) -> Candidate | ProposalRejected:
+    def judge(self, proposal: ProposalReceived, now: Seconds) -> CandidateVertex | ProposalRejected:
         """The candidate of a valid body, or the reason why it is invalid."""
         raw, most = proposal.body, self.plan.settings.signing.body_bytes_max
         who = self.agreement.proposer(proposal.view)
@@ -75,24 +75,24 @@ class Candidates:
             return ProposalRejected(proposer=body.proposer, why=wrong)
         return self._of(raw)
 
-    def finish(self, raw: bytes) -> Candidate:
+    def finish(self, raw: bytes) -> CandidateVertex:
         """Mark this body as final."""
         trial = self._of(raw)
         trial.final = True
         return trial
 
-    def _of(self, raw: bytes) -> Candidate:
+    def _of(self, raw: bytes) -> CandidateVertex:
         id = vertex_id(raw)
         if id not in self.under_way:
             self.under_way[id] = trial_of(id, raw, self.plan)
         return self.under_way[id]
 
     @property
-    def final(self) -> Candidate | None:
+    def final(self) -> CandidateVertex | None:
         return next((trial for trial in self.under_way.values() if trial.final), None)
 
     @property
-    def waiting(self) -> list[Candidate]:
+    def waiting(self) -> list[CandidateVertex]:
         """Candidates without a known state."""
         return [trial for trial in self.under_way.values() if trial.state is None]
 
@@ -110,24 +110,24 @@ class Candidates:
 
     # ---- what one lacks ----------------------------------------------------------------------------------
 
-    def believes(self, trial: Candidate) -> bool:
+    def believes(self, trial: CandidateVertex) -> bool:
         """True if every result in it is accepted. All are in a final body; the all-reduce decides on the others."""
         reduce = self.sharing.reduce
         if trial.final or not self.plan.may_lie or reduce is None:
             return True
         return all(reduce.believes(answered) is True for answered in trial.answers if answered is not None)
 
-    def knows(self, trial: Candidate) -> bool:
+    def knows(self, trial: CandidateVertex) -> bool:
         """Compute the state that the body leaves behind; True once it is known."""
         if trial.state is None:
             trial.state = self.next_state.of(trial.step, trial.back)
         return trial.state is not None
 
-    def lacks_earlier(self, trial: Candidate) -> bool:
+    def lacks_earlier(self, trial: CandidateVertex) -> bool:
         """True if it rolls back to a state that is not stored here and must be fetched."""
         return trial.back is not None and self.next_state.lacks(trial.step, trial.back)
 
-    def ask(self, trial: Candidate, now: Seconds) -> list[Effect]:
+    def ask(self, trial: CandidateVertex, now: Seconds) -> list[Effect]:
         """Request missing parts; if none are missing, request the state that they make."""
         if trial.back is not None:
             return [] if self.lacks_earlier(trial) else self.next_state.ask(trial.step, trial.back)
@@ -136,7 +136,9 @@ class Candidates:
         missing = [(owner, a) for owner, a in answers if a.digest not in self.parts.held]
         return self._want(trial, missing, now) if missing else self.next_state.ask(trial.step, None)
 
-    def _want(self, trial: Candidate, missing: Sequence[tuple[PeerId, OwnerResult]], now: Seconds) -> list[Effect]:
+    def _want(
+        self, trial: CandidateVertex, missing: Sequence[tuple[PeerId, OwnerResult]], now: Seconds
+    ) -> list[Effect]:
         """Request parts from the proposer and other voters, later those with a present owner that may still
         send them.
         """

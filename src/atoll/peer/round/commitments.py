@@ -20,7 +20,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX
 from atoll.base.machine import Broadcast, Effect, Send
 from atoll.base.round_robin import round_robin
-from atoll.peer.events import IncompatibleCall
+from atoll.peer.events import IncompatibleUpdateReceived
 from atoll.peer.round.candidate import CommitmentCache
 from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
 from atoll.peer.round.context import RoundContext
@@ -36,7 +36,7 @@ AHEAD = 2  # attempts ahead with commitments stored: some clocks are faster
 
 
 @dataclass(frozen=True)
-class DoubleCommit:
+class CommitmentEquivocation:
     """Two different commitments of one peer to one attempt."""
 
     first: SignedStatement
@@ -80,7 +80,7 @@ class CommitmentTable:
         message = self._message(signed)
         return [Broadcast("commitments", message, tuple(p for p in self.hearers if p != self.me))]
 
-    def hear(self, signed: SignedStatement) -> Commitment | DoubleCommit | None:
+    def hear(self, signed: SignedStatement) -> Commitment | CommitmentEquivocation | None:
         """Store a commitment; returns what is new in it, None if nothing is. PeerFault if it breaks a rule."""
         commit = self.notary.open(signed, Commitment, self.ground.vote_key_of.get(signed.signer))
         if commit.round != self.plan.round or not self.attempt <= commit.attempt <= self.attempt + AHEAD:
@@ -90,7 +90,7 @@ class CommitmentTable:
             return None  # repeated with every row, and checked when it first came
         self._check(signed, commit)
         if before is not None:  # the first commitment counts; a different one could follow another's reveal
-            return DoubleCommit(before[1], signed)
+            return CommitmentEquivocation(before[1], signed)
         if signed.signer in self.two_faced and self.ground.witnesses:
             return None
         self.heard.setdefault(commit.attempt, CommitmentCache()).hear(signed.signer, commit, signed)
@@ -217,7 +217,7 @@ class CommitmentTable:
         """The commitment of a peer with an update that can be combined with those of this attempt."""
         return None if peer in self.elsewhere else self.commit_of(peer)
 
-    def other_calls(self, news: Iterable[PeerId]) -> list[IncompatibleCall]:
+    def other_calls(self, news: Iterable[PeerId]) -> list[IncompatibleUpdateReceived]:
         """Reports of updates with another length or form than the local one, where callers choose these.
 
         As many members as may lie could do that forever. That few are left out of the sums without a report.
@@ -233,7 +233,9 @@ class CommitmentTable:
         if not others(news) or len(others(commits.giving)) <= self.ground.liars:
             return []
         return [
-            IncompatibleCall(peer=p, values=c.values, asked=c.asked, my_values=mine.values, my_asked=mine.asked)
+            IncompatibleUpdateReceived(
+                peer=p, values=c.values, asked=c.asked, my_values=mine.values, my_asked=mine.asked
+            )
             for p, c in others(sorted(commits.giving))
         ]
 

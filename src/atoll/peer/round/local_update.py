@@ -22,7 +22,7 @@ from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.commit_reveal import passing
 from atoll.peer.round.commitment_rules import row_weight
 from atoll.peer.round.context import RoundContext
-from atoll.peer.tasks import EncodeUpdate, HandOver, TrainingResult, TrainRound, UpdateEncoded
+from atoll.peer.tasks import EncodeUpdate, EndTrainingEarly, TrainingResult, TrainRound, UpdateEncoded
 from atoll.policy.plan import HAND_OVER_S
 from atoll.wire.messages.statements import Commitment, LateShare, SealedDraw
 
@@ -75,7 +75,7 @@ class LocalUpdate:
         if self.trained is not None or self.passes is not None:
             return []
         round = self.ground.plan.round
-        return [RunTask(f"round/{round}/hand-over", HandOver(round))]
+        return [RunTask(f"round/{round}/hand-over", EndTrainingEarly(round))]
 
     def takes(self, trained: TrainingResult) -> str | None:
         """Store the training result; returns why no update can be made of it, or None."""

@@ -43,15 +43,15 @@ from atoll.base.machine import (
     TimerFired,
 )
 from atoll.peer.events import (
-    AttemptFailed,
+    AgreedStateMissing,
     ProposalRejected,
+    RollbackStateUnavailable,
+    RoundAttemptFailed,
     RoundBegan,
-    StateMissing,
-    StateUnavailable,
 )
 from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
-from atoll.peer.round.candidate import Candidate, CommitmentCache, opened
-from atoll.peer.round.candidates import Candidates
+from atoll.peer.round.candidate import CandidateVertex, CommitmentCache, opened
+from atoll.peer.round.candidates import CandidateVertexTracker
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.outcome import adopted, closed_by, left_open, told_by
 from atoll.peer.round.owned_results import OwnedResults
@@ -61,11 +61,17 @@ from atoll.peer.round.state_transition import StateTransition
 from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
 from atoll.peer.round.view_timer import ViewTimer
 from atoll.peer.tasks import RoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
-from atoll.protocol.agreement.events import BodyDecided, BodyMissing, Equivocation, MayPropose, ProposalReceived
+from atoll.protocol.agreement.events import (
+    BodyDecided,
+    Equivocation,
+    ProposalReceived,
+    ProposerTurnBegan,
+    VertexBodyMissing,
+)
 from atoll.protocol.agreement.interface import ConsensusEngine
-from atoll.protocol.allreduce.cross_check import CommitmentsDiffer, OwnerContradicted, OwnerLied
+from atoll.protocol.allreduce.cross_check import CommitmentsDiffer, FalseOwnerResultProven, OwnerContradicted
 from atoll.protocol.allreduce.engine import AllReduce
-from atoll.protocol.allreduce.events import PartAnswered, PartsReduced, RowUndecodable
+from atoll.protocol.allreduce.events import PartResultAccepted, PartsReduced, RowUndecodable
 from atoll.protocol.allreduce.validation import check_answer
 from atoll.wire.codec import decode_body, decode_statement, encode
 from atoll.wire.envelope import StatementSigner
@@ -109,7 +115,9 @@ class RoundMachine:
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
         self.next_state = StateTransition(ground, self.parts.held)
-        self.candidates = Candidates(ground, notary, agreement, self.parts, self.next_state, self.sharing)
+        self.candidates = CandidateVertexTracker(
+            ground, notary, agreement, self.parts, self.next_state, self.sharing
+        )
         self.proposal = ProposalBuilder(ground, notary, self.committed, self.next_state, env.reports)
         self.final: Vertex | None = None  # decided vertex, until its state is adopted
         self.adopting = self.closed = False
@@ -145,7 +153,7 @@ class RoundMachine:
             case TaskDone(job, StateAdvanced() as result) if self.next_state.done(job, result.state):
                 return self._try_all(now) + self._propose_if_ready(now)
             case TaskFailed(job) if (state := self.next_state.failed(job)) is not None:
-                return [self._report(StateUnavailable(state=state)), *self._go_on_without(now)]
+                return [self._report(RollbackStateUnavailable(state=state)), *self._go_on_without(now)]
             case TaskDone() | TaskFailed() if (effects := self.extension.on_task_done(event)) is not None:
                 return effects
             case TaskDone(job, _) if job == f"{name}/adopt":
@@ -196,11 +204,11 @@ class RoundMachine:
             if not isinstance(effect, Emit):
                 continue
             match effect.fact:
-                case PartAnswered():
+                case PartResultAccepted():
                     more = self._answer_here(effect.fact, now)
                 case RowUndecodable():
                     more = self.misdeeds.garbage(effect.fact, self.reduce) if self.reduce is not None else []
-                case OwnerLied() | OwnerContradicted() | Equivocation():
+                case FalseOwnerResultProven() | OwnerContradicted() | Equivocation():
                     more = self.sharing.report_all(self.misdeeds.proven(effect.fact))
                 case CommitmentsDiffer(owner=owner, contributors=names):
                     more = self.committed.show(owner, names)  # the author sent that owner a different commitment
@@ -208,10 +216,10 @@ class RoundMachine:
                     more = self._reduced(now)
                 case ProposalReceived():
                     more = self._judge(effect.fact, now)
-                case MayPropose():
+                case ProposerTurnBegan():
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
-                case BodyMissing():
+                case VertexBodyMissing():
                     more = self.candidates.ask_for_bodies()
                 case BodyDecided():
                     more = self._decide(effect.fact, now)
@@ -256,7 +264,7 @@ class RoundMachine:
 
     # ---- results -----------------------------------------------------------------------------------------
 
-    def _answer_here(self, fact: PartAnswered, now: Seconds) -> list[Effect]:
+    def _answer_here(self, fact: PartResultAccepted, now: Seconds) -> list[Effect]:
         assert self.reduce is not None
         answer = self.reduce.results[fact.part]
         self.parts.held[answer.payload.digest] = answer.payload
@@ -324,7 +332,7 @@ class RoundMachine:
         pairs = [(known[s.signer][1], s) for s in body.commits if s.signer in known]
         return [effect for mine, other in pairs for effect in self.sharing.compare_commits(mine, other, now)]
 
-    def _try(self, trial: Candidate, now: Seconds) -> list[Effect]:
+    def _try(self, trial: CandidateVertex, now: Seconds) -> list[Effect]:
         """Advance one candidate body as far as possible: fetch parts, compute the state, then vote or adopt."""
         if not self.candidates.believes(trial):
             return []
@@ -386,7 +394,7 @@ class RoundMachine:
         if self.final is not None:
             return []
         failed, self.attempt = self.attempt, max(self.attempt + 1, self.views.attempt_due(now))
-        effects: list[Effect] = [self._report(AttemptFailed(attempt=failed))]
+        effects: list[Effect] = [self._report(RoundAttemptFailed(attempt=failed))]
         effects += [*self.extension.on_attempt_failed(), *self._begin_attempt(now)]
         return effects + self.agreement.close_view(self.views.last_of(self.attempt - 1))
 
@@ -501,7 +509,7 @@ class RoundMachine:
         news = VerticesResponse((vertex,), self.plan.round)
         return [Send(p, news) for p in told_by(self.me, self.plan)]
 
-    def _adopt(self, trial: Candidate) -> list[Effect]:
+    def _adopt(self, trial: CandidateVertex) -> list[Effect]:
         if self.adopting:
             return []
         self.adopting = True
@@ -531,7 +539,7 @@ class RoundMachine:
         if self.final is None or self.closed:
             return []
         self.closed = True
-        return [self._report(StateMissing(vertex=self.final, why=why))]
+        return [self._report(AgreedStateMissing(vertex=self.final, why=why))]
 
     # ---- views for other components ----------------------------------------------------------------------
 

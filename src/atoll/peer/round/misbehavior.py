@@ -2,7 +2,7 @@
 
     Accusation       a proof: two contradicting statements, or a result that no honest owner could send
     OwnerComplaint   a voice: an owner failed its duty, and not for the first time
-    ExhibitRow       an undecodable row, sent to its judges (`verification/malformed_updates/machine.py`)
+    BuildMalformedRowEvidence  an undecodable row, sent to its judges (`verification/malformed_updates`)
 
 Invariants:
 - Only voters accuse, and no member is proven a liar where members are trusted.
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Fact, RunTask
-from atoll.peer.events import MemberAccused, OwnerFault
+from atoll.peer.events import MemberAccused, PartOwnerFaultObserved
 from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.peer.round.context import RoundContext
-from atoll.peer.tasks import ExhibitRow
+from atoll.peer.tasks import BuildMalformedRowEvidence
 from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.policy.timeouts import patience_shown
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.allreduce.cross_check import OwnerContradicted, OwnerLied
+from atoll.protocol.allreduce.cross_check import FalseOwnerResultProven, OwnerContradicted
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.events import RowUndecodable
 from atoll.wire.messages.statements import Accusation, OwnerComplaint, SignedStatement
@@ -33,10 +33,10 @@ class MisbehaviorReporter:
         self.ground, self.plan, self.me, self.votes, self.strikes = ground, ground.plan, me, votes, strikes
         self.unreadable: set[PeerId] = set()  # authors of rows that did not decode here and are shown to the others
 
-    def proven(self, by: OwnerLied | OwnerContradicted | Equivocation) -> list[Fact]:
+    def proven(self, by: FalseOwnerResultProven | OwnerContradicted | Equivocation) -> list[Fact]:
         """Accusations that follow from evidence of a lower component."""
         match by:
-            case OwnerLied(peer=peer, statement=lie):
+            case FalseOwnerResultProven(peer=peer, statement=lie):
                 return self._accuse(peer, Accusation(lie))
             case OwnerContradicted(peer=peer, first=first, second=second):
                 return self._accuse(peer, Accusation(first, second))
@@ -59,7 +59,7 @@ class MisbehaviorReporter:
             return []
         self.unreadable.add(peer)
         place = self.plan.round, ground.parent.trained, ground.shares
-        work = ExhibitRow(*place, row.statement, garbage.part, row.path, row.payload)
+        work = BuildMalformedRowEvidence(*place, row.statement, garbage.part, row.path, row.payload)
         return [RunTask(f"unreadable/show/{self.plan.round}/{peer}", work)]
 
     def lapses(self, reduce: AllReduce, patience: AdaptiveTimeout, now: Seconds) -> list[Fact]:
@@ -70,7 +70,7 @@ class MisbehaviorReporter:
         had_s = patience.time_left(over[-1]) if over else 0.0
         weight = patience_shown(had_s, plan.window_s, self.plan.settings.owner_s) if over else 1.0
         for peer, why in reduce.lapses(now).items():
-            facts.append(OwnerFault(peer=peer, why=why))
+            facts.append(PartOwnerFaultObserved(peer=peer, why=why))
             if self.strikes.note(peer, self.plan.round, weight):
                 facts += self._accuse(peer, OwnerComplaint(self.plan.round, peer, why))
         return facts

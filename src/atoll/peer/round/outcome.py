@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from atoll.base.ids import PeerId
 from atoll.peer.events import RoundClosed
-from atoll.peer.round.candidate import Candidate, opened
+from atoll.peer.round.candidate import CandidateVertex, opened
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
@@ -26,7 +26,7 @@ from atoll.wire.codec import vertex_id
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 
-def adopted(trial: Candidate, ground: RoundContext, update: LocalUpdate) -> AdoptState:
+def adopted(trial: CandidateVertex, ground: RoundContext, update: LocalUpdate) -> AdoptState:
     """The agreed state and how the local update was counted, as a task for the worker."""
     me, body, plan = update.me, trial.body, ground.plan
     counted: tuple[bool, ...] | None = None

@@ -18,7 +18,7 @@ from atoll.peer.tasks import AdvanceState
 from atoll.wire.codec import encode
 
 
-class AdvanceJobs:
+class StateAdvanceJobs:
     """`held`: combined parts by digest, including those of any requested step."""
 
     def __init__(self, ground: RoundContext, held: Mapping[Digest, Payload]) -> None:

@@ -13,7 +13,7 @@ from atoll.base.ids import Digest
 from atoll.base.machine import Effect, Payload
 from atoll.peer.round.candidate import StateStep
 from atoll.peer.round.context import RoundContext
-from atoll.peer.round.state_jobs import AdvanceJobs
+from atoll.peer.round.state_jobs import StateAdvanceJobs
 from atoll.peer.round.state_rollback import RollbackJobs
 from atoll.wire.messages.statements import RollbackOrder
 
@@ -23,7 +23,7 @@ class StateTransition:
 
     def __init__(self, ground: RoundContext, held: Mapping[Digest, Payload]) -> None:
         self.before = ground.parent.state
-        self.advances = AdvanceJobs(ground, held)
+        self.advances = StateAdvanceJobs(ground, held)
         self.back = RollbackJobs(ground.plan, self.before)
 
     def of(self, step: StateStep, back: RollbackOrder | None) -> Digest | None:

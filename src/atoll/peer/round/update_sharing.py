@@ -19,11 +19,11 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, Payload, Persist, Received, SetTimer, Start
-from atoll.peer.events import ProtocolFault, RoundSkipped, ShareBegan, TrainEnded
+from atoll.peer.events import LocalTrainingEnded, ProtocolFault, RoundSkipped, UpdateSharingBegan
 from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.commit_reveal import UNDER_WAY, CommitRevealGate
-from atoll.peer.round.commitments import CommitmentTable, DoubleCommit
+from atoll.peer.round.commitments import CommitmentEquivocation, CommitmentTable
 from atoll.peer.round.context import RoundContext, size_flaw
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.misbehavior import MisbehaviorReporter
@@ -228,7 +228,9 @@ class UpdateSharing:
     def on_trained(self, trained: TrainingResult, now: Seconds) -> list[Effect]:
         if (why := self.update.takes(trained)) is not None:
             return self.skip_round(why, now)
-        fact = TrainEnded(steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s)
+        fact = LocalTrainingEnded(
+            steps=trained.steps, samples=trained.samples, loss=trained.loss, step_s=trained.step_s
+        )
         return [self.report(fact), *self._encode()]
 
     def _encode(self) -> list[Effect]:
@@ -298,7 +300,7 @@ class UpdateSharing:
                 effects = [*self.report_all(self.committed.other_calls([signed.signer])), *self._choose_topology()]
                 effects += self.check_first_commit(commit, signed, now)
                 return effects + self._continue_with_less(now) if commit.attempt == self.attempt else effects
-            case DoubleCommit(first, second):
+            case CommitmentEquivocation(first, second):
                 return self.compare_commits(first, second, now)
             case None:
                 return []
@@ -356,7 +358,7 @@ class UpdateSharing:
             effects.append(SetTimer(f"round/{self.plan.round}/word/{self.attempt}", until))
         self.patience.sharing_begins(now)
         known, absent = sorted(self.committed.now.of), sorted(self.committed.awaited)
-        fact = ShareBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
+        fact = UpdateSharingBegan(attempt=self.attempt, committed=tuple(known), absent=tuple(absent))
         found = self._choose_topology(begins=True)
         assert self.reduce is not None
         return [*effects, self.report(fact), *found, *self.reduce.handle(Start({}), now)]

@@ -1,6 +1,6 @@
 """Blob downloads except the agreed state, which `state_sync.py` fetches.
 
-Driving contract: `want`, `seek` and `find_demanded` begin downloads; then pass each message, timer and
+Driving contract: `fetch_blob`, `fetch_state` and `find_demanded` begin downloads; then pass each message, timer and
 finished task to `handle`, and finished jobs of the archive to `made`. Call `settle` after each new vertex.
 
     want     any blob, such as the data set or evidence, from all reachable members
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import Effect, Emit, Event, SetTimer, Start, TaskDone, TaskFailed
-from atoll.peer.events import StateLost, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, StateRebuilt
 from atoll.peer.governance.rollback_targets import RollbackTargets
 from atoll.peer.run_view import RunView
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched
@@ -107,7 +107,7 @@ class BlobDownloads:
             match effect:
                 case Emit(StateRebuilt(state=state)):
                     out += self._ended(state, True, now)
-                case Emit(StateLost(state=state)) if state in self.earlier.fetching:
+                case Emit(ArchivedStateRebuildFailed(state=state)) if state in self.earlier.fetching:
                     out += self._ended(state, False, now)
                 case _:
                     pass

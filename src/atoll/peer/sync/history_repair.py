@@ -18,7 +18,7 @@ from itertools import pairwise
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Emit, Persist, Send
 from atoll.base.round_robin import round_robin
-from atoll.peer.events import HistoryLacks, HistoryMended
+from atoll.peer.events import HistoryVertexLost, HistoryVertexRecovered
 from atoll.protocol.history.chain import MissingVertex, VertexChain, find_missing_vertex
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest
@@ -35,7 +35,7 @@ class HistoryRepair:
 
     def begin(self) -> Emit:
         assert self.hole is not None
-        return Emit(HistoryLacks(round=self.history.head, lacks=self.hole.round))
+        return Emit(HistoryVertexLost(round=self.history.head, lacks=self.hole.round))
 
     def ask(self, members: Sequence[PeerId]) -> list[Effect]:
         """Request the missing vertex and the one before it, which names its voters."""
@@ -54,7 +54,7 @@ class HistoryRepair:
             self.history.check_after(parent, vertex, sender)
             name = f"vertex/{self.hole.round}"
             self.kept[name] = encode(vertex)
-            fact = HistoryMended(round=self.history.head, lacked=self.hole.round, by=sender)
+            fact = HistoryVertexRecovered(round=self.history.head, lacked=self.hole.round, by=sender)
             effects += [Persist(name, self.kept[name]), Emit(fact)]
             self.hole = find_missing_vertex(self.kept, self.history.notary.run)
         return effects + self.ask([sender]) if effects else []

@@ -40,7 +40,7 @@ class StateArchive(Protocol):
         ...
 
     def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
-        """Rebuild this state; None if it is not placed. `StateRebuilt` or `StateLost` reports the outcome."""
+        """Rebuild this state; None if it is not placed. `StateRebuilt` or `ArchivedStateRebuildFailed` follows."""
         ...
 
     def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:

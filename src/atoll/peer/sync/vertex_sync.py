@@ -16,7 +16,7 @@ from atoll.base.machine import Effect, RunTask, Send
 from atoll.peer.sync.history_repair import HistoryRepair
 from atoll.peer.tasks import ReadVertices
 from atoll.protocol.history.chain import VertexChain, decode_undamaged, find_missing_vertex
-from atoll.protocol.history.era_signatures import EraChain
+from atoll.protocol.history.era_signatures import EraSignatureTracker
 from atoll.protocol.transfer.download import SERVED_AT_ONCE
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.vertex import Vertex
@@ -30,7 +30,7 @@ class VertexSync:
 
     def __init__(self) -> None:
         self.history: VertexChain | None = None
-        self.eras: EraChain | None = None  # None if the run has no eras
+        self.eras: EraSignatureTracker | None = None  # None if the run has no eras
         self.hinted: dict[PeerId, Seconds] = {}
         self.ends: dict[PeerId, int] = {}  # last known head of each peer
         self.reading: dict[str, PeerId] = {}  # disk reads of old vertices and the requesting peer

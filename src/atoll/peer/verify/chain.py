@@ -42,7 +42,7 @@ from atoll.peer.governance.settings_change import numbers_in, plan_after, why_no
 from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
 from atoll.peer.settings import RunSettings, settings_of_run
-from atoll.peer.verify.eras import EraWalk, FoundEra
+from atoll.peer.verify.eras import EraSignatureVerifier, EraVerificationResult
 from atoll.peer.verify.interface import Verifier
 from atoll.peer.verify.registry import ledgers_of
 from atoll.policy.ledger import LedgerSet
@@ -196,7 +196,7 @@ class VerificationReport:
         default_factory=list[BranchRecord]
     )  # other branches of the run, beside the judged one
     trusted: int = -1  # the walk began after this round; digests bind earlier rounds to it
-    eras: list[FoundEra] = field(default_factory=list[FoundEra])
+    eras: list[EraVerificationResult] = field(default_factory=list[EraVerificationResult])
     members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
     outcomes: defaultdict[type[Statement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Settled cases of each ledger, by outcome."""
@@ -332,7 +332,7 @@ class _HistoryWalk:
         self.plan: RoundPlan | None = None
         self.history = VertexChain(genesis, notary, self._voters_of, authority_of(audit.settings, notary.verifier))
         self.genesis = genesis, self.history.head_body
-        self.eras = EraWalk(kept.era, audit.settings, notary, self._voters_of, self.history.authority)
+        self.eras = EraSignatureVerifier(kept.era, audit.settings, notary, self._voters_of, self.history.authority)
         self.eras.start(self.history.head_id, self.history.head_body)
         self.ledgers.follow(-1, self.history.ids, self.history.bodies)
         self.sound = True

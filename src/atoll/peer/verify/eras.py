@@ -35,7 +35,7 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.vertex import Member, VertexBody
 
 
-class FoundEra(msgspec.Struct, frozen=True):
+class EraVerificationResult(msgspec.Struct, frozen=True):
     """One era that is over. `needed` is 0 where the recovery identity signed its last vertex, or the era itself."""
 
     first: int
@@ -56,7 +56,7 @@ class FoundEra(msgspec.Struct, frozen=True):
         return self.covered or (self.sealed and self.anchored)
 
 
-class EraWalk:
+class EraSignatureVerifier:
     """Walk over eras. `kept(round)`: stored signatures of the era that ended with this round."""
 
     def __init__(
@@ -69,7 +69,7 @@ class EraWalk:
     ) -> None:
         self.authority = authority
         self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
-        self.eras: list[FoundEra] = []
+        self.eras: list[EraVerificationResult] = []
         self.begin: EraStart | None = None  # None: unknown
         self.anchored = True
         self.whole = 0  # first era of a stretch of vertices without a gap
@@ -101,7 +101,7 @@ class EraWalk:
         if body.epoch > begin.epoch and not trusted:
             since = self.eras[self.whole :]
             self.eras[self.whole :] = [e if e.sealed and e.anchored else replace(e, covered=True) for e in since]
-        found = FoundEra(
+        found = EraVerificationResult(
             begin.round + 1, body.round, signed, needed, len(begin.signers), self.anchored or not needed
         )
         self.eras.append(found)
@@ -129,7 +129,7 @@ class EraWalk:
         good = {peer for peer, flaw in wrong.items() if flaw is None}
         return len(good - {RECOVERY}), RECOVERY in good
 
-    def overdue(self, head: int) -> list[FoundEra]:
+    def overdue(self, head: int) -> list[EraVerificationResult]:
         """Eras that a quorum should have signed by now."""
         late = self.settings.era_rounds
         return [e for e in self.eras if not e.sealed and is_overdue(e.last, e.covered, head, late)]

@@ -20,14 +20,14 @@ class ProposalReceived(Fact, frozen=True, kw_only=True, tag="ProposalReceived"):
     body: bytes
 
 
-class MayPropose(Fact, frozen=True, kw_only=True, tag="MayPropose"):
+class ProposerTurnBegan(Fact, frozen=True, kw_only=True, tag="ProposerTurnBegan"):
     """The local peer is the proposer of this view and may propose any body."""
 
     phase = "agree"
     view: int
 
 
-class BodyMissing(Fact, frozen=True, kw_only=True, tag="BodyMissing"):
+class VertexBodyMissing(Fact, frozen=True, kw_only=True, tag="VertexBodyMissing"):
     """A certificate or ballot names a body that is neither here nor under way.
 
     The round fetches the body and calls `learn_body`.

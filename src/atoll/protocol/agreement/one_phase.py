@@ -31,7 +31,7 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Persist, Send
-from atoll.protocol.agreement.events import BodyMissing, MayPropose
+from atoll.protocol.agreement.events import ProposerTurnBegan, VertexBodyMissing
 from atoll.protocol.agreement.view_change import open_timeouts
 from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
 from atoll.wire.codec import vertex_id
@@ -326,9 +326,9 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         if self.has_proposed(view):  # repeat it after a restart: no other body is allowed
             return self.propose(view, self.state.body)
         if election.newest != NOTHING:
-            lacking = BodyMissing(view=view, digest=election.newest[1])
+            lacking = VertexBodyMissing(view=view, digest=election.newest[1])
             return self._resume_with_body(election.newest[1]) or [self._emit(lacking)]
-        return [self._emit(MayPropose(view=view))]
+        return [self._emit(ProposerTurnBegan(view=view))]
 
     def _binding_digests(self) -> set[Digest]:
         """Digest of the entry that the local leader must propose."""
@@ -340,7 +340,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         return self.propose(self.view, body) if body is not None and digest in self._binding_digests() else []
 
     def _election(self, view: int) -> LeaderElection | None:
-        """Election of the local leader. The first quorum is kept, so `MayPropose` stays true."""
+        """Election of the local leader. The first quorum is kept, so `ProposerTurnBegan` stays true."""
         if view == 0:
             return LeaderElection((), NOTHING)
         tally = self._tally(view)

@@ -1,8 +1,9 @@
 """Two-phase Byzantine agreement on one vertex body, with rotating proposers (single-decision PBFT).
 
-Driving contract: the round calls `begin()` first, then `receive` for each message, in any order.
-It answers `ProposalReceived` with `approve`, `MayPropose` with `propose`, `BodyMissing` with `learn_body`.
-It calls `close_view` when a view's time is up or its proposer is gone, and `remind` to retransmit.
+Driving contract: the round calls `start()` first, then `receive` for each message, in any order.
+It answers `ProposalReceived` with `approve`, `ProposerTurnBegan` with `propose`, and
+`VertexBodyMissing` with `add_body`.
+It calls `close_view` when a view's time is up or its proposer is gone, and `retransmit` to retransmit.
 The driver must make each `Persist` durable before it sends what follows, and pass the last one back as `kept`.
 
 In each view the proposer sends a body, and voters that approve it send prepare votes. A quorum of these is a
@@ -40,7 +41,7 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Persist, Send
 from atoll.base.round_robin import round_robin
-from atoll.protocol.agreement.events import BodyMissing, BodyPrepared, MayPropose
+from atoll.protocol.agreement.events import BodyPrepared, ProposerTurnBegan, VertexBodyMissing
 from atoll.protocol.agreement.view_change import CertificateCache, ViewChangeProof
 from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
 from atoll.protocol.agreement.voter_state import VoterState
@@ -351,10 +352,10 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         before = self.state.proposed.get(view)
         if before is not None and before in self.bodies:
             return self.propose(view, self.bodies[before])  # repeat it after a restart: no other body is allowed
-        return [self._emit(MayPropose(view=view))]
+        return [self._emit(ProposerTurnBegan(view=view))]
 
     def _view_change_proof(self, view: int) -> ViewChangeProof | None:
-        """Proof that permits a local proposal. The first quorum is kept, so `MayPropose` stays true."""
+        """Proof that permits a local proposal. The first quorum is kept, so `ProposerTurnBegan` stays true."""
         if view == 0:
             return ViewChangeProof((), None)
         tally = self._tally(view)
@@ -376,7 +377,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         effects = self._adopt_certificate(certificate)
         if not fresh or certificate.digest in self.bodies:
             return effects
-        return [*effects, self._emit(BodyMissing(view=certificate.view, digest=certificate.digest))]
+        return [*effects, self._emit(VertexBodyMissing(view=certificate.view, digest=certificate.digest))]
 
     def _binding_digests(self) -> set[Digest]:
         return {digest for _, digest in self.certificates.known}

@@ -16,15 +16,15 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send
 from atoll.protocol.allreduce.broadcast import ResultBroadcast
 from atoll.protocol.allreduce.buffers import ComputedResult, LocalRow, PartAccumulator, ReceivedResult, StoredRow
-from atoll.protocol.allreduce.deferred_results import DeferredResults
+from atoll.protocol.allreduce.deferred_results import ReserveResultBuffer
 from atoll.protocol.allreduce.environment import ReduceEnvironment
-from atoll.protocol.allreduce.events import OwnerFailed, RowUndecodable
+from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowUndecodable
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.reroute import RowReroute
 from atoll.protocol.allreduce.result_recovery import ResultRecovery
 from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.protocol.allreduce.row_server import RowServer
-from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined, RowsCompared, TaskRow
+from atoll.protocol.allreduce.tasks import CombineRows, RowProductsComputed, RowsCombined, TaskRow
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartDeclined
 from atoll.wire.messages.statements import AgreedWeights
@@ -47,7 +47,7 @@ class AttemptState:
         self.weighings: dict[Digest, AgreedWeights] = {}  # agreed weights that results name, by digest
         self.outliers: dict[bytes, tuple[PeerId, ...]] = {}  # authors of far rows, by digest of the comparisons
         self.broadcast = ResultBroadcast(self.route, around.is_unheard, self.weighings)
-        self.deferred = DeferredResults(self.route, self.gone, self.answers)
+        self.deferred = ReserveResultBuffer(self.route, self.gone, self.answers)
         self.update: LocalRow | None = None
         self.gathers: dict[int, PartAccumulator] = {}  # rows of parts that the local peer may have to answer for
         self.row_server = RowServer(plan, self.me, self.gathers, self.gone, around.can_see_rows)
@@ -163,7 +163,7 @@ class AttemptState:
         return gather.rows.get(peer) if gather is not None else None
 
     def note_undecodable(
-        self, part: int, result: RowsCombined | RowsCompared, rows: Mapping[PeerId, StoredRow]
+        self, part: int, result: RowsCombined | RowProductsComputed, rows: Mapping[PeerId, StoredRow]
     ) -> list[Effect]:
         self.unread.update({(part, peer): rows[peer] for peer in result.undecodable if peer in rows})
         return [self.report(RowUndecodable(peer=peer, part=part)) for peer in result.undecodable]
@@ -184,7 +184,7 @@ class AttemptState:
         plan = self.plan
         message = PartDeclined(plan.round, plan.attempt, plan.trace, part)
         sends = [Send(peer, message) for peer in self.route.others()]
-        return [self.report(OwnerFailed(part=part, why=why)), *sends]
+        return [self.report(LocalPartCombineFailed(part=part, why=why)), *sends]
 
     def report(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.plan.round, trace=self.plan.trace))

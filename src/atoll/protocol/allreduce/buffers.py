@@ -89,7 +89,7 @@ class ReceivedResult:
     payload: Payload
 
 
-class HeardResult(NamedTuple):
+class RemotePartResult(NamedTuple):
     """A checked result from another peer: with its bytes, or only the statement that the holder has them."""
 
     holder: PeerId

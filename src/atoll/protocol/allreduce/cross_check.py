@@ -54,7 +54,7 @@ class PartDisputed(Fact, frozen=True, kw_only=True, tag="PartDisputed"):
     results: int  # different results
 
 
-class OwnerLied(Fact, frozen=True, kw_only=True, tag="OwnerLied"):
+class FalseOwnerResultProven(Fact, frozen=True, kw_only=True, tag="FalseOwnerResultProven"):
     """This owner signed a result that its contributors' rows do not make."""
 
     phase = "trust"
@@ -354,7 +354,9 @@ class CrossCheck:
             made = dispute.makes.get(result.rows, result.result.digest)
             if made != result.result.digest and index not in dispute.blamed:
                 dispute.blamed.add(index)
-                effects.append(self._report(OwnerLied(peer=signed.signer, part=part, statement=signed)))
+                effects.append(
+                    self._report(FalseOwnerResultProven(peer=signed.signer, part=part, statement=signed))
+                )
         return effects
 
     def _recompute(self, part: int) -> list[Effect]:

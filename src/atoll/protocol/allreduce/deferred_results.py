@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from atoll.base.ids import PeerId
-from atoll.protocol.allreduce.buffers import HeardResult, ReceivedResult
+from atoll.protocol.allreduce.buffers import ReceivedResult, RemotePartResult
 from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.wire.messages.statements import OwnerResult
 
 
-class DeferredResults:
+class ReserveResultBuffer:
     """One peer's side of one attempt."""
 
     def __init__(
         self, route: AttemptRouting, gone: Callable[[PeerId], bool], answers: Mapping[int, ReceivedResult]
     ) -> None:
         self.route, self.gone, self.answers = route, gone, answers
-        self._kept: dict[int, dict[int, HeardResult]] = {}  # part -> owner index of a reserve -> its result
+        self._kept: dict[int, dict[int, RemotePartResult]] = {}  # part -> owner index of a reserve -> its result
 
     def is_in_turn(self, answered: OwnerResult) -> bool:
         """Whether the signer may answer now, in the view of the local peer.
@@ -39,7 +39,7 @@ class DeferredResults:
             return False
         return answered.attempt == plan.attempt and self.route.turn[part] >= index
 
-    def keep(self, heard: HeardResult) -> None:
+    def keep(self, heard: RemotePartResult) -> None:
         """Keep the statement without its bytes, which may be large; they are requested from the holder later.
 
         The reserve itself is the preferred holder: others may not have the bytes.
@@ -48,7 +48,7 @@ class DeferredResults:
         if index not in kept or heard.holder == heard.statement.signer:
             kept[index] = heard._replace(payload=None)
 
-    def pop_due(self, part: int) -> list[HeardResult]:
+    def pop_due(self, part: int) -> list[RemotePartResult]:
         """Results of this part that are in turn now."""
         kept = self._kept.get(part, {})
         return [kept.pop(index) for index in sorted(kept) if self.is_in_turn(kept[index].answered)]

@@ -1,9 +1,9 @@
 """All-reduce engine: runs any reduce topology for one attempt of one round.
 
 Driving contract: create with `factory.reduce_for`, then pass `Start`, messages, timers and finished tasks to
-`handle`. Call `contribute` once with the local update, before or after `Start`. Call `look_again` when a peer
+`handle`. Call `contribute` once with the local update, before or after `Start`. Call `review` when a peer
 commits, falls silent or returns, and `resend` for a peer that returns. Carry out effects in order: a persisted
-value must be durable before later sends. After `PartsReduced` each part is in `answers` or in `missing`.
+value must be durable before later sends. After `PartsReduced` each part is in `results` or in `missing`.
 
 Each member sends part j of its update up the tree of part j, to its parent or to the owner. A parent waits for the
 rows below it and hands on one sum. The owner combines the rows when all that it expects are in, at the latest by
@@ -47,21 +47,21 @@ from atoll.base.machine import (
 from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import (
     ComputedResult,
-    HeardResult,
     LocalRow,
     PartAccumulator,
     ReceivedResult,
+    RemotePartResult,
     StoredRow,
 )
 from atoll.protocol.allreduce.environment import ReduceEnvironment
-from atoll.protocol.allreduce.events import PartAnswered, PartMissing, PartsReduced
+from atoll.protocol.allreduce.events import PartMissing, PartResultAccepted, PartsReduced
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.row_uplink import RowUplink
 from atoll.protocol.allreduce.strategies import (
-    EngineCalls,
+    EngineCallbacks,
+    NoUnmaskingPhase,
     PlainMean,
     TrustedOwners,
-    UnmaskedRows,
     Unmasking,
     Verification,
     Weighting,
@@ -92,9 +92,9 @@ class AllReduce:
         notary: StatementSigner,
         plan: ReducePlan,
         around: ReduceEnvironment,
-        weighting: Callable[[AttemptState, EngineCalls], Weighting] = PlainMean,
-        verification: Callable[[AttemptState, EngineCalls], Verification] = TrustedOwners,
-        unmasking: Callable[[AttemptState, EngineCalls], Unmasking] = UnmaskedRows,
+        weighting: Callable[[AttemptState, EngineCallbacks], Weighting] = PlainMean,
+        verification: Callable[[AttemptState, EngineCallbacks], Verification] = TrustedOwners,
+        unmasking: Callable[[AttemptState, EngineCallbacks], Unmasking] = NoUnmaskingPhase,
     ) -> None:
         self.notary, self.me, self.environment = notary, notary.me, around
         self.vote_key_of, self.commit_of = around.vote_key_of, around.commitment_of
@@ -107,7 +107,7 @@ class AllReduce:
         )
         self.accumulators, self.results, self.missing = state.gathers, state.answers, state.missing
         self.computed_results, self.undecodable_rows = state.made, state.unread
-        calls = EngineCalls(
+        calls = EngineCallbacks(
             review=weak_call(self.review),
             decline=weak_call(self._decline),
             give_up=weak_call(self._give_up),
@@ -456,14 +456,14 @@ class AllReduce:
             return []
         if payload is not None and (payload.digest, payload.size_bytes) != (answered.digest, answered.size_bytes):
             raise PeerFault(sender, f"bytes of part {answered.part} are not the ones its owner signed", signed.body)
-        heard, effects = HeardResult(sender, signed, answered, payload), list[Effect]()
+        heard, effects = RemotePartResult(sender, signed, answered, payload), list[Effect]()
         if self.state.deferred.is_in_turn(answered):
             effects += self._accept_result(heard, now)
         else:
             self.state.deferred.keep(heard)
         return effects + self.weighting.after_result(now)
 
-    def _accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+    def _accept_result(self, heard: RemotePartResult, now: Seconds) -> list[Effect]:
         if self.weighting.defers_result(heard, now):
             return []
         return self.verification.accept_result(heard, now)
@@ -474,7 +474,7 @@ class AllReduce:
         self.results[answered.part] = held
         self.recovery.stop_fetching(answered.part)
         self.missing.discard(answered.part)  # late, but here: the proposer may still count it
-        fact = PartAnswered(
+        fact = PartResultAccepted(
             attempt=answered.attempt,
             part=answered.part,
             owner_index=answered.owner_index,

@@ -7,7 +7,7 @@ from atoll.base.machine import Fact
 from atoll.wire.messages.statements import AgreedWeights
 
 
-class PartAnswered(Fact, frozen=True, kw_only=True, tag="PartAnswered"):
+class PartResultAccepted(Fact, frozen=True, kw_only=True, tag="PartResultAccepted"):
     """The result of a part is here."""
 
     phase = "share"
@@ -42,7 +42,7 @@ class RowUndecodable(Fact, frozen=True, kw_only=True, tag="RowUndecodable"):
     part: int
 
 
-class OwnerFailed(Fact, frozen=True, kw_only=True, tag="OwnerFailed"):
+class LocalPartCombineFailed(Fact, frozen=True, kw_only=True, tag="LocalPartCombineFailed"):
     """The local peer owns this part and cannot combine it; without another owner it has no result."""
 
     phase = "share"
@@ -50,7 +50,7 @@ class OwnerFailed(Fact, frozen=True, kw_only=True, tag="OwnerFailed"):
     why: str
 
 
-class RowsWeighed(Fact, frozen=True, kw_only=True, tag="RowsWeighed"):
+class RowWeightsComputed(Fact, frozen=True, kw_only=True, tag="RowWeightsComputed"):
     """Weights of the rows of this attempt by their distances, as the local owner computed them."""
 
     phase = "share"

@@ -2,7 +2,7 @@
 
 The engine calls each strategy at the points below, and knows no implementation by name. `factory` composes them.
 Defaults: a plain mean of the rows (`PlainMean`), trusted owners (`TrustedOwners`), rows without masks
-(`UnmaskedRows`). A strategy keeps its own state, reads the attempt's state, and acts through `EngineCalls`.
+(`NoUnmaskingPhase`). A strategy keeps its own state, reads the attempt's state, and acts through `EngineCallbacks`.
 
 Invariants:
 - `handle_event` returns None for an event of another component; the first strategy that handles an event ends it.
@@ -20,7 +20,7 @@ from weakref import WeakMethod
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Payload, Send
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import HeardResult, PartAccumulator, ReceivedResult, StoredRow
+from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, RemotePartResult, StoredRow
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.messages.round import PartResult
 from atoll.wire.messages.statements import AgreedWeights, Lapse, OwnerResult, SignedStatement
@@ -46,14 +46,14 @@ def weak_call(method: Callable[P, T]) -> Callable[P, T]:
 
 
 @dataclass(frozen=True)
-class EngineCalls:
+class EngineCallbacks:
     """What a strategy may have the engine do."""
 
     review: Callable[[Seconds], list[Effect]]  # check all parts for what is due now
     decline: Callable[[int, PeerId, Seconds], list[Effect]]  # (part, owner, now): the owner cannot combine the part
     give_up: Callable[[int, str, Seconds], list[Effect]]  # (part, why, now): the local peer cannot combine the part
     await_rows: Callable[[int, PartAccumulator, int, Seconds], list[Effect] | None]  # None: close the part now
-    accept: Callable[[HeardResult, Seconds], list[Effect]]  # judge a checked result
+    accept: Callable[[RemotePartResult, Seconds], list[Effect]]  # judge a checked result
     hold: Callable[[ReceivedResult], list[Effect]]  # accept a result as the part's
     publish: Callable[[int, RowsCombined, Seconds], list[Effect]]  # publish a part that `unmask` delayed
 
@@ -116,7 +116,7 @@ class Weighting(ABC):
     def after_result(self, now: Seconds) -> list[Effect]:
         return []
 
-    def defers_result(self, heard: HeardResult, now: Seconds) -> bool:
+    def defers_result(self, heard: RemotePartResult, now: Seconds) -> bool:
         """Whether the strategy keeps this result until its signer's turn."""
         return False
 
@@ -191,7 +191,7 @@ class Verification(ABC):
         """Publish the own result, which is durable before anything that is sent from here on."""
 
     @abstractmethod
-    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+    def accept_result(self, heard: RemotePartResult, now: Seconds) -> list[Effect]:
         """Judge a checked result of another peer."""
 
     @abstractmethod
@@ -236,7 +236,7 @@ class Unmasking(Protocol):
     """
 
     def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
-    # Delay the publication of a combined part until `EngineCalls.publish`. None: publish it as it is.
+    # Delay the publication of a combined part until `EngineCallbacks.publish`. None: publish it as it is.
     def unmask(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect] | None: ...
 
 
@@ -245,7 +245,7 @@ class PlainMean(Weighting):
     """Weighting by committed sample counts alone: a part is combined as soon as its rows are here."""
 
     state: AttemptState
-    calls: EngineCalls
+    calls: EngineCallbacks
 
     def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
         if not gather.rows:
@@ -262,7 +262,7 @@ class TrustedOwners(Verification):
     """Verification where each owner is believed: the first result of a part is accepted and passed on."""
 
     state: AttemptState
-    calls: EngineCalls
+    calls: EngineCallbacks
 
     def row_targets(self, part: int) -> Sequence[PeerId]:
         return trusted_row_targets(self.state, part)
@@ -273,7 +273,7 @@ class TrustedOwners(Verification):
     def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
         return self.calls.hold(held)
 
-    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+    def accept_result(self, heard: RemotePartResult, now: Seconds) -> list[Effect]:
         if heard.answered.part in self.state.answers:
             return []
         if heard.payload is None:
@@ -296,11 +296,11 @@ class TrustedOwners(Verification):
 
 
 @dataclass(frozen=True)
-class UnmaskedRows:
+class NoUnmaskingPhase:
     """No unmask phase: combined rows are published as they are."""
 
     state: AttemptState
-    calls: EngineCalls
+    calls: EngineCallbacks
 
     def handle_event(self, event: Event, now: Seconds) -> None:
         return None

@@ -45,8 +45,8 @@ class RowsCombined(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-class CompareRows(msgspec.Struct, frozen=True):
-    """Decode the rows and compute inner products of all pairs that weigh something -> RowsCompared."""
+class ComputeRowProducts(msgspec.Struct, frozen=True):
+    """Decode the rows and compute inner products of all pairs that weigh something -> RowProductsComputed."""
 
     round: int
     part: int
@@ -54,8 +54,8 @@ class CompareRows(msgspec.Struct, frozen=True):
     rows: tuple[TaskRow, ...]
 
 
-class RowsCompared(msgspec.Struct, frozen=True):
-    """Result of `CompareRows`."""
+class RowProductsComputed(msgspec.Struct, frozen=True):
+    """Result of `ComputeRowProducts`."""
 
     products: bytes  # as in an `OwnerComparison`
     counted: tuple[PeerId, ...]

@@ -20,10 +20,10 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Event, Payload, Persist, Received, Send, TaskDone, TaskFailed
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import HeardResult, PartAccumulator, ReceivedResult, StoredRow
-from atoll.protocol.allreduce.cross_check import CrossCheck, OwnerLied
+from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, RemotePartResult, StoredRow
+from atoll.protocol.allreduce.cross_check import CrossCheck, FalseOwnerResultProven
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCalls, Verification, trusted_row_targets, window_in_turn
+from atoll.protocol.allreduce.strategies import EngineCallbacks, Verification, trusted_row_targets, window_in_turn
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import PartRequest, PartStatementsRequest, ResendRequest
@@ -38,7 +38,7 @@ class CrossCheckedOwners(Verification):
 
     keeps_rows = True  # a peer that doubts a result may request its rows
 
-    def __init__(self, state: AttemptState, calls: EngineCalls) -> None:
+    def __init__(self, state: AttemptState, calls: EngineCallbacks) -> None:
         self.state, self.calls, self.me, self.route = state, calls, state.me, state.route
         around = state.environment
         self.cross_check = CrossCheck(
@@ -166,7 +166,7 @@ class CrossCheckedOwners(Verification):
         heard = self.cross_check.record(held.statement, held.result, held.payload)
         return effects + heard + self._admit_lack(part, now) + self._check_part(part, now)
 
-    def accept_result(self, heard: HeardResult, now: Seconds) -> list[Effect]:
+    def accept_result(self, heard: RemotePartResult, now: Seconds) -> list[Effect]:
         part = heard.answered.part
         effects = self.cross_check.record(heard.statement, heard.answered, heard.payload)
         return self._decline_liars(part, effects + self._admit_lack(part, now), now)
@@ -200,7 +200,7 @@ class CrossCheckedOwners(Verification):
         if said.attempt != self.plan.attempt:
             return []
         if not self.state.deferred.is_in_turn(said):
-            self.state.deferred.keep(HeardResult(signed.signer, signed, said))
+            self.state.deferred.keep(RemotePartResult(signed.signer, signed, said))
             return []
         return self._decline_liars(said.part, self.cross_check.record(signed, said, None), now)
 
@@ -292,7 +292,7 @@ class CrossCheckedOwners(Verification):
 
     def _decline_liars(self, part: int, effects: list[Effect], now: Seconds) -> list[Effect]:
         """If a reserve lied, the next reserve has its turn; among owners another one has the true result."""
-        liars = [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, OwnerLied)]
+        liars = [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, FalseOwnerResultProven)]
         for liar in liars if self.route.is_reserves_turn(part) else ():
             effects += self.calls.decline(part, liar, now)
         return effects + self._check_part(part, now)

@@ -35,20 +35,20 @@ from atoll.base.machine import Effect, Event, Persist, Received, RunTask, Send, 
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import (
-    HeardResult,
     PartAccumulator,
     ReceivedResult,
+    RemotePartResult,
     weights_digest,
     weights_left_of,
 )
-from atoll.protocol.allreduce.events import RowsWeighed
+from atoll.protocol.allreduce.events import RowWeightsComputed
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCalls, Weighting, window_in_turn
+from atoll.protocol.allreduce.strategies import EngineCallbacks, Weighting, window_in_turn
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
-    CompareRows,
     ComputedWeights,
-    RowsCompared,
+    ComputeRowProducts,
+    RowProductsComputed,
     TaskRow,
     WeighRows,
 )
@@ -74,7 +74,7 @@ class WeightRequest(NamedTuple):
 class DistanceWeighting(Weighting):
     """Weighting for a plan that weighs rows; one peer's side of one attempt."""
 
-    def __init__(self, state: AttemptState, calls: EngineCalls) -> None:
+    def __init__(self, state: AttemptState, calls: EngineCallbacks) -> None:
         self.state, self.calls, self.me, self.route = state, calls, state.me, state.route
         self.changed = False  # during a review a part was declined, or weights became known
         self.agreed: AgreedWeights | None = None  # the weights that the local peer combines with
@@ -91,7 +91,7 @@ class DistanceWeighting(Weighting):
         self._requests: Counter[tuple[int, PeerId]] = Counter()  # row requests, by part and author
         self._named: dict[tuple[int, int], Digest] = {}  # (part, owner index) -> weights that its result names
         self._reminded: set[PeerId] = set()  # owners asked once to send everything again
-        self._early: dict[int, HeardResult] = {}  # by part, the result of an owner before its turn
+        self._early: dict[int, RemotePartResult] = {}  # by part, the result of an owner before its turn
 
     @property
     def plan(self) -> ReducePlan:
@@ -102,7 +102,7 @@ class DistanceWeighting(Weighting):
         match event:
             case Received(_, RowComparison(statement=signed)):
                 return self._receive_comparison(signed, now)
-            case TaskDone(job, RowsCompared() as result) if job.startswith(self.state.job("compare/")):
+            case TaskDone(job, RowProductsComputed() as result) if job.startswith(self.state.job("compare/")):
                 return self._finish_comparison(int(job.rsplit("/", 1)[1]), result, now)
             case TaskDone(job, ComputedWeights() as found) if job == self.state.job("weigh/0"):
                 return self._finish_weights(found, now)
@@ -227,10 +227,10 @@ class DistanceWeighting(Weighting):
         if len(self.plan.with_weight(gather.rows)) > WEIGHED_ROWS_MAX:
             return self._decline_parts([part], f"distances of more than {WEIGHED_ROWS_MAX} rows are too many")
         self._comparing.add(part)
-        work = CompareRows(self.plan.round, part, self.plan.shares, _task_rows(gather, sorted(gather.rows)))
+        work = ComputeRowProducts(self.plan.round, part, self.plan.shares, _task_rows(gather, sorted(gather.rows)))
         return [RunTask(self.state.job(f"compare/{part}"), work)]
 
-    def _finish_comparison(self, part: int, result: RowsCompared, now: Seconds) -> list[Effect]:
+    def _finish_comparison(self, part: int, result: RowProductsComputed, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.state.gathers[part]
         effects = self.state.note_undecodable(part, result, gather.rows)
         for peer in result.undecodable:
@@ -313,7 +313,7 @@ class DistanceWeighting(Weighting):
             why = f"the owners' comparisons are invalid: the weighting {flaw}"
             return self._decline_parts(self.state.gathers, why) + self.calls.review(now)
         self.state.outliers[weighing.compared] = found.outliers
-        fact = self.state.report(RowsWeighed(attempt=self.plan.attempt, weighing=weighing))
+        fact = self.state.report(RowWeightsComputed(attempt=self.plan.attempt, weighing=weighing))
         return [fact, *self._weigh_with(weighing, now), *self.calls.review(now)]
 
     def _weights_for_all(self, asked: WeightRequest, weights: RowWeights) -> AgreedWeights:
@@ -359,7 +359,7 @@ class DistanceWeighting(Weighting):
     def after_result(self, now: Seconds) -> list[Effect]:
         return self.calls.review(now) if self.agreed is None and self._asked_for is None else []
 
-    def defers_result(self, heard: HeardResult, now: Seconds) -> bool:
+    def defers_result(self, heard: RemotePartResult, now: Seconds) -> bool:
         """Keep a result before its signer's turn.
 
         If it were accepted at once, the owners before would not compare the part, and no owner could weigh.

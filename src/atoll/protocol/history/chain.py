@@ -3,7 +3,7 @@
 Driving contract: create it from genesis, `restore` the stored vertices in round order, then `append` received ones.
 `append` accepts only the vertex after the head; the caller fetches gaps and persists each appended vertex.
 `voters_of` must return the committee that the parent's membership implies, equal at all peers.
-`check`, `check_after` and `other` change nothing. All raise PeerFault for a forged vertex.
+`check`, `check_after` and `check_other_branch` change nothing. All raise PeerFault for a forged vertex.
 
 Invariants:
 - A vertex is final by a commit certificate from a quorum of the committee that the head's membership implies.

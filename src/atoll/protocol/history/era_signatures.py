@@ -1,7 +1,7 @@
 """Era signatures: long-lived identities sign the last vertex of each era (a range of rounds).
 
-Driving contract: call `restore` once, then `grew` for each vertex in order of rounds, then messages of its era.
-`hear` raises PeerFault before any change. The driver makes each `Persist` durable before later sends.
+Driving contract: call `restore` once, then `on_vertex` for each vertex in order of rounds, then messages of its era.
+`receive_signatures` raises PeerFault before any change. The driver makes each `Persist` durable before later sends.
 
 Votes may be Ed25519, and a future forger of such signatures could write another past. So the vertex that ends an
 era is signed again, by the long-lived identities (Ed25519 and ML-DSA-65) of the era's first committee. Vertices
@@ -175,14 +175,14 @@ class ClosedEra(NamedTuple):
 EraHook = Callable[[ClosedEra], list[Effect]]
 
 
-class EraSealed(Fact, frozen=True, kw_only=True, tag="EraSealed"):
+class EraQuorumSigned(Fact, frozen=True, kw_only=True, tag="EraQuorumSigned"):
     """A quorum of identities, or the recovery identity ("" in `signed`), signed the era ending with this round."""
 
     phase = "keep"
     signed: tuple[PeerId, ...]
 
 
-class EraAwaited(Fact, frozen=True, kw_only=True, tag="EraAwaited"):
+class EraSignaturesOverdue(Fact, frozen=True, kw_only=True, tag="EraSignaturesOverdue"):
     """A received history continues too long after this round for its few era signatures. No more is accepted."""
 
     phase = "join"
@@ -191,7 +191,7 @@ class EraAwaited(Fact, frozen=True, kw_only=True, tag="EraAwaited"):
     elsewhere: int = 0  # signers of another past, if they are a quorum
 
 
-class EraChain:
+class EraSignatureTracker:
     """The eras of one run at one peer.
 
     `vouch`: identity of the local peer; None: it only collects signatures.
@@ -296,7 +296,7 @@ class EraChain:
         era = self.blocking_era(head)
         if era is None or now - self.asked.get(era.round, (-1e9, peer))[0] < UNHEARD_S:
             return []
-        awaited = EraAwaited(round=era.round, signed=len(era.signatures), needed=era.quorum)
+        awaited = EraSignaturesOverdue(round=era.round, signed=len(era.signatures), needed=era.quorum)
         return [Emit(awaited), *self._request(era.round, peer, now)]
 
     def _begin_at(self, round: int) -> EraStart:
@@ -320,7 +320,7 @@ class EraChain:
         if not era.sealed:
             return [Persist(name, encode_era(era))]
         effects: list[Effect] = [Persist(f"sealed/{era.round}", encode_era(era)), Persist(name, None)]
-        return [*effects, Emit(EraSealed(round=era.round, signed=era.signed_by))] if news else effects
+        return [*effects, Emit(EraQuorumSigned(round=era.round, signed=era.signed_by))] if news else effects
 
     def _cache(self, era: Era) -> None:
         """Hold an era in memory, dropping the oldest one beyond the limit."""
@@ -376,7 +376,9 @@ class EraChain:
             good = [s for s in signed if self._flaw_of(s, other) is None]
             if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
-                return [Emit(EraAwaited(round=era.round, signed=have, needed=needed, elsewhere=len(good)))]
+                return [
+                    Emit(EraSignaturesOverdue(round=era.round, signed=have, needed=needed, elsewhere=len(good)))
+                ]
             if good:
                 return []  # too few to decide which past is invented; the sender may only forward them
         if not any(m.peer == sender and m.is_present for m in self.history.head_body.members):

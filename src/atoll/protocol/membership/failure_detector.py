@@ -1,9 +1,9 @@
 """Failure detector and clock synchronization: heartbeats, suspicion by silence, run time by median.
 
-Driving contract: call `watch` first, and again after each membership change; call `tick` every `beat_s`.
-Pass every message's sender to `heard`, `Ping` and `PingReply` also to `beat`, `LinkUp` and `LinkDown` to `link`.
-Call `look` when the timer "silence" fires, `slept` after a pause of the process, `accuse` for signed suspicions.
-`now` is the driver's local clock; the driver reports a jump of it by `slept`.
+Driving contract: call `set_members` first, and again after each membership change; call `tick` every `beat_s`.
+Pass every message's sender to `record_life`, `Ping` and `PingReply` also to `on_heartbeat`, `LinkUp` and `LinkDown` to `on_link_event`.
+Call `check_silence` when the timer "silence" fires, `reset_silence` after a pause of the process, `record_suspicion` for signed suspicions.
+`now` is the driver's local clock; the driver reports a jump of it by `reset_silence`.
 
 A peer pings the watched peers every `beat_s` seconds; any message from them counts as life. A peer is *gone* after
 `suspect_s` seconds of silence or a refused redial: no step waits for it. Only an agreed vertex removes a member.
@@ -52,7 +52,7 @@ class PeerReturned(Fact, frozen=True, kw_only=True, tag="PeerReturned"):
     peer: PeerId
 
 
-class ClockOff(Fact, frozen=True, kw_only=True, tag="ClockOff"):
+class ClockOffsetExceeded(Fact, frozen=True, kw_only=True, tag="ClockOffsetExceeded"):
     """The local clock differs from run time by more than CLOCK_BOUND_S."""
 
     phase = "membership"
@@ -219,7 +219,7 @@ class FailureDetector:
         before = self.offset_s
         self.offset_s = self._median_offset(best)
         if abs(self.offset_s) > CLOCK_BOUND_S >= abs(before):
-            return [Emit(ClockOff(offset_s=self.offset_s))]
+            return [Emit(ClockOffsetExceeded(offset_s=self.offset_s))]
         return []
 
     def _median_offset(self, theirs: list[Seconds]) -> Seconds:

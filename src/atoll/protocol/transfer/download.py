@@ -1,7 +1,7 @@
 """Multi-source download of one blob in verified chunks, and the server that answers chunk requests.
 
 Driving contract: pass `Start` first, then `Received`, `TimerFired`, `TaskDone` and `TaskFailed`, in any order.
-Call `linked` when a connection opens, and `offer` or `suppose` for new sources. `allow` sets a request budget.
+Call `on_link_up` when a connection opens, and `add_sources` or `add_candidates` for new sources. `set_allowance` sets a request budget.
 The driver must run each `RunTask` outside the event loop, and return its result under the same job name.
 The download ends with `BlobFetched` or `FetchFailed`.
 
@@ -94,7 +94,7 @@ class FetchFailed(Fact, frozen=True, kw_only=True, tag="FetchFailed"):
     why: str
 
 
-class BadSource(Fact, frozen=True, kw_only=True, tag="BadSource"):
+class CorruptBlobSourceDetected(Fact, frozen=True, kw_only=True, tag="CorruptBlobSourceDetected"):
     """This peer sent bytes that do not match the blob's name."""
 
     phase = "transfer"
@@ -499,7 +499,7 @@ class BlobDownload:
     def _ban_source(self, sender: PeerId) -> list[Effect]:
         self.bad.add(sender)
         self.candidates.discard(sender)
-        return [Emit(BadSource(peer=sender, blob=self.blob)), *self._drop_source(sender)]
+        return [Emit(CorruptBlobSourceDetected(peer=sender, blob=self.blob)), *self._drop_source(sender)]
 
     def _drop_source(self, peer: PeerId) -> list[Effect]:
         if self.sources.pop(peer, None) is None:

@@ -26,14 +26,14 @@ from atoll.base.limits import BULK_FRAME_MAX, MIB
 from atoll.base.machine import Event, Fact, Received, TimerFired
 from atoll.features.attribution.row_archive import commits_in
 from atoll.peer.events import (
-    CaughtUp,
     GenesisKnown,
-    IncompatibleCall,
+    IncompatibleUpdateReceived,
     JoinRejected,
+    LocalStateCaughtUp,
     MembershipChanged,
     RoundBegan,
     RoundClosed,
-    ShareBegan,
+    UpdateSharingBegan,
 )
 from atoll.peer.round.topology_choice import PAIRS, pair_pieces
 from atoll.peer.settings import RunSettings
@@ -185,7 +185,7 @@ class GroupDriver(driver.Driver):
         match fact:
             case GenesisKnown():
                 self._learn_terms(fact.settings)
-            case ShareBegan():
+            case UpdateSharingBegan():
                 self._follow_commits()  # covers commits that arrived before this share began
             case RoundBegan():
                 asyncio.get_running_loop().call_soon(self._pass_for_membership)
@@ -193,13 +193,13 @@ class GroupDriver(driver.Driver):
                 self.store.keep([(f"vertex/{fact.round - VERTICES_KEPT}", None)])
                 if fact.body.parts:
                     self._deliver_round(fact)
-            case CaughtUp(round=round):
+            case LocalStateCaughtUp(round=round):
                 self.island.fail_missed(round, _missed_mean_error())
             case MembershipChanged():
                 self._check_own_place()
-            case IncompatibleCall() if _differs_in_held(fact):
+            case IncompatibleUpdateReceived() if _differs_in_held(fact):
                 self.island.mark_mixed(fact.round)
-            case IncompatibleCall():
+            case IncompatibleUpdateReceived():
                 self.island.fail_call(fact.round, self._differing_call_error(fact))
             case JoinRejected():
                 self._refused = RefusedError(fact.code, fact.what, fix=fact.fix)
@@ -264,19 +264,19 @@ class GroupDriver(driver.Driver):
             self.hash_on_loop_bytes = driver.Driver.hash_on_loop_bytes
             self.links.memory.kept_bytes_max = KEPT_ROWS_MAX
 
-    def _differing_calls(self, fact: RoundClosed) -> dict[PeerId, IncompatibleCall]:
+    def _differing_calls(self, fact: RoundClosed) -> dict[PeerId, IncompatibleUpdateReceived]:
         """Contributors with a call that differs from the local one; their commits may never have arrived here."""
         own = self.island.asked_in(fact.round)
         if own is None:
             return {}
         values, asked = own
         return {
-            p: IncompatibleCall(peer=p, values=c.values, asked=c.asked, my_values=values, my_asked=asked)
+            p: IncompatibleUpdateReceived(peer=p, values=c.values, asked=c.asked, my_values=values, my_asked=asked)
             for p, c in commits_in(fact.body).items()
             if (c.values, c.asked) != own
         }
 
-    def _differing_call_error(self, fact: IncompatibleCall) -> AtollError:
+    def _differing_call_error(self, fact: IncompatibleUpdateReceived) -> AtollError:
         assert self.machine.history is not None
         names = names_of((m.peer, m.name) for m in self.machine.history.head_body.members)
         other = names.get(fact.peer, fact.peer)
@@ -444,7 +444,7 @@ def _leavers(reports: Iterable[SignedStatement]) -> set[PeerId]:
     return {s.signer for s in reports if isinstance(decode_statement(s.body, s.signer), LeaveReport)}
 
 
-def _differs_in_held(call: IncompatibleCall) -> bool:
+def _differs_in_held(call: IncompatibleUpdateReceived) -> bool:
     """True if the calls differ in their delta reference only."""
     own, theirs = but_for_held(call.my_asked), but_for_held(call.asked)
     return (call.my_values, own) == (call.values, theirs)

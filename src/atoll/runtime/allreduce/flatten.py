@@ -8,7 +8,7 @@
 Copies and codecs have their own stream on every device. It starts after the work that the user's current stream had
 at the call, so the device waits for a kernel that still writes a tensor, and the caller does not. Later work of the
 user's stream does not delay it. Host memory is pinned (`device.pinned`): torch keeps it between calls,
-`StreamPool.close` returns it.
+`CudaStreamPool.close` returns it.
 
 Invariants:
 - Host code reads no value before its copy has arrived; a call has its result once all its work is done.
@@ -58,7 +58,7 @@ class FlatTensors:
     own: bool = False  # True if the vector is the one tensor's own memory
 
 
-class StreamPool:
+class CudaStreamPool:
     """Streams of one group: one for every device of its calls."""
 
     def __init__(self) -> None:

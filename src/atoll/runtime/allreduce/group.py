@@ -35,7 +35,7 @@ from atoll.runtime.allreduce.call_checks import (
 from atoll.runtime.allreduce.delta_reference import DeltaReference
 from atoll.runtime.allreduce.driver import GroupDriver
 from atoll.runtime.allreduce.error_feedback import ErrorFeedback
-from atoll.runtime.allreduce.flatten import StreamPool
+from atoll.runtime.allreduce.flatten import CudaStreamPool
 from atoll.runtime.allreduce.parts import placed
 from atoll.runtime.allreduce.pending import PendingReduce
 from atoll.training.codec import codec_named
@@ -61,7 +61,7 @@ class Group:
         self._thread = threading.Thread(target=self._work, name="atoll-group", daemon=True)
         self._thread.start()
         self._closed, self._process = False, os.getpid()
-        self._lanes = StreamPool()
+        self._lanes = CudaStreamPool()
         try:
             self._host, self.ticket = self._run(opening)
         except BaseException:

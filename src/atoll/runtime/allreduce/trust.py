@@ -17,11 +17,11 @@ from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer, digest
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
+from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult, SumOpeningBuilt
 from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
-from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCompared
+from atoll.protocol.allreduce.tasks import CombineRows, ComputeRowProducts, RowProductsComputed
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec import Codec, codec_named
 from atoll.training.codec.blocks import Room
@@ -154,15 +154,15 @@ class CheckedArithmetic:
         payload = self.made(down, encode)
         return done, None if done.wire is None else payload
 
-    def compare(self, work: CompareRows, values: int) -> RowsCompared:
+    def compare(self, work: ComputeRowProducts, values: int) -> RowProductsComputed:
         done = compare_rows([(row.weight, row.payload.data) for row in work.rows], values, self.up)
         counted = tuple(work.rows[i].peer for i in done.counted)
-        return RowsCompared(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+        return RowProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
-    def lay_open(self, work: BuildOpening) -> OpeningBuilt:
-        return OpeningBuilt(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))
+    def lay_open(self, work: BuildSumOpening) -> SumOpeningBuilt:
+        return SumOpeningBuilt(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))
 
-    def judge(self, work: JudgeOpening, values: int) -> JudgmentResult:
+    def judge(self, work: JudgeSumOpening, values: int) -> JudgmentResult:
         names, shown = self._names, self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "the blobs of this opening are no longer stored")
@@ -178,7 +178,7 @@ class CheckedArithmetic:
         return self._opened
 
 
-def values_of(work: JudgeOpening) -> int:
+def values_of(work: JudgeSumOpening) -> int:
     """Values of the whole call, as its contributors committed to it."""
     commits = (decode_statement(signed.body, signed.signer) for signed in work.commits)
     return next(commit.values for commit in commits if isinstance(commit, Commitment))

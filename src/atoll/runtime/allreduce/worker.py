@@ -29,21 +29,21 @@ from atoll.crypto.digest import Buffer, digest
 from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
-    BuildOpening,
+    BuildMalformedRowEvidence,
+    BuildSumOpening,
     EncodeUpdate,
-    ExhibitRow,
-    JudgeOpening,
-    JudgeRow,
+    JudgeMalformedRow,
+    JudgeSumOpening,
+    MalformedRowJudged,
     PinBlobs,
     RestoreState,
-    RowJudged,
     StateAdvanced,
     StateRestored,
     TrainingResult,
     TrainRound,
     UpdateEncoded,
 )
-from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, WeighRows
+from atoll.protocol.allreduce.tasks import CombineRows, ComputeRowProducts, RowsCombined, WeighRows
 from atoll.runtime.allreduce.call import (
     GATHERED,
     SAMPLE,
@@ -212,19 +212,19 @@ class GroupWorker:
                 return await self._encode(work)
             case CombineRows():
                 return await self._off_loop(self._combine, work)
-            case CompareRows() if self.checked is not None:
+            case ComputeRowProducts() if self.checked is not None:
                 return await self._off_loop(lambda work: self._checked.compare(work, self._values(work)), work)
             case WeighRows():
                 return compute_weights(work)
-            case BuildOpening():
+            case BuildSumOpening():
                 return await asyncio.to_thread(self._checked.lay_open, work)
-            case JudgeOpening():
+            case JudgeSumOpening():
                 # where rows are shown, all calls use this codec
                 each = part_values(codec_named(self.terms.codec, SAMPLE))
                 lo, hi = cuts(values_of(work), work.shares, self.pieces, each)[work.answered.part]
                 return await self._off_loop(lambda work: self._checked.judge(work, hi - lo), work)
-            case ExhibitRow() | JudgeRow():
-                return RowJudged(fault=UNJUDGED)  # any row is valid: its content is the caller's choice
+            case BuildMalformedRowEvidence() | JudgeMalformedRow():
+                return MalformedRowJudged(fault=UNJUDGED)  # any row is valid: its content is the caller's choice
             case PinBlobs(blobs, why):
                 self._needed[why] = blobs
                 return None
@@ -364,11 +364,11 @@ class GroupWorker:
         call.made[work.part, answer.digest] = done.mean_N
         return Made(name, done.counted, done.faults), answer
 
-    def _values(self, work: CombineRows | CompareRows) -> int:
+    def _values(self, work: CombineRows | ComputeRowProducts) -> int:
         lo, hi = self._call_of(work).cuts[work.part]
         return hi - lo
 
-    def _call_of(self, work: CombineRows | CompareRows) -> ReduceCall:
+    def _call_of(self, work: CombineRows | ComputeRowProducts) -> ReduceCall:
         call = self._call_in(work.round)
         if call is None:
             raise RunFailedError("E-RED-06", "its user has not called")

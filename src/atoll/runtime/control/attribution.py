@@ -12,7 +12,7 @@ from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
 from atoll.features.attribution.leave_one_out import archived_rows, notable, question_of, state_lacking
-from atoll.peer.tasks import FindState, LeaveOneOutResult
+from atoll.peer.tasks import CheckStateStored, LeaveOneOutResult
 
 if TYPE_CHECKING:  # the driver imports torch, and light commands import this file
     from atoll.runtime.training_peer import TrainingPeer
@@ -29,7 +29,9 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
         )
     try:
         asked = question_of(host.machine, round)
-        if not await host.island.run(FindState(asked.ground.parent.state)):  # pins the state, as rows are pinned
+        if not await host.island.run(
+            CheckStateStored(asked.ground.parent.state)
+        ):  # pins the state, as rows are pinned
             raise state_lacking(round)
         gathered = await host.gather_rows(round)
     except ValueError as why:

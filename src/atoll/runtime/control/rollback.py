@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, one_line
 from atoll.peer.governance.orders import RollbackGoal, amend_of, goal_of
-from atoll.peer.tasks import FindState
+from atoll.peer.tasks import CheckStateStored
 from atoll.verification.state_validation.statistics import refusals
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
 
@@ -83,10 +83,10 @@ def _member(host: TrainingPeer, named: str) -> PeerId:
 async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> None:
     """The state is here and is what was agreed on; out of pieces, if it lies in some. Errors name what is."""
     was_here = host.store.has_blob(goal.state)
-    if await host.island.run(FindState(goal.state)):
+    if await host.island.run(CheckStateStored(goal.state)):
         return
     if host.lies_in_pieces(goal.state):
-        if await host.restore_state(goal.state, wait_s) and await host.island.run(FindState(goal.state)):
+        if await host.restore_state(goal.state, wait_s) and await host.island.run(CheckStateStored(goal.state)):
             return
         raise RunFailedError(
             "E-CHK-13",

@@ -28,14 +28,14 @@ from atoll.runtime.trainer.protocol import (
     FRAME_MAX,
     LENGTH,
     CancelTraining,
-    CommandDone,
     CommandFailed,
     InnerSaved,
     LoadInner,
-    MergeAnchor,
+    MergeAnchorIntoParameters,
     SaveInner,
     StepsTrained,
     Taken,
+    TrainerCommandCompleted,
     TrainSteps,
     WriteParameters,
 )
@@ -135,12 +135,12 @@ class AttachedTrainer:
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         async with self._lock:
             self._mailbox.x_F.copy_(x_F)
-            await self._request(WriteParameters(counters), CommandDone)
+            await self._request(WriteParameters(counters), TrainerCommandCompleted)
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         async with self._lock:
             self._mailbox.x_F[lo : lo + len(value_N)].copy_(value_N)
-            await self._request(MergeAnchor(lo, lo + len(value_N), how), CommandDone)
+            await self._request(MergeAnchorIntoParameters(lo, lo + len(value_N), how), TrainerCommandCompleted)
 
     async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:
         raise TrainerFailed("refused", "an attached loop evaluates its model itself", alive=True)
@@ -169,7 +169,7 @@ class AttachedTrainer:
         if not self._averages:
             return
         async with self._lock:
-            await self._request(LoadInner(self._mailbox.put(data)), CommandDone)
+            await self._request(LoadInner(self._mailbox.put(data)), TrainerCommandCompleted)
 
     @property
     def _averages(self) -> bool:

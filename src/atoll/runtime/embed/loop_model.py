@@ -17,7 +17,7 @@ from torch import nn
 
 from atoll.base.errors import UsageError
 from atoll.runtime.embed.messages import mailbox_room_bytes
-from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchor
+from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchorIntoParameters
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.exchange.layout import base_digest, flatten, layout_of, tensors_of, unflatten
 from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
@@ -98,7 +98,7 @@ class LoopModel:
         counters_K = flatten(self.model, self.layout)[1]
         unflatten(self.mailbox.x_F, counters_K, self.model, self.layout)
 
-    def merge(self, message: MergeAnchor, sent_F: torch.Tensor | None) -> None:
+    def merge(self, message: MergeAnchorIntoParameters, sent_F: torch.Tensor | None) -> None:
         """Merge agreed values [lo, hi) of the mailbox; `sent_F`: values handed over, if steps were taken since."""
         x_F, counters_K = flatten(self.model, self.layout)
         here = slice(message.lo, message.hi)

@@ -15,14 +15,14 @@ from atoll.policy.presets import Trust
 from atoll.runtime.trainer.protocol import (
     BeginValidation,
     CancelTraining,
-    CommandDone,
     CommandFailed,
     InnerSaved,
     LoadInner,
     LossesMeasured,
-    MergeAnchor,
+    MergeAnchorIntoParameters,
     SaveInner,
     StepsTrained,
+    TrainerCommandCompleted,
     TrainSteps,
     WriteParameters,
 )
@@ -57,7 +57,7 @@ class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
     validates: bool = False  # the loop can measure a held-out loss
 
 
-class PeerNews(msgspec.Struct, frozen=True, tag="PeerNews"):
+class PeerIdentityAnnouncement(msgspec.Struct, frozen=True, tag="PeerIdentityAnnouncement"):
     """Identity of the peer and ticket of its run."""
 
     ticket: str
@@ -112,12 +112,12 @@ ToUser = (
     TrainSteps
     | CancelTraining
     | WriteParameters
-    | MergeAnchor
+    | MergeAnchorIntoParameters
     | SaveInner
     | LoadInner
     | BeginValidation
     | RoundsBegin
-    | PeerNews
+    | PeerIdentityAnnouncement
     | LoopRoundClosed
     | LoopRunOver
     | PeerError
@@ -125,7 +125,7 @@ ToUser = (
 FromUser = (
     AttachLoop
     | StepsTrained
-    | CommandDone
+    | TrainerCommandCompleted
     | InnerSaved
     | LossesMeasured
     | CommandFailed

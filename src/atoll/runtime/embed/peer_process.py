@@ -25,7 +25,7 @@ from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
-from atoll.policy.capability_terms import ValidationRule
+from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.runtime.control.commands import handlers_of
@@ -36,7 +36,7 @@ from atoll.runtime.embed.messages import (
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
-    PeerNews,
+    PeerIdentityAnnouncement,
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
@@ -110,7 +110,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
-    trainer.send(PeerNews(ticket, host.me, lacks))
+    trainer.send(PeerIdentityAnnouncement(ticket, host.me, lacks))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
@@ -204,7 +204,9 @@ def _run_start(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
         sponsor_rounds=preset.sponsor_rounds or msgspec.UNSET,
         openings=terms_of(recipe, opened),
         captured=(opened and preset.captured) or msgspec.UNSET,
-        validation=ValidationRule(every) if (every := looked_every(preset, schedule.turn_steps)) else msgspec.UNSET,
+        validation=StateValidationTerms(every)
+        if (every := looked_every(preset, schedule.turn_steps))
+        else msgspec.UNSET,
         round=RoundSettings(
             inner_steps=schedule.turn_steps,
             quorum=preset.quorum,

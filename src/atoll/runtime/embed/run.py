@@ -40,7 +40,7 @@ from atoll.runtime.embed.messages import (
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
-    PeerNews,
+    PeerIdentityAnnouncement,
     RoundsBegin,
     RunRequest,
     ToUser,
@@ -49,12 +49,12 @@ from atoll.runtime.embed.peer_channel import PeerChannel
 from atoll.runtime.network.addresses import LOOPBACK
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
-    CommandDone,
     InnerSaved,
     LoadInner,
-    MergeAnchor,
+    MergeAnchorIntoParameters,
     SaveInner,
     StepsTrained,
+    TrainerCommandCompleted,
     TrainSteps,
     WriteParameters,
 )
@@ -110,7 +110,9 @@ class Run:
         self._steps_ahead_next = 0  # the same, once the agreed values are merged
         self._sent_F: torch.Tensor | None = None  # values handed over, while the loop takes steps ahead
         self._queue = deque[tuple[_StepSpan, torch.Tensor]]()  # gradients of steps ahead, oldest first
-        self._merging: MergeAnchor | None = None  # merge that waits until the queued gradients are complete
+        self._merging: MergeAnchorIntoParameters | None = (
+            None  # merge that waits until the queued gradients are complete
+        )
         self._hooks: list[Any] = []
         self._in_step = False  # True during optimizer.step()
         self._resumed = 0.0  # monotonic time at which the loop got control
@@ -339,16 +341,18 @@ class Run:
                 self.shard_index, self.shard_count = message.shard, message.shards
             case WriteParameters():
                 self._write_agreed()
-                self._channel.send(CommandDone())
-            case MergeAnchor() if self._local.queue_rounds and self._steps_pending < self._steps_ahead:
+                self._channel.send(TrainerCommandCompleted())
+            case MergeAnchorIntoParameters() if (
+                self._local.queue_rounds and self._steps_pending < self._steps_ahead
+            ):
                 self._merging = message  # all gradients of a job belong to the parameters that it began with
-            case MergeAnchor():
+            case MergeAnchorIntoParameters():
                 self._merge(message)
             case SaveInner():
                 self._channel.send(InnerSaved(self._local.save_moments()))
             case LoadInner():
                 self._local.load_moments(message.size_bytes)
-                self._channel.send(CommandDone())
+                self._channel.send(TrainerCommandCompleted())
             case CancelTraining(job, stands=stands):
                 self._cancelled_job = job
                 if stands:
@@ -360,7 +364,7 @@ class Run:
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
-            case PeerNews(ticket, me, lacks):
+            case PeerIdentityAnnouncement(ticket, me, lacks):
                 self.ticket, self.peer = ticket, me
                 for text in lacks:
                     print(text, file=sys.stderr, flush=True)
@@ -397,14 +401,14 @@ class Run:
         self._local.write_agreed()
         self._drop_steps()
 
-    def _merge(self, message: MergeAnchor) -> None:
+    def _merge(self, message: MergeAnchorIntoParameters) -> None:
         """Merge agreed values; steps since the hand-over stay in the model as far as the recipe keeps them."""
         if message.how == "afresh":
             self._write_agreed()
         else:
             self._local.merge(message, self._sent_F)
         self._sent_F, self._steps_ahead, self._merging = None, self._steps_ahead_next, None
-        self._channel.send(CommandDone())
+        self._channel.send(TrainerCommandCompleted())
 
     def _require_finite(self, x_F: torch.Tensor) -> torch.Tensor:
         """The same values. RunFailedError if one is not finite, since no member could use them."""

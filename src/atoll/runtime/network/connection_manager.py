@@ -32,7 +32,7 @@ from atoll.runtime.network.bulk_channel import (
     ReceiveBudget,
     RecordBuffers,
 )
-from atoll.runtime.network.control_channel import ControlChannel, ControlFrame
+from atoll.runtime.network.control_channel import ControlChannel, ControlFrameKind
 from atoll.runtime.network.dialer import (
     DialRefused,
     DialResult,
@@ -374,11 +374,11 @@ class ConnectionManager:
             else:
                 self._retire(link, control)
 
-    def on_frame(self, control: ControlChannel, kind: ControlFrame, body: bytes) -> None:
+    def on_frame(self, control: ControlChannel, kind: ControlFrameKind, body: bytes) -> None:
         link = self._links.get(control.peer)
         adopted = link is not None and link.owns(control)
         match kind:
-            case ControlFrame.WELCOME if control.is_dialed and not adopted:
+            case ControlFrameKind.WELCOME if control.is_dialed and not adopted:
                 link = self._link(control.peer)
                 if link.control is None or self._prefers(control, link.control):
                     control.receive_welcome(body, link.log)
@@ -386,22 +386,22 @@ class ConnectionManager:
                 else:
                     self._retire(link, control)
                 control.finish_dial()
-            case ControlFrame.REFUSED if control.is_dialed and not adopted:
+            case ControlFrameKind.REFUSED if control.is_dialed and not adopted:
                 raise DialRefused(one_line(body.decode(errors="replace"), REASON_MAX))
-            case ControlFrame.RETIRE if control.is_dialed and not adopted:
+            case ControlFrameKind.RETIRE if control.is_dialed and not adopted:
                 if link is None or link.control is None:
                     raise ConnectionResetError("the remote prefers a connection that does not exist here")
                 self._retire(link, control)
                 self._receive_retire(control)
                 control.finish_dial()
-            case ControlFrame.RETIRE if adopted:
+            case ControlFrameKind.RETIRE if adopted:
                 self._receive_retire(control)
-            case ControlFrame.MESSAGE if adopted:
+            case ControlFrameKind.MESSAGE if adopted:
                 if control.accept_message(body):
                     self._notify(self._callbacks.on_message, control.peer, body, None, None)
-            case ControlFrame.ACK if link is not None and adopted:
+            case ControlFrameKind.ACK if link is not None and adopted:
                 link.receive_count(control, body)
-            case ControlFrame.MORE_BULK if adopted and control.is_dialed and len(body) == 1 and body[0] > 0:
+            case ControlFrameKind.MORE_BULK if adopted and control.is_dialed and len(body) == 1 and body[0] > 0:
                 assert link is not None
                 link.bulk_wanted = min(body[0], self._bulk_connections_max())
                 self._open_bulk(link)
@@ -461,7 +461,7 @@ class ConnectionManager:
             next(iter(link.retiring)).connection.abort()
         link.retiring[control] = None
         control.sent_retire = True
-        control.send_frame(ControlFrame.RETIRE)
+        control.send_frame(ControlFrameKind.RETIRE)
         control.set_deadline(RETIRE_S)
         if control.received_retire:
             control.finish()
@@ -511,7 +511,7 @@ class ConnectionManager:
             return
         if not link.control.is_dialed:
             if len(link.bulk.channels) < link.bulk_wanted:
-                link.control.send_frame(ControlFrame.MORE_BULK, bytes((link.bulk_wanted,)))
+                link.control.send_frame(ControlFrameKind.MORE_BULK, bytes((link.bulk_wanted,)))
         elif link.bulk_opener is None and not self._closing:
             link.bulk_opener = self._spawn(self._dial_bulk(link))
 

@@ -1,7 +1,7 @@
 """Control channel of one connection: the handshake, then control frames and messages.
 
-A control frame is one `ControlFrame` byte and a body. Messages wait in the session's log (message_log.py) while the
-connection is busy: they can still be dropped (oldest first), or leave on another connection.
+A control frame is one `ControlFrameKind` byte and a body. Messages wait in the session's log (message_log.py) while
+the connection is busy: they can still be dropped (oldest first), or leave on another connection.
 
 Invariants:
 - The owner learns of no frame before the remote's identity is known.
@@ -30,7 +30,7 @@ READ_BYTES = MIB // 16  # control frames are small; a long one arrives in severa
 SESSION_BYTES_MAX = MIB // 16  # given to the session at once: bytes there can no longer be dropped or overtaken
 
 
-class ControlFrame(IntEnum):
+class ControlFrameKind(IntEnum):
     """Kind of a control frame."""
 
     MESSAGE = 0  # body: one message of the peer
@@ -52,7 +52,7 @@ class ControlChannelOwner(Protocol):
 
     def on_opened(self, control: ControlChannel) -> None: ...
 
-    def on_frame(self, control: ControlChannel, kind: ControlFrame, body: bytes) -> None: ...
+    def on_frame(self, control: ControlChannel, kind: ControlFrameKind, body: bytes) -> None: ...
 
     def on_control_ended(self, control: ControlChannel, why: Exception | None) -> None: ...
 
@@ -117,17 +117,17 @@ class ControlChannel:
         if log is not None and log.can_continue:
             self.log, self._awaits_count = log, True
             body = log.session_id + self._state_count()
-        self.send_frame(ControlFrame.WELCOME, body)
+        self.send_frame(ControlFrameKind.WELCOME, body)
 
     def receive_welcome(self, body: bytes, log: MessageLog | None) -> None:
         """Dialer: continue the session that the listener offers, if this end has it, too."""
         if not body:
             return
         if log is None or not log.can_continue or body[:-COUNT_BYTES] != log.session_id:
-            return self.send_frame(ControlFrame.ACK)
+            return self.send_frame(ControlFrameKind.ACK)
         self.log, self._awaits_count = log, True
         self.receive_count(body[-COUNT_BYTES:])
-        self.send_frame(ControlFrame.ACK, self._state_count())
+        self.send_frame(ControlFrameKind.ACK, self._state_count())
 
     def receive_count(self, body: bytes) -> None:
         """Read how many messages the remote has accepted. Where a session continues, repeat the others once.
@@ -155,10 +155,10 @@ class ControlChannel:
         self._number += 1
         is_new = self.log.accept(self._number - 1, len(body))
         if not self.sent_retire and (ack := self.log.take_due_ack()) is not None:
-            self.send_frame(ControlFrame.ACK, ack)
+            self.send_frame(ControlFrameKind.ACK, ack)
         return is_new
 
-    def send_frame(self, kind: ControlFrame, body: bytes = b"") -> None:
+    def send_frame(self, kind: ControlFrameKind, body: bytes = b"") -> None:
         """Send a frame ahead of all waiting messages. Frames are never dropped."""
         self._frames.append(bytes((kind,)) + body)
         self.schedule_pump()
@@ -171,7 +171,7 @@ class ControlChannel:
             self._deadline = self._loop.call_later(deadline_s, self._expire)
 
     def refuse(self, why: bytes) -> None:
-        self.send_frame(ControlFrame.REFUSED, why)
+        self.send_frame(ControlFrameKind.REFUSED, why)
         self.finish()
 
     def finish_dial(self) -> None:
@@ -220,7 +220,7 @@ class ControlChannel:
             elif not item or item[0] not in _KINDS:
                 raise PeerFault(self.peer, "an empty or unknown control frame", item[:16])
             else:
-                self._owner.on_frame(self, ControlFrame(item[0]), item[1:])
+                self._owner.on_frame(self, ControlFrameKind(item[0]), item[1:])
         if self._has_frame or self._finishing:
             self.schedule_pump()  # the remote may have made room
 
@@ -267,10 +267,10 @@ class ControlChannel:
         if self._frames:
             return self._frames.popleft()
         message = self._repeats.popleft() if self._repeats else self.log.take()
-        return bytes((ControlFrame.MESSAGE,)) + message
+        return bytes((ControlFrameKind.MESSAGE,)) + message
 
     def _expire(self) -> None:
         self.connection.abort(TimeoutError("the remote exceeded its deadline"))
 
 
-_KINDS = frozenset(ControlFrame)
+_KINDS = frozenset(ControlFrameKind)

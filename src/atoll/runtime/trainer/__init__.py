@@ -5,7 +5,7 @@ Networking never waits for a step, and a step never waits for Python's lock. Ten
 the model goes to stderr. One command runs at a time; only `cancel` overtakes.
 
 After a hand-over a trainer may continue by itself (`TrainSteps.ahead`): it steps while no command arrives, and
-these steps count in the next `train`. Agreed values arrive meanwhile as `MergeAnchor`.
+these steps count in the next `train`. Agreed values arrive meanwhile as `MergeAnchorIntoParameters`.
 Invariants:
 - A trainer that crashes, hangs, runs out of memory or diverges surfaces at once as a `TrainerFailed`.
 - If the parent dies in any way, the pipe ends and the trainer exits.

@@ -31,18 +31,18 @@ from atoll.runtime.trainer.protocol import (
     Answer,
     CancelTraining,
     Command,
-    CommandDone,
     CommandFailed,
     EvaluateModel,
     InnerSaved,
     LoadInner,
-    MergeAnchor,
+    MergeAnchorIntoParameters,
     ModelEvaluated,
     SampleText,
     SaveInner,
     StepsTrained,
     Taken,
     TextSampled,
+    TrainerCommandCompleted,
     TrainerHeartbeat,
     TrainerReady,
     TrainSteps,
@@ -54,7 +54,12 @@ from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import Inner
 from atoll.training.recipe.lr_position import ScheduleHorizon
 from atoll.verification.replay_audit.replay import TrainingAssignment
-from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, NextAuditStep, ShowSegment
+from atoll.verification.replay_audit.trainer_commands import (
+    AuditStepCompleted,
+    JudgeSegment,
+    NextAuditStep,
+    ShowSegment,
+)
 from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch, TrainerFailed, TrainerSpec
 
 STEPS_OF_SILENCE = 20  # a step that takes 20 times longer than the last ones counts as hung
@@ -187,12 +192,18 @@ class TrainerClient:
 
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         """Set x to these parameters and buffers (F,)."""
-        await self._ask(WriteParameters(counters), CommandDone, before=lambda: self._mailbox.x_F.copy_(x_F))
+        await self._ask(
+            WriteParameters(counters), TrainerCommandCompleted, before=lambda: self._mailbox.x_F.copy_(x_F)
+        )
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         """Merge a new anchor (N,) into x[lo : lo + N], between two steps; `shift` adds the values."""
         into_N = self._mailbox.x_F[lo : lo + len(value_N)]
-        await self._ask(MergeAnchor(lo, lo + len(value_N), how), CommandDone, before=lambda: into_N.copy_(value_N))
+        await self._ask(
+            MergeAnchorIntoParameters(lo, lo + len(value_N), how),
+            TrainerCommandCompleted,
+            before=lambda: into_N.copy_(value_N),
+        )
 
     async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:
         """Loss and accuracy of x, or of these parameters (F,), on the same validation samples every time."""
@@ -204,9 +215,9 @@ class TrainerClient:
         command = SampleText(prompt, n, seed, given=of_F is not None)
         return (await self._ask(command, TextSampled, before=lambda: self._mailbox.show(of_F))).text
 
-    async def audit(self, work: ShowSegment | JudgeSegment | NextAuditStep) -> AuditProgress:
+    async def audit(self, work: ShowSegment | JudgeSegment | NextAuditStep) -> AuditStepCompleted:
         """One step of showing or judging a segment: no round waits for the rest."""
-        return await self._ask(work, AuditProgress)
+        return await self._ask(work, AuditStepCompleted)
 
     async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
         """One batch of a measurement at these parameters (F,): no round waits for the rest."""
@@ -224,7 +235,7 @@ class TrainerClient:
 
     async def set_inner_state(self, data: Buffer) -> None:
         """Empty bytes: fresh inner state, as after a divergence."""
-        await self._ask(LoadInner(len(data)), CommandDone, before=lambda: self._mailbox.put(data))
+        await self._ask(LoadInner(len(data)), TrainerCommandCompleted, before=lambda: self._mailbox.put(data))
 
     async def stop(self) -> None:
         """End the process in any state. Does nothing if there is none."""

@@ -33,17 +33,17 @@ from atoll.runtime.trainer.protocol import (
     Answer,
     CancelTraining,
     Command,
-    CommandDone,
     CommandFailed,
     EvaluateModel,
     InnerSaved,
     LoadInner,
-    MergeAnchor,
+    MergeAnchorIntoParameters,
     ModelEvaluated,
     SampleText,
     SaveInner,
     StepsTrained,
     TextSampled,
+    TrainerCommandCompleted,
     TrainerHeartbeat,
     TrainerReady,
     TrainSteps,
@@ -187,7 +187,7 @@ class TrainerProcess:
                 return self.train(command)
             case WriteParameters(counters):
                 return self.write_x(counters)
-            case MergeAnchor():
+            case MergeAnchorIntoParameters():
                 while self.depth and self._take_step_ahead():  # each gradient belongs to the parameters of its turn
                     self._beat(len(self.waiting), self.span.last_loss, self.span.seconds)
                 return self.merge(command)
@@ -343,7 +343,7 @@ class TrainerProcess:
             self.say(TrainerHeartbeat(steps, loss, step_s))
 
     @torch.no_grad()
-    def merge(self, job: MergeAnchor) -> CommandDone:
+    def merge(self, job: MergeAnchorIntoParameters) -> TrainerCommandCompleted:
         """Merge agreed values into x; the steps since the hand-over stay as far as the recipe allows."""
         if job.how == "afresh":
             return self.write_x(())
@@ -357,7 +357,7 @@ class TrainerProcess:
         self.under_way = False
         if self.onward is not None:  # no update is in flight: all steps of the next round may be taken
             self.onward = msgspec.structs.replace(self.onward, steps=self.full)
-        return CommandDone()
+        return TrainerCommandCompleted()
 
     @contextmanager
     def _model_at(self, given: bool) -> Iterator[None]:
@@ -373,7 +373,7 @@ class TrainerProcess:
             self.x_F.copy_(own_F)
 
     @torch.no_grad()
-    def write_x(self, counters: tuple[int, ...]) -> CommandDone:
+    def write_x(self, counters: tuple[int, ...]) -> TrainerCommandCompleted:
         self.span, self.onward, self.failure, self.under_way = _TrainingSpan(), None, None, False
         self.waiting.clear()
         self.x_F.copy_(self.mailbox.x_F)
@@ -384,7 +384,7 @@ class TrainerProcess:
             if slot.kind == "counter" and counters:
                 values = torch.tensor(counters[slot.at : slot.at + slot.size])
                 buffers[slot.name].copy_(values.view(slot.shape))
-        return CommandDone()
+        return TrainerCommandCompleted()
 
     @torch.no_grad()
     def evaluate(self, samples: int) -> ModelEvaluated:
@@ -403,13 +403,13 @@ class TrainerProcess:
         self.model.train()
         return ModelEvaluated(loss_sum / targets_seen, right / targets_seen)
 
-    def load_inner(self, size_bytes: int) -> CommandDone:
+    def load_inner(self, size_bytes: int) -> TrainerCommandCompleted:
         parameters, device = self.layout.parameters, self.spec.device
         if size_bytes == 0:
             self.inner = fresh_inner(parameters, device)
         else:
             self.inner = inner_from_bytes(self.mailbox.take(size_bytes), parameters, device)
-        return CommandDone()
+        return TrainerCommandCompleted()
 
     def _counters(self) -> tuple[int, ...]:
         buffers = dict(self.model.named_buffers())

@@ -18,7 +18,12 @@ from atoll.training.recipe.lr_position import ScheduleHorizon
 from atoll.training.recipe.merge import Merge as How
 from atoll.verification.replay_audit.replay import ChainLink, TrainingAssignment
 from atoll.verification.replay_audit.tolerance import TrainingProfile
-from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, NextAuditStep, ShowSegment
+from atoll.verification.replay_audit.trainer_commands import (
+    AuditStepCompleted,
+    JudgeSegment,
+    NextAuditStep,
+    ShowSegment,
+)
 from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
@@ -69,7 +74,7 @@ class WriteParameters(msgspec.Struct, frozen=True, tag="WriteParameters"):
     counters: tuple[int, ...]
 
 
-class MergeAnchor(msgspec.Struct, frozen=True, tag="MergeAnchor"):
+class MergeAnchorIntoParameters(msgspec.Struct, frozen=True, tag="MergeAnchorIntoParameters"):
     """x[lo:hi] merges the new anchor in the mailbox. `shift`: the mailbox is added. `afresh`: x becomes the mailbox
     and all steps are dropped."""
 
@@ -102,7 +107,7 @@ Command = (
     TrainSteps
     | CancelTraining
     | WriteParameters
-    | MergeAnchor
+    | MergeAnchorIntoParameters
     | EvaluateModel
     | SampleText
     | SaveInner
@@ -159,7 +164,7 @@ class InnerSaved(msgspec.Struct, frozen=True, tag="InnerSaved"):
     size_bytes: int
 
 
-class CommandDone(msgspec.Struct, frozen=True, tag="CommandDone"):
+class TrainerCommandCompleted(msgspec.Struct, frozen=True, tag="TrainerCommandCompleted"):
     """The command was carried out; it has no other answer."""
 
 
@@ -175,9 +180,9 @@ Answer = (
     | ModelEvaluated
     | TextSampled
     | InnerSaved
-    | AuditProgress
+    | AuditStepCompleted
     | LossesMeasured
-    | CommandDone
+    | TrainerCommandCompleted
     | CommandFailed
 )
 

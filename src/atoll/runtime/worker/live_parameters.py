@@ -23,8 +23,8 @@ from torch import Tensor
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
-from atoll.features.partition_training.worker import OfflineProgress
-from atoll.peer.tasks import TrainApart, TrainingResult, TrainRound
+from atoll.features.partition_training.worker import PartitionedTrainingProgress
+from atoll.peer.tasks import TrainingResult, TrainRound, TrainWithoutQuorum
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import Taken
 from atoll.runtime.worker.head import AgreedHead
@@ -52,7 +52,7 @@ class LiveParameters:
     def __init__(
         self,
         tended: TrainerSupervisor,
-        away: OfflineProgress,
+        away: PartitionedTrainingProgress,
         mine: LocalUpdateState,
         agreed: AgreedHead,
         room: Room,
@@ -200,7 +200,7 @@ class LiveParameters:
                 await self._tended.failed()
 
     async def train_apart(
-        self, work: TrainApart, learning: TrainingSpec, keep: Callable[[Digest], Awaitable[None]]
+        self, work: TrainWithoutQuorum, learning: TrainingSpec, keep: Callable[[Digest], Awaitable[None]]
     ) -> TrainingResult:
         """Steps without a quorum. `keep` makes the private state for this vertex durable."""
         agreed = self._agreed

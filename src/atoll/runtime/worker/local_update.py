@@ -5,7 +5,7 @@
     on_round_agreed  agreed values move the local anchor, or replace some private parameters
 
 Invariants:
-- A value is in one place only: the feedback, the in-flight update, late work (`OfflineProgress`) or a vertex.
+- A value is in one place only: the feedback, the in-flight update, late work or a vertex.
 Not responsible for: commands to the trainer; which updates count (vertices decide).
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.ids import Digest
-from atoll.features.partition_training.worker import OfflineProgress
+from atoll.features.partition_training.worker import PartitionedTrainingProgress
 from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
 from atoll.runtime.storage.private_state import write_span
 from atoll.training.codec import Codec
@@ -56,7 +56,7 @@ def gathers(recipe: Recipe) -> bool:
 
 
 class LocalUpdateState:
-    def __init__(self, away: OfflineProgress, arithmetic: Executor, room: Room) -> None:
+    def __init__(self, away: PartitionedTrainingProgress, arithmetic: Executor, room: Room) -> None:
         self.memory_F: Tensor | None = None  # error feedback
         self.update: EncodedUpdate | None = None  # in flight
         self.up: tuple[Codec, ...] = ()  # codecs of the in-flight update

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
-from atoll.peer.tasks import FindState, HoldPieces, HoldRows, KeepRows, ReadRow
+from atoll.peer.tasks import CheckStateStored, ReadRow, RetainArchivedRows, RetainErasurePieces, StoreArchivedRows
 from atoll.protocol.transfer.tasks import CloseBlob
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.store import PeerStore, run_store_task
@@ -23,17 +23,17 @@ def handlers(store: PeerStore, retention: BlobRetention, states: StateStore, dis
     async def run(job: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(disk, job, *args)
 
-    async def find_state(work: FindState) -> bool:
+    async def find_state(work: CheckStateStored) -> bool:
         await run(retention.pin_state, work.state)
         return await run(states.is_recoverable, work.state)
 
-    async def hold_pieces(work: HoldPieces) -> tuple[Digest, ...]:
+    async def hold_pieces(work: RetainErasurePieces) -> tuple[Digest, ...]:
         return await run(retention.retain_pieces, work.pieces, work.whole)
 
-    async def keep_rows(work: KeepRows) -> tuple[Digest, ...]:
+    async def keep_rows(work: StoreArchivedRows) -> tuple[Digest, ...]:
         return await run(retention.rows.put, work.rows)
 
-    async def hold_rows(work: HoldRows) -> tuple[Digest, ...]:
+    async def hold_rows(work: RetainArchivedRows) -> tuple[Digest, ...]:
         return await run(retention.rows.hold, work.blobs)
 
     async def read_row(work: ReadRow) -> Payload | None:
@@ -44,10 +44,10 @@ def handlers(store: PeerStore, retention: BlobRetention, states: StateStore, dis
         retention.pin_for_a_while(work.blob)
 
     return {
-        FindState: find_state,
-        HoldPieces: hold_pieces,
-        KeepRows: keep_rows,
-        HoldRows: hold_rows,
+        CheckStateStored: find_state,
+        RetainErasurePieces: hold_pieces,
+        StoreArchivedRows: keep_rows,
+        RetainArchivedRows: hold_rows,
         ReadRow: read_row,
         CloseBlob: close_blob,
     }

@@ -31,25 +31,31 @@ from torch import Tensor
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
-from atoll.features.partition_training.worker import OfflineProgress
+from atoll.features.partition_training.worker import PartitionedTrainingProgress
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
     EncodeUpdate,
-    HandOver,
+    EndTrainingEarly,
     PinBlobs,
     RestoreState,
     RollbackState,
     StateAdvanced,
     StateRestored,
-    TrainApart,
     TrainingResult,
     TrainRound,
+    TrainWithoutQuorum,
     UpdateEncoded,
     UpdateSettlement,
 )
-from atoll.protocol.allreduce.tasks import CombineRows, CompareRows, RowsCombined, RowsCompared, WeighRows
+from atoll.protocol.allreduce.tasks import (
+    CombineRows,
+    ComputeRowProducts,
+    RowProductsComputed,
+    RowsCombined,
+    WeighRows,
+)
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.blob_retention import BlobRetention
@@ -82,7 +88,7 @@ from atoll.training.recipe.schedule import moments_due
 from atoll.training.recipe.state import SharedState, export_model, rolled_back
 from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle_error_feedback
 from atoll.training.spec import TrainingSpec, spec_after
-from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditProgress
+from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditStepCompleted
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.update_cache import SentUpdateCache
@@ -120,7 +126,7 @@ class TrainingWorker:
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds; no round waits
-        self.away = OfflineProgress(self.tended)
+        self.away = PartitionedTrainingProgress(self.tended)
         # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
         room = self._memory = BufferPool(sys.maxsize)
         self.mine = LocalUpdateState(self.away, self._arithmetic, room)
@@ -147,11 +153,11 @@ class TrainingWorker:
         )
         self._handlers: dict[type, Handler] = {
             TrainRound: self._train,
-            HandOver: self._hand_over,
-            TrainApart: self._train_apart,
+            EndTrainingEarly: self._hand_over,
+            TrainWithoutQuorum: self._train_apart,
             EncodeUpdate: self._encode_update,
             CombineRows: self._combine_rows,
-            CompareRows: self._compare_rows,
+            ComputeRowProducts: self._compare_rows,
             WeighRows: partial(self.context.run_tensor_job, compute_weights),
             AdvanceState: self._advance_state,
             AdoptState: self._adopt,
@@ -191,7 +197,7 @@ class TrainingWorker:
         handler = self._handlers.get(type(work))
         return await (handler(work) if handler is not None else self._run_on_disk(run_store_task, self.store, work))
 
-    async def run_audit_step(self, command: AuditCommand) -> AuditProgress:
+    async def run_audit_step(self, command: AuditCommand) -> AuditStepCompleted:
         """One step of showing or replaying a segment; the caller holds the trainer's turn."""
         assert not isinstance(self.trainer, AttachedTrainer), "a user's own loop is never audited"
         return await self.trainer.audit(command)
@@ -215,10 +221,10 @@ class TrainingWorker:
             raise RunFailedError("E-TRN-10", "this peer does not train")
         return await self.live.train(work, self._learning_in(work.round), self.auditing)
 
-    async def _hand_over(self, work: HandOver) -> None:
+    async def _hand_over(self, work: EndTrainingEarly) -> None:
         self.live.hand_over(work.round)
 
-    async def _train_apart(self, work: TrainApart) -> TrainingResult:
+    async def _train_apart(self, work: TrainWithoutQuorum) -> TrainingResult:
         return await self.live.train_apart(work, self._learning_in(work.round), self._keep)
 
     async def _encode_update(self, work: EncodeUpdate) -> UpdateEncoded:
@@ -238,7 +244,7 @@ class TrainingWorker:
         self._refuse_agreed(work.round)
         return await self.context.run_tensor_job(self._combine, work, self._common(work.round))
 
-    async def _compare_rows(self, work: CompareRows) -> RowsCompared:
+    async def _compare_rows(self, work: ComputeRowProducts) -> RowProductsComputed:
         self._refuse_agreed(work.round)
         spec, common = self._learning_in(work.round), self._common(work.round)
         return await self.context.run_tensor_job(compare_rows, work, spec, common)

@@ -19,7 +19,14 @@ import torch
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.events import RoundClosed
-from atoll.peer.tasks import BuildOpening, EncodeUpdate, JudgeOpening, JudgmentResult, OpeningBuilt, UpdateEncoded
+from atoll.peer.tasks import (
+    BuildSumOpening,
+    EncodeUpdate,
+    JudgeSumOpening,
+    JudgmentResult,
+    SumOpeningBuilt,
+    UpdateEncoded,
+)
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.simulation import symbolic_openings
 from atoll.simulation.invariants import InvariantBroken
@@ -91,8 +98,8 @@ class ValuedWorker(VirtualWorker):
         self.handlers |= {
             EncodeUpdate: self._encode_valued,
             CombineRows: self._combine_valued,
-            BuildOpening: self._build_opening,
-            JudgeOpening: self._judge_opening,
+            BuildSumOpening: self._build_opening,
+            JudgeSumOpening: self._judge_opening,
         }
 
     def _encode_valued(self, work: EncodeUpdate) -> UpdateEncoded:
@@ -107,10 +114,10 @@ class ValuedWorker(VirtualWorker):
         done = self._combine(work)
         return done if done.payload is None else self._combined(work, done)
 
-    def _build_opening(self, work: BuildOpening) -> OpeningBuilt:
-        return OpeningBuilt((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
+    def _build_opening(self, work: BuildSumOpening) -> SumOpeningBuilt:
+        return SumOpeningBuilt((self._put(symbolic_openings.lay_out(work)),) * len(work.draws))
 
-    def _judge_opening(self, work: JudgeOpening) -> JudgmentResult:
+    def _judge_opening(self, work: JudgeSumOpening) -> JudgmentResult:
         return symbolic_openings.judged(work, self.blobs[work.blob])
 
     def _combined(self, work: CombineRows, done: RowsCombined) -> RowsCombined:

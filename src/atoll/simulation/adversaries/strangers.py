@@ -52,7 +52,7 @@ HARMLESS = (
 ROUNDS = 64  # rounds that it guesses
 
 
-class Stranger:
+class StrangerAdversary:
     """Takes the place of a peer. `blobs`: digests of blobs that it knows from elsewhere."""
 
     def __init__(self, peer: Peer, members: Sequence[PeerId], blobs: Sequence[Digest]) -> None:
@@ -111,4 +111,4 @@ class Stranger:
 
 def stranger(members: Sequence[PeerId], blobs: Sequence[Digest]) -> Callable[..., Peer]:
     """Maker of a stranger, for a swarm."""
-    return disguised(lambda peer: Stranger(peer, members, blobs))
+    return disguised(lambda peer: StrangerAdversary(peer, members, blobs))

@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.peer.events import RoundClosed, ShareBegan
+from atoll.peer.events import RoundClosed, UpdateSharingBegan
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios.harness import ScenarioContext
@@ -68,7 +68,7 @@ class OrphanedPart:
             return
         if isinstance(fact, RoundClosed) and fact.body.round == self.round:
             self.closed = fact
-        if isinstance(fact, ShareBegan) and not self.owners:
+        if isinstance(fact, UpdateSharingBegan) and not self.owners:
             round = node.machine.round if node.machine is not None else None
             assert round is not None and round.reduce is not None
             self._begin(fact.round, round.reduce.plan)

@@ -11,9 +11,9 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Payload
 from atoll.crypto.digest import digest
 from atoll.features.archive.policy import PlacementLedger
-from atoll.peer.events import PieceKept, StateRebuilt
+from atoll.peer.events import ErasurePieceStored, StateRebuilt
 from atoll.policy.capability_terms import ErasureParams
-from atoll.protocol.transfer.download import BadSource
+from atoll.protocol.transfer.download import CorruptBlobSourceDetected
 from atoll.protocol.transfer.tasks import ReadChunk
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios.harness import ScenarioContext
@@ -55,9 +55,9 @@ class ArchiveStory:
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         self.truth.update((n, b) for n, b in node.island.blobs.items() if n == node.island.head)
         match fact:
-            case BadSource(peer=peer):
+            case CorruptBlobSourceDetected(peer=peer):
                 self.named[peer] += 1
-            case PieceKept(of=of, index=index, repaired=True):
+            case ErasurePieceStored(of=of, index=index, repaired=True):
                 self.repaired.append((of, index))
             case StateRebuilt(state=state):
                 self.rebuilt.add((node.name, state))

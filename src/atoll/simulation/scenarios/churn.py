@@ -16,7 +16,7 @@ from atoll.peer.events import RoundBegan, RoundClosed
 from atoll.peer.governance.orders import amend_of, goal_of, tunes_in
 from atoll.peer.operator_commands import go_back, pause, tune, with_waiting
 from atoll.peer.peer import Peer
-from atoll.policy.capability_terms import ErasureParams, ValidationRule
+from atoll.policy.capability_terms import ErasureParams, StateValidationTerms
 from atoll.policy.findings import REFUTING
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.plan import StragglerPolicy
@@ -166,7 +166,7 @@ def validated_churn(stage: ScenarioContext) -> None:
     bouts = range(4, stage.rounds, 7)
     stage.quorum = "two-thirds"
     _through_weather(
-        stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=ValidationRule()
+        stage, None, island=validated_islands([1], "silent", "huge", bouts), validation=StateValidationTerms()
     )
     settled = stage.newest.head if stage.newest is not None else 0
     stage.until_round(settled + CALM_ROUNDS, stage.healed() * CALM_ROUNDS)

@@ -12,7 +12,7 @@ from msgspec.structs import replace as replaced
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
-from atoll.peer.events import BranchPreferred, BranchSeen
+from atoll.peer.events import BranchPreferred, ForkBranchDetected
 from atoll.peer.operator_commands import recover
 from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
@@ -114,7 +114,7 @@ class BranchReports:
         stage.world.watchers.append(watch)
 
     def _hear(self, name: PeerId, fact: Fact) -> None:
-        if isinstance(fact, BranchSeen) and fact.recovered:
+        if isinstance(fact, ForkBranchDetected) and fact.recovered:
             self.recovered = fact.vertex
         if isinstance(fact, BranchPreferred):
             self.prefers[name], self.settled[name] = fact.vertex, fact.settled

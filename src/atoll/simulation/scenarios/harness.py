@@ -23,7 +23,7 @@ import msgspec
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.peer.events import AttemptFailed
+from atoll.peer.events import RoundAttemptFailed
 from atoll.peer.settings import RunSettings, TopologyName, features_of
 from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import RoundPlan, RoundSettings
@@ -300,7 +300,7 @@ class ScenarioContext:
         return "; ".join(lines)
 
     def _watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, AttemptFailed):
+        if isinstance(fact, RoundAttemptFailed):
             self.attempts_failed += 1
 
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import UpdateScored
+from atoll.peer.events import UpdateScoringDecided
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, scores_of, tier_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import LYING, SHIRKING, SQUATTER, islands
@@ -36,7 +36,7 @@ class ScoringReports:
         self.seen: dict[tuple[int, PeerId], str] = {}
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
-        if not isinstance(fact, UpdateScored) or node.name in self.stage.swarm.checkers.villains:
+        if not isinstance(fact, UpdateScoringDecided) or node.name in self.stage.swarm.checkers.villains:
             return
         key = fact.of, fact.peer
         if key not in self.seen:

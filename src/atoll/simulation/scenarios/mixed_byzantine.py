@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.machine import Fact
-from atoll.peer.events import AuditVerdict, OpeningVerdict, RoundClosed
+from atoll.peer.events import AuditFindingRecorded, RoundClosed, SumCheckFindingRecorded
 from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.policy.fault_tolerance import STRIKE_ROUNDS, liars_among
 from atoll.policy.findings import REFUTING
@@ -58,7 +58,7 @@ def siege_opened(stage: ScenarioContext) -> None:
     siege(stage, CAPTURED)
 
 
-def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.0) -> SiegeBudget:
+def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.0) -> ByzantineFaultBudget:
     """`kinds`: place → kind of villain."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
@@ -84,7 +84,7 @@ def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 
     swarm = stage.gather(knobs, villains=mouths, island=ledger.islands(poisons, chain))
     for kind in kinds.values():
         stage.fault(kind)
-    siege = SiegeBudget(stage, names, InfluenceMeter(ledger, swarm.checkers.villains))
+    siege = ByzantineFaultBudget(stage, names, InfluenceMeter(ledger, swarm.checkers.villains))
     stage.world.watchers.append(siege.watch)
     weather = FaultInjector(stage, siege.spare)
     siege.weather = weather
@@ -112,7 +112,7 @@ class OutsideFaultBound(Exception):
     """The weather left fewer honest members than the run is built for."""
 
 
-class SiegeBudget:
+class ByzantineFaultBudget:
     """Checks of this scenario beside those of every run, and the weather that it can still bear."""
 
     def __init__(self, stage: ScenarioContext, kinds: dict[PeerId, str], influence: InfluenceMeter) -> None:
@@ -135,9 +135,9 @@ class SiegeBudget:
                 self.influence.look(fact)
                 self._members(fact)
                 self.closed.append(now)
-            case AuditVerdict(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
+            case AuditFindingRecorded(peer=peer, auditor=by, finding=finding) if finding in REFUTING:
                 self._found(peer, by, finding)
-            case OpeningVerdict(peer=peer, checker=by, finding=finding) if finding in REFUTING:
+            case SumCheckFindingRecorded(peer=peer, checker=by, finding=finding) if finding in REFUTING:
                 self._found(peer, by, finding)
             case _:
                 pass

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import TwinsFound, TwinsJudged
+from atoll.peer.events import DifferingRedundantUpdatesFound, RedundancyVerdictReached
 from atoll.policy.reputation import scores_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -34,7 +34,7 @@ class RedundancyReports:
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
-        self.pairs: dict[tuple[int, PeerId], TwinsJudged] = {}
+        self.pairs: dict[tuple[int, PeerId], RedundancyVerdictReached] = {}
         self.found: dict[tuple[int, PeerId], PeerId] = {}  # (round, host) of opened cases → found peer
         self.words: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)  # member → reports against it
         self.worth: dict[PeerId, int] = {}  # final reputation
@@ -42,9 +42,9 @@ class RedundancyReports:
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
-        if isinstance(fact, TwinsFound):
+        if isinstance(fact, DifferingRedundantUpdatesFound):
             self.found[fact.of, fact.peer] = fact.host
-        if not isinstance(fact, TwinsJudged):
+        if not isinstance(fact, RedundancyVerdictReached):
             return
         first = self.pairs.setdefault((fact.of, fact.peer), fact)
         if first is fact:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.limits import AUDIT_ROUNDS
 from atoll.base.machine import Fact
-from atoll.peer.events import AuditDrawn, AuditVerdict, RoundClosed
+from atoll.peer.events import AuditFindingRecorded, RoundClosed, TrainerDrawnForAudit
 from atoll.simulation.adversaries.byzantine import villain
 from atoll.simulation.adversaries.proposer_grinding import keeper
 from atoll.simulation.invariants import InvariantBroken
@@ -65,7 +65,7 @@ class ProposerStats:
         self.drawn: set[tuple[int, PeerId]] = set()
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
-        if isinstance(fact, AuditDrawn):
+        if isinstance(fact, TrainerDrawnForAudit):
             self.drawn.add((fact.round, fact.peer))
         if isinstance(fact, RoundClosed):
             self.wrote[fact.body.round] = fact.body.proposer
@@ -112,9 +112,9 @@ class AuditReports:
         if node.name in self.stage.swarm.checkers.villains:
             return
         match fact:
-            case AuditDrawn(round=round, peer=peer):
+            case TrainerDrawnForAudit(round=round, peer=peer):
                 self.drawn.add((round, peer))
-            case AuditVerdict(peer=peer, of=round, finding=finding):
+            case AuditFindingRecorded(peer=peer, of=round, finding=finding):
                 self.findings[finding] += 1
                 self.done.add((round, peer))
             case RoundClosed(body=body):

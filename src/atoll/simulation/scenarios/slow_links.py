@@ -11,7 +11,7 @@ from dataclasses import replace as replaced
 from msgspec.structs import replace
 
 from atoll.base.machine import Fact
-from atoll.peer.events import AuditVerdict, MemberAccused, RoundClosed
+from atoll.peer.events import AuditFindingRecorded, MemberAccused, RoundClosed
 from atoll.policy.findings import REFUTING
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -47,7 +47,7 @@ def slow(stage: ScenarioContext) -> None:
         match fact:
             case MemberAccused(peer=peer, statement=statement):
                 raise InvariantBroken(f"{node.name} accuses {peer}: {type(statement).__name__} {statement}")
-            case AuditVerdict(peer=peer, auditor=by, finding=finding):
+            case AuditFindingRecorded(peer=peer, auditor=by, finding=finding):
                 if finding in REFUTING:
                     raise InvariantBroken(f"{by} found {finding} against {peer}")
                 stage.measured["audits"] += node.name == swarm.founders[0]

@@ -8,8 +8,8 @@ from math import inf
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import AutoRolledBack, StateJudged
-from atoll.policy.capability_terms import ValidationRule
+from atoll.peer.events import BadStateRolledBack, StateValidationDecided
+from atoll.policy.capability_terms import StateValidationTerms
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios.harness import ROUND_S, ScenarioContext
@@ -58,16 +58,16 @@ class ValidationReports:
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
-        self.returns: dict[int, AutoRolledBack] = {}  # round that went back → its fact
-        self.judged: dict[int, StateJudged] = {}  # round of the judged state → last judgment
+        self.returns: dict[int, BadStateRolledBack] = {}  # round that went back → its fact
+        self.judged: dict[int, StateValidationDecided] = {}  # round of the judged state → last judgment
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
         match fact:
-            case AutoRolledBack():
+            case BadStateRolledBack():
                 self.returns[fact.round] = fact
-            case StateJudged(of=of):
+            case StateValidationDecided(of=of):
                 self.judged[of] = fact
             case _:
                 pass
@@ -94,11 +94,11 @@ def play_validated(
     poison: str,
     rounds: Container[int],
     network: NetworkKnobs | None = None,
-    rule: ValidationRule | None = None,
+    rule: StateValidationTerms | None = None,
 ) -> ValidationReports:
     stage.quorum = "two-thirds"
     stage.fault(f"{lie}{'+' if poison else ''}{poison.replace(' ', '_')}")
-    settings = stage.settings(validation=rule or ValidationRule())
+    settings = stage.settings(validation=rule or StateValidationTerms())
     knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
     swarm = stage.gather(knobs, island=islands(places, lie, poison, rounds))
     swarm.checkers.villains = frozenset(peer_name(place) for place in places)

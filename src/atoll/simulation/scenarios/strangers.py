@@ -6,7 +6,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.crypto.digest import blob_id, manifest_of
 from atoll.peer.events import JoinRejected, RoundClosed
-from atoll.simulation.adversaries.strangers import Stranger, stranger
+from atoll.simulation.adversaries.strangers import StrangerAdversary, stranger
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
@@ -45,7 +45,7 @@ def strangers(stage: ScenarioContext) -> None:
     stage.demand_progress()
     for index in (outside, late):
         one = stage.world.nodes[peer_name(index)].machine
-        assert isinstance(one, Stranger)
+        assert isinstance(one, StrangerAdversary)
         if one.leaked or not one.told["JoinRefused"]:
             raise InvariantBroken(f"a stranger was told {one.leaked[:1]}, in all {dict(one.told)}")
         stage.measured[f"told_{index}"] = sum(one.told.values())

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import MemberAccused, OpeningVerdict, RoundClosed
+from atoll.peer.events import MemberAccused, RoundClosed, SumCheckFindingRecorded
 from atoll.policy.capability_terms import SumCheckTerms
 from atoll.simulation.adversaries.byzantine import ByzantineMember
 from atoll.simulation.invariants import InvariantBroken
@@ -74,7 +74,7 @@ class OpeningReports:
         if node.name in self.stage.swarm.checkers.villains:
             return
         match fact:
-            case OpeningVerdict(peer=peer, of=round, part=part, checker=checker, finding=finding):
+            case SumCheckFindingRecorded(peer=peer, of=round, part=part, checker=checker, finding=finding):
                 self.said.add((peer, round, part, checker, finding))
             case MemberAccused(peer=peer, statement=OwnerComplaint(why="unopened")):
                 self.complained.add((node.name, peer))

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from atoll.base.draw import draw_bytes
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import ScoreDrawn, ScoreMissed, ScoreTaken, UpdateScored
+from atoll.peer.events import (
+    LocalUpdateScoringFailed,
+    UpdateDrawnForScoring,
+    UpdateScoreReported,
+    UpdateScoringDecided,
+)
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import ScoreUpdate
 from atoll.peer.verify.interface import Verifier
@@ -25,10 +30,12 @@ class LossScoring(ReviewMethod):
     name, pinned, ledger = "score", "scores", ScoreLedger
 
     def opened(self, case: ScoringCase) -> Fact:
-        return ScoreDrawn(peer=case.peer, scorers=case.judges)
+        return UpdateDrawnForScoring(peer=case.peer, scorers=case.judges)
 
     def judged(self, verdict: SettledScore) -> Fact:
-        return UpdateScored(peer=verdict.peer, of=verdict.round, opinion=verdict.opinion, falls=verdict.falls)
+        return UpdateScoringDecided(
+            peer=verdict.peer, of=verdict.round, opinion=verdict.opinion, falls=verdict.falls
+        )
 
     def task(self, case: ScoringCase, blobs: Sequence[Digest], ground: RoundContext) -> ScoreUpdate:
         (blob,), (commit,), plan = blobs, case.commits, ground.plan
@@ -52,13 +59,13 @@ class LossScoring(ReviewMethod):
         return ()
 
     def taken(self, case: ScoringCase, numbers: Numbers, why: str) -> Fact:
-        return ScoreTaken(peer=case.peer, of=case.round, falls=numbers, why=why)
+        return UpdateScoreReported(peer=case.peer, of=case.round, falls=numbers, why=why)
 
     def missed(self, author: PeerId, round: int, why: str) -> Fact:
-        return ScoreMissed(peer=author, of=round, why=why)
+        return LocalUpdateScoringFailed(peer=author, of=round, why=why)
 
     def report_of(self, fact: Fact) -> Statement | None:
-        return ScoreReport(fact.of, fact.peer, fact.falls) if isinstance(fact, ScoreTaken) else None
+        return ScoreReport(fact.of, fact.peer, fact.falls) if isinstance(fact, UpdateScoreReported) else None
 
 
 LOSS_SCORING = Verifier(

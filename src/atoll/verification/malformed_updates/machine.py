@@ -1,7 +1,8 @@
 """Malformed rows at one peer: evidence that a committed row cannot be decoded (specs/evidence.md).
 
-    owner    a committed row does not decode ─► ExhibitRow ─► `MalformedRowShown` to all voters, own `Accusation`
-    voter    `MalformedRowShown` ─► JudgeRow ─► `Accusation`, if it cannot decode the row either
+    owner    a committed row does not decode ─► BuildMalformedRowEvidence ─► `MalformedRowShown` to all voters,
+             own `Accusation`
+    voter    `MalformedRowShown` ─► JudgeMalformedRow ─► `Accusation`, if it cannot decode the row either
 
 If a vertex holds more than f accusations, it expels the author: one accuser is honest, and tried to decode the row.
 Invariants:
@@ -26,8 +27,8 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Broadcast, Effect, Emit, Fact, RunTask, TaskDone, TaskFailed, tag_of
 from atoll.crypto.digest import Buffer
-from atoll.peer.events import MalformedRow, MemberAccused, ProtocolFault
-from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
+from atoll.peer.events import MalformedRowDetected, MemberAccused, ProtocolFault
+from atoll.peer.tasks import BuildMalformedRowEvidence, JudgeMalformedRow, MalformedRowJudged
 from atoll.peer.verify.evidence_store import StoredEvidence
 from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.policy.membership import RECENT
@@ -107,10 +108,10 @@ class MalformedUpdates(VerifierMachine):
 
     def on_task_done(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         match event:
-            case TaskDone(job, RowJudged() as looked) if job.startswith(SHOW):
+            case TaskDone(job, MalformedRowJudged() as looked) if job.startswith(SHOW):
                 statement = looked.statement
                 return self._found(statement, looked, mine=True) if statement is not None else []
-            case TaskDone(job, RowJudged() as looked) if job in self.judging:
+            case TaskDone(job, MalformedRowJudged() as looked) if job in self.judging:
                 sender, statement = self.judging.pop(job)
                 if looked.why:
                     return self._found(statement, looked, mine=False)
@@ -123,7 +124,7 @@ class MalformedUpdates(VerifierMachine):
             case _:
                 return []
 
-    def _found(self, statement: SignedStatement, looked: RowJudged, mine: bool) -> list[Effect]:
+    def _found(self, statement: SignedStatement, looked: MalformedRowJudged, mine: bool) -> list[Effect]:
         peer, commit = statement.signer, decode_statement(statement.body, statement.signer)
         assert isinstance(commit, Commitment)
         held_to = self._lately(commit) and one_branch(commit.round, self.history)
@@ -134,7 +135,7 @@ class MalformedUpdates(VerifierMachine):
         kept = [StoredEvidence(commit.round, peer, looked.blob)] if looked.blob is not None else []
         return [
             *self.evidence.keep(kept),
-            _fact(MalformedRow(peer=peer, of=commit.round, why=looked.why), commit.round),
+            _fact(MalformedRowDetected(peer=peer, of=commit.round, why=looked.why), commit.round),
             *(self._tell(peer, looked.shown) if mine and looked.shown else []),
             _fact(MemberAccused(peer=peer, statement=word), commit.round),
         ]
@@ -154,27 +155,27 @@ MALFORMED_UPDATES = Verifier(
 
 
 def row_looked(
-    work: ExhibitRow | JudgeRow,
+    work: BuildMalformedRowEvidence | JudgeMalformedRow,
     due: Callable[[int], Due],
     judge: Callable[[bytes, Callable[[int], Due]], str],
     show: Callable[[Buffer, SignedStatement, int, tuple[Digest, ...], Due], tuple[str, bytes]],
     put: Callable[[bytes], Digest],
-) -> RowJudged:
+) -> MalformedRowJudged:
     """The worker's result. `due`: the form of a row of a part; `put` stores the evidence.
 
     By `due`, `judge` and `show` (verification/malformed_updates/tensors.py) find the flaw, or raise PeerFault.
     """
     try:
-        if isinstance(work, JudgeRow):
+        if isinstance(work, JudgeMalformedRow):
             statement, shown, why = None, work.shown, judge(work.shown, due)
         else:
             statement = work.statement
             why, shown = show(work.payload.data, statement, work.part, work.path, due(work.part))
     except PeerFault as fault:
-        return RowJudged(fault=fault.what)
+        return MalformedRowJudged(fault=fault.what)
     if not why:
-        return RowJudged(fault="it can be read")
-    return RowJudged(why, "", statement, shown, put(shown) if shown else None)
+        return MalformedRowJudged(fault="it can be read")
+    return MalformedRowJudged(why, "", statement, shown, put(shown) if shown else None)
 
 
 def _accused(signed: SignedStatement, peer: PeerId) -> bool:

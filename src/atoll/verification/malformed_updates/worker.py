@@ -11,7 +11,7 @@ from functools import partial
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
-from atoll.peer.tasks import ExhibitRow, JudgeRow, RowJudged
+from atoll.peer.tasks import BuildMalformedRowEvidence, JudgeMalformedRow, MalformedRowJudged
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.spec import TrainingSpec
 from atoll.verification.malformed_updates.machine import row_looked
@@ -23,26 +23,31 @@ from atoll.worker.context import Handlers, WorkerContext
 def handlers(context: WorkerContext, up: LeafLayout | None = None) -> Handlers:
     """`up`: how rows of this run are cut into leaves; None if they are not."""
 
-    async def look(work: ExhibitRow | JudgeRow) -> RowJudged:
+    async def look(work: BuildMalformedRowEvidence | JudgeMalformedRow) -> MalformedRowJudged:
         put = context.pins.put_blob
         return await context.run_tensor_job(inspect_row, work, context.spec_of(work.round), up, put)
 
-    return {ExhibitRow: look, JudgeRow: look}
+    return {BuildMalformedRowEvidence: look, JudgeMalformedRow: look}
 
 
 def inspect_row(
-    work: ExhibitRow | JudgeRow, spec: TrainingSpec, up: LeafLayout | None, put: Callable[[bytes], Digest]
-) -> RowJudged:
+    work: BuildMalformedRowEvidence | JudgeMalformedRow,
+    spec: TrainingSpec,
+    up: LeafLayout | None,
+    put: Callable[[bytes], Digest],
+) -> MalformedRowJudged:
     """Show or judge a row. `put` stores the exhibit."""
     return row_looked(work, partial(_expected, work, spec, up), judge, show, put)
 
 
-def judge_row(work: JudgeRow, spec: TrainingSpec, up: LeafLayout | None) -> str:
+def judge_row(work: JudgeMalformedRow, spec: TrainingSpec, up: LeafLayout | None) -> str:
     """Why the row cannot be read; empty if it can. PeerFault if the exhibit is none, or is of another row."""
     return judge(work.shown, partial(_expected, work, spec, up))
 
 
-def _expected(work: ExhibitRow | JudgeRow, spec: TrainingSpec, up: LeafLayout | None, part: int) -> ExpectedRow:
+def _expected(
+    work: BuildMalformedRowEvidence | JudgeMalformedRow, spec: TrainingSpec, up: LeafLayout | None, part: int
+) -> ExpectedRow:
     """What a row of this part has to be. PeerFault if the codec does not allow a judgment."""
     recipe = spec.recipe_at(work.trained)
     codec = judged_by(recipe.coding.up)  # `up` cuts by the same codec: with leaves it is one for all rounds

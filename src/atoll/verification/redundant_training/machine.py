@@ -11,9 +11,14 @@ from collections.abc import Sequence
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import TwinsCompared, TwinsFound, TwinsJudged, TwinsMissed
+from atoll.peer.events import (
+    DifferingRedundantUpdatesFound,
+    LocalRedundancyCheckFailed,
+    RedundancyVerdictReached,
+    RedundantUpdatesCompared,
+)
 from atoll.peer.round.context import RoundContext
-from atoll.peer.tasks import ReplayBoth, TwinUpdate
+from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdate
 from atoll.peer.verify.interface import Verifier
 from atoll.verification.redundant_training.policy import (
     APART_MOST,
@@ -26,14 +31,14 @@ from atoll.verification.update_review import ReviewMethod, UpdateReview
 from atoll.wire.messages.statements import RedundancyReport, Statement
 
 
-class TwinComparison(ReviewMethod):
+class RedundancyReview(ReviewMethod):
     name, pinned, ledger, opens_after = "twins", "twins", RedundancyLedger, 1
 
     def opened(self, case: RedundancyCase) -> Fact:
-        return TwinsFound(peer=case.guest, host=case.host, of=case.round, referees=case.judges)
+        return DifferingRedundantUpdatesFound(peer=case.guest, host=case.host, of=case.round, referees=case.judges)
 
     def judged(self, verdict: RedundancyVerdict) -> Fact:
-        return TwinsJudged(
+        return RedundancyVerdictReached(
             peer=verdict.guest,
             host=verdict.host,
             of=verdict.round,
@@ -42,14 +47,14 @@ class TwinComparison(ReviewMethod):
             hid=verdict.hid,
         )
 
-    def task(self, case: RedundancyCase, blobs: Sequence[Digest], ground: RoundContext) -> ReplayBoth:
+    def task(self, case: RedundancyCase, blobs: Sequence[Digest], ground: RoundContext) -> CompareRedundantUpdates:
         plan = ground.plan
         shard, shards = plan.shard(case.host)
         guest, host = (
-            TwinUpdate(peer, blob, commit.root, min(commit.steps, plan.steps_of(peer)))
+            RedundantUpdate(peer, blob, commit.root, min(commit.steps, plan.steps_of(peer)))
             for peer, blob, commit in zip(case.authors, blobs, case.commits, strict=True)
         )
-        return ReplayBoth(
+        return CompareRedundantUpdates(
             round=case.round,
             before=ground.parent.state,
             shard=shard,
@@ -65,13 +70,15 @@ class TwinComparison(ReviewMethod):
 
     def taken(self, case: RedundancyCase, numbers: Numbers, why: str) -> Fact:
         guest, host = numbers
-        return TwinsCompared(peer=case.guest, of=case.round, apart=(guest, host), why=why)
+        return RedundantUpdatesCompared(peer=case.guest, of=case.round, apart=(guest, host), why=why)
 
     def missed(self, author: PeerId, round: int, why: str) -> Fact:
-        return TwinsMissed(peer=author, of=round, why=why)
+        return LocalRedundancyCheckFailed(peer=author, of=round, why=why)
 
     def report_of(self, fact: Fact) -> Statement | None:
-        return RedundancyReport(fact.of, fact.peer, fact.apart) if isinstance(fact, TwinsCompared) else None
+        return (
+            RedundancyReport(fact.of, fact.peer, fact.apart) if isinstance(fact, RedundantUpdatesCompared) else None
+        )
 
 
 REDUNDANT_TRAINING = Verifier(
@@ -79,5 +86,5 @@ REDUNDANT_TRAINING = Verifier(
     lambda settings: (
         RedundancyLedger(settings.twinned_share, settings.round.quorum) if settings.twinned_share else None
     ),
-    lambda context: UpdateReview(context, TwinComparison()) if context.settings.twinned_share else None,
+    lambda context: UpdateReview(context, RedundancyReview()) if context.settings.twinned_share else None,
 )

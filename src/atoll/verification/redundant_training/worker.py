@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import ReplayBoth, TwinUpdate, UpdateDistances
+from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdate, UpdateDistances
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, position_of
 from atoll.training.recipe.state import SharedState
@@ -30,14 +30,14 @@ from atoll.worker.trainer_commands import BeginReplay
 
 
 def handlers(context: WorkerContext) -> Handlers:
-    return {ReplayBoth: RedundancyWorker(context).compare}
+    return {CompareRedundantUpdates: RedundancyWorker(context).compare}
 
 
 @dataclass(frozen=True)
 class RedundancyWorker:
     context: WorkerContext
 
-    async def compare(self, work: ReplayBoth) -> UpdateDistances:
+    async def compare(self, work: CompareRedundantUpdates) -> UpdateDistances:
         """Distances of both updates, in millionths. RunFailedError if a state or an update is gone here."""
         context = self.context
         before = await context.find_state(work.before, context.spec_of(work.round))
@@ -67,7 +67,9 @@ class RedundancyWorker:
             )
         )
 
-    def _decode(self, work: ReplayBoth, row: TwinUpdate, data: Buffer, before: SharedState) -> Tensor:
+    def _decode(
+        self, work: CompareRedundantUpdates, row: RedundantUpdate, data: Buffer, before: SharedState
+    ) -> Tensor:
         """The update (F,). PeerFault unless it is the committed one."""
         spec = self.context.spec_of(work.round)
         bounds = part_bounds(spec.layout.floats, work.shares)
@@ -75,7 +77,7 @@ class RedundancyWorker:
         common = spec.round_inputs(work.round, before, work.before)
         return decoded(wires, bounds, part_codecs(spec.recipe.coding.up, common, bounds))
 
-    async def _replay(self, work: ReplayBoth, before: SharedState, steps: int) -> Tensor:
+    async def _replay(self, work: CompareRedundantUpdates, before: SharedState, steps: int) -> Tensor:
         """The update (F,) that this number of steps on these samples makes."""
         recipe = self.context.spec_of(work.round).recipe
         wish = BeginReplay(

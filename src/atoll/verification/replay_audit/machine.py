@@ -26,10 +26,16 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import AUDIT_TURN, MIB
 from atoll.base.machine import Effect, Emit, Fact, Persist, RunTask, Send, TaskDone, TaskFailed
-from atoll.peer.events import AuditDrawn, AuditEnded, AuditVerdict, MemberAccused, OpeningVerdict
+from atoll.peer.events import (
+    AuditFindingRecorded,
+    LocalAuditCompleted,
+    MemberAccused,
+    SumCheckFindingRecorded,
+    TrainerDrawnForAudit,
+)
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import BuildExhibit, ExhibitBuilt, JudgmentResult, OpeningBuilt, PinBlobs
+from atoll.peer.tasks import BuildExhibit, ExhibitBuilt, JudgmentResult, PinBlobs, SumOpeningBuilt
 from atoll.peer.verify.evidence_store import StoredEvidence
 from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.policy.fault_tolerance import OwnerStrikes
@@ -129,7 +135,9 @@ class ReplayAudits(VerifierMachine):
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
             if isinstance(case, SumCheckCase):
                 continue  # the round still holds its rows, and hands them over when it closes
-            effects.append(_fact(AuditDrawn(peer=case.peer, segment=case.segment, auditors=case.order), case.round))
+            effects.append(
+                _fact(TrainerDrawnForAudit(peer=case.peer, segment=case.segment, auditors=case.order), case.round)
+            )
             if case.peer == self.me:
                 self.exhibits[case.key] = None
                 effects.append(RunTask(f"audit/show/{case.round}", BuildExhibit(case.round, case.segment)))
@@ -181,8 +189,10 @@ class ReplayAudits(VerifierMachine):
         case = self.docket.cases.get(key_of(said))
         if isinstance(case, SumCheckCase):
             part = case.answered.part
-            return OpeningVerdict(peer=said.peer, of=said.round, part=part, checker=by, finding=said.finding)
-        return AuditVerdict(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
+            return SumCheckFindingRecorded(
+                peer=said.peer, of=said.round, part=part, checker=by, finding=said.finding
+            )
+        return AuditFindingRecorded(peer=said.peer, of=said.round, auditor=by, finding=said.finding)
 
     def _name_seconders(self) -> list[Effect]:
         """Report once the other owners that signed a refuted result.
@@ -314,7 +324,7 @@ class ReplayAudits(VerifierMachine):
 
     def report_of(self, fact: Fact) -> Statement | None:
         """A report that the ledger admits: a checker reports "accepted" for an opening only if others doubt it."""
-        if not isinstance(fact, AuditEnded):
+        if not isinstance(fact, LocalAuditCompleted):
             return None
         exhibit, opening = fact.exhibit or UNSET, UNSET if fact.opening is None else fact.opening
         report = AuditReport(fact.of, fact.peer, fact.finding, opening, exhibit)
@@ -387,7 +397,7 @@ class ReplayAudits(VerifierMachine):
         match event:
             case TaskDone(job, ExhibitBuilt(blob)) if job.startswith("audit/show/"):
                 return self._shown((int(job.rsplit("/", 1)[1]), self.me), blob)
-            case TaskDone(job, OpeningBuilt(blobs)) if job.startswith("audit/open/"):
+            case TaskDone(job, SumOpeningBuilt(blobs)) if job.startswith("audit/open/"):
                 return self._laid_open(job, blobs)
             case TaskDone(job, JudgmentResult(finding, why, others)) if (turn := self._turn_of(job)) is not None:
                 return self._judged(turn, finding, why, others)
@@ -431,7 +441,7 @@ class ReplayAudits(VerifierMachine):
         case, opening = turn.case, turn.case.number if isinstance(turn.case, SumCheckCase) else None
         turn.told = opening is None or finding in AGAINST or bool(case.against)
         segment = case.segment if isinstance(case, AuditCase) else -1
-        ended = AuditEnded(
+        ended = LocalAuditCompleted(
             peer=case.peer,
             of=case.round,
             segment=segment,

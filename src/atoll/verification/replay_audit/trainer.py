@@ -27,7 +27,7 @@ from atoll.verification.replay_audit.exhibit import (
 from atoll.verification.replay_audit.judge import ChainMismatch, Verdict, judging
 from atoll.verification.replay_audit.replay import ReplayReplica, TrainerSnapshot, TrainingAssignment, live_bytes
 from atoll.verification.replay_audit.state_chain import KEEP_EVERY, StateChain
-from atoll.verification.replay_audit.trainer_commands import AuditProgress, JudgeSegment, ShowSegment
+from atoll.verification.replay_audit.trainer_commands import AuditStepCompleted, JudgeSegment, ShowSegment
 
 RECORDS_HELD = 2  # rounds: the last agreed one and the current one, besides those still to be shown
 KEEP_ALL_BYTES = 256 * 2**20  # states of a round up to this size are all kept, so that showing takes no steps
@@ -66,14 +66,14 @@ class SegmentReplayer:
 
     # ---- chores --------------------------------------------------------------------------------------------
 
-    def start(self, command: ShowSegment | JudgeSegment) -> AuditProgress:
+    def start(self, command: ShowSegment | JudgeSegment) -> AuditStepCompleted:
         if isinstance(command, ShowSegment):
             self.chores.append(self._show(command))
         else:
             self.chores = [self._judge(command)]
         return self.go_on()
 
-    def go_on(self) -> AuditProgress:
+    def go_on(self) -> AuditStepCompleted:
         """One step of the newest chore."""
         if not self.chores:
             raise ValueError("no audit is in progress")
@@ -81,11 +81,11 @@ class SegmentReplayer:
             next(self.chores[-1])
         except StopIteration as done:
             del self.chores[-1]
-            return AuditProgress(True, done.value)
+            return AuditStepCompleted(True, done.value)
         except BaseException:
             del self.chores[-1]
             raise
-        return AuditProgress(False)
+        return AuditStepCompleted(False)
 
     def _show(self, wish: ShowSegment) -> Chore:
         record = self.records.get(wish.round)

@@ -31,7 +31,7 @@ class NextAuditStep(msgspec.Struct, frozen=True, tag="NextAuditStep"):
     """One more step of the segment that is being shown or judged."""
 
 
-class AuditProgress(msgspec.Struct, frozen=True, tag="AuditProgress"):
+class AuditStepCompleted(msgspec.Struct, frozen=True, tag="AuditStepCompleted"):
     """One step of an audit is done. The last one brings the verdict of a judgment."""
 
     done: bool

@@ -36,7 +36,7 @@ from atoll.verification.replay_audit.state_chain import ChainClaim, chain_head, 
 from atoll.verification.replay_audit.tolerance import TrainingProfile
 from atoll.verification.replay_audit.trainer_commands import (
     AuditCommand,
-    AuditProgress,
+    AuditStepCompleted,
     JudgeSegment,
     NextAuditStep,
     ShowSegment,
@@ -77,7 +77,9 @@ class ReplayAuditWorker:
     context: WorkerContext
     run: Digest
     me: PeerId
-    audit: Callable[[AuditCommand], Awaitable[AuditProgress]]  # one step by the trainer process, within its turn
+    audit: Callable[
+        [AuditCommand], Awaitable[AuditStepCompleted]
+    ]  # one step by the trainer process, within its turn
     last: ChainClaim | None = None  # about the last own round that a vertex counts; None: unknown
     made: dict[int, OwnRoundRecord] = field(default_factory=dict[int, OwnRoundRecord])
     told: TrainingAssignment | None = None  # assignment of the current round
@@ -238,7 +240,7 @@ class ReplayAuditWorker:
                         return done.verdict
                     command = NextAuditStep()
 
-    async def _step(self, command: AuditCommand, life: int | None) -> AuditProgress:
+    async def _step(self, command: AuditCommand, life: int | None) -> AuditStepCompleted:
         """One step by the trainer of this life; None: of any. The caller holds its turn."""
         tended = self.context.trainer
         try:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import VALIDATION_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, TaskDone, TaskFailed
-from atoll.peer.events import AutoRolledBack, StateEvaluated, StateJudged
+from atoll.peer.events import BadStateRolledBack, StateValidationDecided, ValidationLossReported
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import PinBlobs, ValidateState, ValidationLosses
 from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
@@ -71,7 +71,7 @@ class StateValidators(VerifierMachine):
                 tuple(map(fixed_point, event.result.losses)),
                 tuple(map(fixed_share, event.result.right)),
             )
-            looked = StateEvaluated(of=candidate.round, state=candidate.state, losses=losses, right=right)
+            looked = ValidationLossReported(of=candidate.round, state=candidate.state, losses=losses, right=right)
             told.append(self._fact(looked))
         return told + self._look()
 
@@ -106,7 +106,9 @@ class StateValidators(VerifierMachine):
             if opinion == "open" or values is None or self.told.get(candidate.round) == opinion:
                 continue
             self.told[candidate.round] = opinion
-            fact = StateJudged(of=candidate.round, opinion=opinion, values=values, bounds=candidate.bounds)
+            fact = StateValidationDecided(
+                of=candidate.round, opinion=opinion, values=values, bounds=candidate.bounds
+            )
             effects.append(self._fact(replace(fact, accuracy=candidate.accuracy)))
         return effects
 
@@ -114,11 +116,11 @@ class StateValidators(VerifierMachine):
         found = refusal_in(body, self.history.bodies.values())
         if found is None:
             return []
-        back = AutoRolledBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
+        back = BadStateRolledBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
         return [self._fact(back)]
 
     def report_of(self, fact: Fact) -> Statement | None:
-        if not isinstance(fact, StateEvaluated):
+        if not isinstance(fact, ValidationLossReported):
             return None
         return ValidationReport(fact.of, fact.state, fact.losses, fact.right or UNSET)
 

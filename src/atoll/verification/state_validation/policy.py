@@ -24,7 +24,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
-from atoll.policy.capability_terms import SETS_MAX, ValidationRule
+from atoll.policy.capability_terms import SETS_MAX, StateValidationTerms
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
@@ -110,7 +110,7 @@ class ValidationLedger(Ledger[ValidationReport]):
 
     report, duty = ValidationReport, "validate states"
 
-    def __init__(self, rule: ValidationRule | None, quorum: QuorumRule) -> None:
+    def __init__(self, rule: StateValidationTerms | None, quorum: QuorumRule) -> None:
         self.rule = rule
         self.quorum: QuorumRule = quorum
         self.candidates: dict[int, ValidatedState] = {}  # by round, oldest first
@@ -139,7 +139,7 @@ class ValidationLedger(Ledger[ValidationReport]):
         self.lost = round
         self.candidates = {r: c for r, c in self.candidates.items() if r > round}
 
-    def _take_in(self, round: int, vertex: Digest, body: VertexBody, rule: ValidationRule) -> None:
+    def _take_in(self, round: int, vertex: Digest, body: VertexBody, rule: StateValidationTerms) -> None:
         back: RollbackOrder | None = None
         for by, said in _words(body):
             if isinstance(said, RollbackOrder):
@@ -161,7 +161,7 @@ class ValidationLedger(Ledger[ValidationReport]):
         drawn = tuple(shuffled(vertex, "validators", able)[: 2 * needed - 1])
         return ValidatedState(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
 
-    def _judge(self, rule: ValidationRule) -> None:
+    def _judge(self, rule: StateValidationTerms) -> None:
         """Judge each candidate against the least value of those before it."""
         least: Losses | None = None
         for candidate in self.candidates.values():
@@ -229,7 +229,7 @@ class ValidationLedger(Ledger[ValidationReport]):
         return tuple(dict.fromkeys([*states, *later[-HELD_MAX:]]))
 
 
-def _margin(low: int, rule: ValidationRule) -> int:
+def _margin(low: int, rule: StateValidationTerms) -> int:
     return max(low * rule.margin_percent // 100, MARGIN_LEAST)
 
 

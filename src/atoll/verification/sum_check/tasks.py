@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.round.context import RoundContext
-from atoll.peer.tasks import BuildOpening, JudgeOpening
+from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening
 from atoll.protocol.allreduce.buffers import ComputedResult, weights_of
 from atoll.protocol.allreduce.tasks import TaskRow
 from atoll.verification.sum_check.policy import SumCheckCase
@@ -25,7 +25,7 @@ from atoll.wire.weights import RowWeights
 
 def lay_open(
     openings: Sequence[SumCheckCase], body: VertexBody, made: Mapping[Digest, ComputedResult]
-) -> list[tuple[int, BuildOpening]]:
+) -> list[tuple[int, BuildSumOpening]]:
     """(part, work) for each part of these openings, all of locally made results, in their order."""
     by_part: dict[int, list[SumCheckCase]] = {}
     for opening in openings:
@@ -49,7 +49,7 @@ def makers(opening: SumCheckCase, ground: RoundContext) -> tuple[PeerId, ...]:
 
 def _work(
     mine: ComputedResult, drawn: Sequence[SumCheckCase], held: Mapping[PeerId, SignedStatement]
-) -> BuildOpening:
+) -> BuildSumOpening:
     answered = mine.answered
     each = list(zip(answered.contributors, mine.rows, strict=True))
     others = [
@@ -57,7 +57,7 @@ def _work(
         for peer, row in each
         if row.statement is not None and (peer not in held or row.statement.body != held[peer].body)
     ]
-    return BuildOpening(
+    return BuildSumOpening(
         answered.round,
         mine.payload,
         tuple(TaskRow(peer, row.weight, row.payload, (peer,)) for peer, row in each),
@@ -69,7 +69,7 @@ def _work(
 
 def judge_opening(
     opening: SumCheckCase, blob: Digest, body: VertexBody, ground: RoundContext
-) -> JudgeOpening | None:
+) -> JudgeSumOpening | None:
     """None if the vertex does not name the inputs of the result."""
     answered = opening.answered
     weights: RowWeights = ()
@@ -78,7 +78,7 @@ def judge_opening(
             return None
         weights = weights_of(body.weighing, answered.contributors)
     named = set(answered.contributors)
-    return JudgeOpening(
+    return JudgeSumOpening(
         blob=blob,
         round=opening.round,
         trained=ground.parent.trained,

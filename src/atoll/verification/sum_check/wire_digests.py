@@ -13,7 +13,7 @@ from threading import Lock
 
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, MerkleTree, digest
-from atoll.peer.tasks import BuildOpening
+from atoll.peer.tasks import BuildSumOpening
 from atoll.training.codec import Codec, codec_named
 from atoll.verification.sum_check.tensors import LeafLayout, OpenedRow, WireLeaves, lay_out
 from atoll.wire.messages.round import PartResponse, PartResult, RowContribution, RowResponse
@@ -56,7 +56,7 @@ class WireDigestCache:
     def of_my_answer(self, wire: Buffer) -> Digest:
         return self._kept(self.down.tree(wire))
 
-    def lay_out(self, work: BuildOpening) -> list[SumOpening]:
+    def lay_out(self, work: BuildSumOpening) -> list[SumOpening]:
         rows = [
             OpenedRow(row.payload.data, path, self._trees.get(row.payload.digest))
             for row, path in zip(work.rows, work.paths, strict=True)

@@ -13,7 +13,7 @@ import asyncio
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import BuildOpening, JudgeOpening, JudgmentResult, OpeningBuilt
+from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult, SumOpeningBuilt
 from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.update import part_bounds
@@ -31,26 +31,28 @@ class SumCheckWorker:
         self.names = WireDigestCache(coding.up, coding.down)
 
     def handlers(self) -> Handlers:
-        return {BuildOpening: self._build, JudgeOpening: self._judge}
+        return {BuildSumOpening: self._build, JudgeSumOpening: self._judge}
 
-    async def _build(self, work: BuildOpening) -> OpeningBuilt:
+    async def _build(self, work: BuildSumOpening) -> SumOpeningBuilt:
         return await asyncio.to_thread(self._build_openings, work)
 
-    def _build_openings(self, work: BuildOpening) -> OpeningBuilt:
+    def _build_openings(self, work: BuildSumOpening) -> SumOpeningBuilt:
         put = self._context.pins.put_blob
-        return OpeningBuilt(tuple(put(opening_bytes(one)) for one in self.names.lay_out(work)))
+        return SumOpeningBuilt(tuple(put(opening_bytes(one)) for one in self.names.lay_out(work)))
 
-    async def _judge(self, work: JudgeOpening) -> JudgmentResult:
+    async def _judge(self, work: JudgeSumOpening) -> JudgmentResult:
         return await self._context.run_tensor_job(self._judge_stored, work)
 
-    def _judge_stored(self, work: JudgeOpening) -> JudgmentResult:
+    def _judge_stored(self, work: JudgeSumOpening) -> JudgmentResult:
         shown = self._context.blobs.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "the opening to judge is no longer on this disk")
         return judge_opening(work, shown, self._context.spec_of(work.round), self.names)
 
 
-def judge_opening(work: JudgeOpening, shown: Buffer, spec: TrainingSpec, names: WireDigestCache) -> JudgmentResult:
+def judge_opening(
+    work: JudgeSumOpening, shown: Buffer, spec: TrainingSpec, names: WireDigestCache
+) -> JudgmentResult:
     """The judgment of a checker, or of a later reader of the history.
 
     A refuted opening is bound to what was signed if the authors of `JudgmentResult.others` signed them, no matter

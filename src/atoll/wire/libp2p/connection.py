@@ -35,7 +35,7 @@ from atoll.crypto.seal import AeadCipher, KeysExhausted, SealingKey
 from atoll.crypto.session_tickets import TicketStore
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.events import ConnectionEvent, ConnectionReady
-from atoll.wire.libp2p.streams import StreamNegotiation
+from atoll.wire.libp2p.streams import NegotiatedYamuxSession
 from atoll.wire.libp2p.varint import Bytes
 from atoll.wire.libp2p.yamux_frame import GO_AWAY, NORMAL, PROTOCOL_ERROR, SESSION, pack
 
@@ -77,7 +77,7 @@ class Libp2pConnection:
         self._frames = FrameDecoder(self._who)
         self._handshake: noise.NoiseHandshake | None = None
         self._established: noise.NoiseConnection | None = None
-        self._streams: StreamNegotiation | None = None
+        self._streams: NegotiatedYamuxSession | None = None
         # the ticket that this dialer presents; used up even if the connection fails
         tickets = terms.tickets if lane is Lane.CONTROL else None
         self._ticket = tickets.take_for(expected) if tickets is not None and expected else None
@@ -92,14 +92,14 @@ class Libp2pConnection:
     # by PeerFault or from the socket.
 
     def open_stream(self, *protocols: str) -> int | None:
-        """See `StreamNegotiation.open`."""
+        """See `NegotiatedYamuxSession.open`."""
         return self._streams.open(*protocols) if self._streams else None
 
     def room(self, stream: int) -> int:
         return self._streams.room(stream) if self._streams else 0
 
     def send(self, stream: int, data: Bytes) -> bool:
-        """See `StreamNegotiation.send`."""
+        """See `NegotiatedYamuxSession.send`."""
         return self._streams is not None and self._streams.send(stream, data)
 
     def close(self, stream: int) -> None:
@@ -251,7 +251,7 @@ class Libp2pConnection:
 
     def _begin_streams(self, rest: bytes, events: list[ConnectionEvent]) -> None:
         assert self._established is not None
-        self._streams = StreamNegotiation(self._role is HandshakeRole.INITIATOR, self._terms.speaks, self._who)
+        self._streams = NegotiatedYamuxSession(self._role is HandshakeRole.INITIATOR, self._terms.speaks, self._who)
         events.append(ConnectionReady(Lane.CONTROL, self._established))
         events.extend(self._streams.receive(rest))
         self._step = self._receive_sealed

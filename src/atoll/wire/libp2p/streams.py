@@ -21,7 +21,7 @@ from atoll.wire.libp2p.varint import Bytes
 from atoll.wire.libp2p.yamux import YamuxMuxer
 
 
-class StreamNegotiation:
+class NegotiatedYamuxSession:
     """Yamux session with a protocol negotiation per stream."""
 
     def __init__(self, dialer: bool, speaks: Callable[[str], bool], who: str = "") -> None:
