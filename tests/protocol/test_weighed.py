@@ -33,7 +33,7 @@ from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
     ComputeRowProducts,
-    RowProductsComputed,
+    ProductsComputed,
     RowsCombined,
     WeighRows,
 )
@@ -73,7 +73,7 @@ class Weighed(Group):
             match effect:
                 case RunTask(job, ComputeRowProducts() as work):
                     rows = tuple(row.peer for row in work.rows)
-                    done = RowProductsComputed(products(tuple(self.plan.with_weight(rows))), rows, ())
+                    done = ProductsComputed(products(tuple(self.plan.with_weight(rows))), rows, ())
                 case RunTask(job, WeighRows() as work):
                     assert all(given == products(names) for names, given in work.parts)
                     assert all(set(work.rows) <= set(names) for names, _ in work.parts)

@@ -36,7 +36,7 @@ from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
     ComputeRowProducts,
-    RowProductsComputed,
+    ProductsComputed,
     RowsCombined,
     WeighRows,
 )
@@ -165,11 +165,11 @@ class TensorWorker(VirtualWorker):
             None if done.wire is None else self._payload(bytes(done.wire)), counted, faulty, done.why
         )
 
-    def _compared(self, work: ComputeRowProducts) -> RowProductsComputed:
+    def _compared(self, work: ComputeRowProducts) -> ProductsComputed:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
         done = compare_rows([(row.weight, row.payload.data) for row in work.rows], hi - lo, FP32)
         counted = tuple(work.rows[i].peer for i in done.counted)
-        return RowProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+        return ProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def _advanced(self, work: AdvanceState) -> StateAdvanced:
         anchor_V = self.anchor(work.before).clone()

@@ -56,7 +56,7 @@ from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
     ComputeRowProducts,
-    RowProductsComputed,
+    ProductsComputed,
     RowsCombined,
     WeighRows,
 )
@@ -245,10 +245,10 @@ class VirtualWorker:
         late = self.alone.late(work.round, BATCH) if work.late else None
         return UpdateEncoded(parts, self._claim(work.round), late)
 
-    def _compare_rows(self, work: ComputeRowProducts) -> RowProductsComputed:
+    def _compare_rows(self, work: ComputeRowProducts) -> ProductsComputed:
         """Names have no distances: all rows are at the same distance."""
         count = sum(row.weight > 0 for row in work.rows)
-        return RowProductsComputed(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
+        return ProductsComputed(bytes(8 * (count * (count + 1) // 2)), tuple(row.peer for row in work.rows), ())
 
     def _weigh_rows(self, work: WeighRows) -> ComputedWeights:
         return ComputedWeights(_weights_of_alike(work))

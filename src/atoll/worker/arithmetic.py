@@ -26,7 +26,7 @@ from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
     ComputeRowProducts,
-    RowProductsComputed,
+    ProductsComputed,
     RowsCombined,
     WeighRows,
 )
@@ -89,13 +89,13 @@ def combine_rows(
     return RowsCombined(payload, counted, faulty, done.why)
 
 
-def compare_rows(work: ComputeRowProducts, learning: TrainingSpec, common: RoundInputs) -> RowProductsComputed:
+def compare_rows(work: ComputeRowProducts, learning: TrainingSpec, common: RoundInputs) -> ProductsComputed:
     """Inner products of the rows of a part."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
     done = distance_weights.compare_rows([(row.weight, row.payload.data) for row in work.rows], hi - lo, up)
     counted = tuple(work.rows[i].peer for i in done.counted)
-    return RowProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+    return ProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
 
 def compute_weights(work: WeighRows) -> ComputedWeights:

@@ -24,7 +24,7 @@ from atoll.protocol.allreduce.reroute import RowReroute
 from atoll.protocol.allreduce.result_recovery import ResultRecovery
 from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.protocol.allreduce.row_server import RowServer
-from atoll.protocol.allreduce.tasks import CombineRows, RowProductsComputed, RowsCombined, TaskRow
+from atoll.protocol.allreduce.tasks import CombineRows, ProductsComputed, RowsCombined, TaskRow
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import PartDeclined
 from atoll.wire.messages.statements import AgreedWeights
@@ -163,7 +163,7 @@ class AttemptState:
         return gather.rows.get(peer) if gather is not None else None
 
     def note_undecodable(
-        self, part: int, result: RowsCombined | RowProductsComputed, rows: Mapping[PeerId, StoredRow]
+        self, part: int, result: RowsCombined | ProductsComputed, rows: Mapping[PeerId, StoredRow]
     ) -> list[Effect]:
         self.unread.update({(part, peer): rows[peer] for peer in result.undecodable if peer in rows})
         return [self.report(RowUndecodable(peer=peer, part=part)) for peer in result.undecodable]

@@ -46,7 +46,7 @@ class RowsCombined(msgspec.Struct, frozen=True):
 
 
 class ComputeRowProducts(msgspec.Struct, frozen=True):
-    """Decode the rows and compute inner products of all pairs that weigh something -> RowProductsComputed."""
+    """Decode the rows and compute inner products of all pairs that weigh something -> ProductsComputed."""
 
     round: int
     part: int
@@ -54,7 +54,7 @@ class ComputeRowProducts(msgspec.Struct, frozen=True):
     rows: tuple[TaskRow, ...]
 
 
-class RowProductsComputed(msgspec.Struct, frozen=True):
+class ProductsComputed(msgspec.Struct, frozen=True):
     """Result of `ComputeRowProducts`."""
 
     products: bytes  # as in an `OwnerComparison`

@@ -48,7 +48,7 @@ from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
     ComputeRowProducts,
-    RowProductsComputed,
+    ProductsComputed,
     TaskRow,
     WeighRows,
 )
@@ -102,7 +102,7 @@ class DistanceWeighting(Weighting):
         match event:
             case Received(_, RowComparison(statement=signed)):
                 return self._receive_comparison(signed, now)
-            case TaskDone(job, RowProductsComputed() as result) if job.startswith(self.state.job("compare/")):
+            case TaskDone(job, ProductsComputed() as result) if job.startswith(self.state.job("compare/")):
                 return self._finish_comparison(int(job.rsplit("/", 1)[1]), result, now)
             case TaskDone(job, ComputedWeights() as found) if job == self.state.job("weigh/0"):
                 return self._finish_weights(found, now)
@@ -230,7 +230,7 @@ class DistanceWeighting(Weighting):
         work = ComputeRowProducts(self.plan.round, part, self.plan.shares, _task_rows(gather, sorted(gather.rows)))
         return [RunTask(self.state.job(f"compare/{part}"), work)]
 
-    def _finish_comparison(self, part: int, result: RowProductsComputed, now: Seconds) -> list[Effect]:
+    def _finish_comparison(self, part: int, result: ProductsComputed, now: Seconds) -> list[Effect]:
         plan, gather = self.plan, self.state.gathers[part]
         effects = self.state.note_undecodable(part, result, gather.rows)
         for peer in result.undecodable:

@@ -1,6 +1,6 @@
 """Era signatures: long-lived identities sign the last vertex of each era (a range of rounds).
 
-Driving contract: call `restore` once, then `on_vertex` for each vertex in order of rounds, then messages of its era.
+Driving contract: call `restore` once, then `on_vertex` for each vertex in order of rounds, then pass its messages.
 `receive_signatures` raises PeerFault before any change. The driver makes each `Persist` durable before later sends.
 
 Votes may be Ed25519, and a future forger of such signatures could write another past. So the vertex that ends an

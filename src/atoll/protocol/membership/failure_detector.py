@@ -1,8 +1,8 @@
 """Failure detector and clock synchronization: heartbeats, suspicion by silence, run time by median.
 
 Driving contract: call `set_members` first, and again after each membership change; call `tick` every `beat_s`.
-Pass every message's sender to `record_life`, `Ping` and `PingReply` also to `on_heartbeat`, `LinkUp` and `LinkDown` to `on_link_event`.
-Call `check_silence` when the timer "silence" fires, `reset_silence` after a pause of the process, `record_suspicion` for signed suspicions.
+Pass every message's sender to `record_life`; `Ping` and `PingReply` also to `on_heartbeat`; `LinkUp` and `LinkDown`
+to `on_link_event`; signed suspicions to `record_suspicion`. Call `check_silence` when the timer "silence" fires.
 `now` is the driver's local clock; the driver reports a jump of it by `reset_silence`.
 
 A peer pings the watched peers every `beat_s` seconds; any message from them counts as life. A peer is *gone* after

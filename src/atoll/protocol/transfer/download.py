@@ -1,7 +1,8 @@
 """Multi-source download of one blob in verified chunks, and the server that answers chunk requests.
 
 Driving contract: pass `Start` first, then `Received`, `TimerFired`, `TaskDone` and `TaskFailed`, in any order.
-Call `on_link_up` when a connection opens, and `add_sources` or `add_candidates` for new sources. `set_allowance` sets a request budget.
+Call `on_link_up` when a connection opens, `add_sources` or `add_candidates` for new sources, and `set_allowance`
+for a request budget.
 The driver must run each `RunTask` outside the event loop, and return its result under the same job name.
 The download ends with `BlobFetched` or `FetchFailed`.
 

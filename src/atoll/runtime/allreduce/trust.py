@@ -21,7 +21,7 @@ from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult, S
 from atoll.policy.capability_terms import OPENED_SHARE, SumCheckTerms
 from atoll.policy.fault_tolerance import CAPTURED, DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import UNCHECKED
-from atoll.protocol.allreduce.tasks import CombineRows, ComputeRowProducts, RowProductsComputed
+from atoll.protocol.allreduce.tasks import CombineRows, ComputeRowProducts, ProductsComputed
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec import Codec, codec_named
 from atoll.training.codec.blocks import Room
@@ -154,10 +154,10 @@ class CheckedArithmetic:
         payload = self.made(down, encode)
         return done, None if done.wire is None else payload
 
-    def compare(self, work: ComputeRowProducts, values: int) -> RowProductsComputed:
+    def compare(self, work: ComputeRowProducts, values: int) -> ProductsComputed:
         done = compare_rows([(row.weight, row.payload.data) for row in work.rows], values, self.up)
         counted = tuple(work.rows[i].peer for i in done.counted)
-        return RowProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
+        return ProductsComputed(done.products, counted, tuple(work.rows[i].peer for i, _ in done.faults))
 
     def lay_open(self, work: BuildSumOpening) -> SumOpeningBuilt:
         return SumOpeningBuilt(tuple(self.store.put_blob(opening_bytes(one)) for one in self._names.lay_out(work)))

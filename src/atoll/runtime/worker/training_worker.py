@@ -52,7 +52,7 @@ from atoll.peer.tasks import (
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputeRowProducts,
-    RowProductsComputed,
+    ProductsComputed,
     RowsCombined,
     WeighRows,
 )
@@ -244,7 +244,7 @@ class TrainingWorker:
         self._refuse_agreed(work.round)
         return await self.context.run_tensor_job(self._combine, work, self._common(work.round))
 
-    async def _compare_rows(self, work: ComputeRowProducts) -> RowProductsComputed:
+    async def _compare_rows(self, work: ComputeRowProducts) -> ProductsComputed:
         self._refuse_agreed(work.round)
         spec, common = self._learning_in(work.round), self._common(work.round)
         return await self.context.run_tensor_job(compare_rows, work, spec, common)
