@@ -1,10 +1,8 @@
 """Training worker: executes a peer's tasks with the trainer process, the tensors of the shared state and the disk.
 
-All work runs off the event loop: training in the trainer's own process (`trainer_supervisor.py`), tensor arithmetic
-on one thread (torch releases Python's lock), disk access on another. Parts: the head (`head.py`), states by digest
-(`atoll/worker/shared_states.py`), error feedback and the in-flight update (`local_update.py`), x and its steps
-(`live_parameters.py`), agreed arithmetic (`atoll/worker/arithmetic.py`), capabilities (`capabilities.py`). All of
-it belongs to the peer, so a crashed trainer costs one round. This file orders the events between the parts.
+All work runs off the event loop: training in the trainer's own process, tensor arithmetic on one thread (torch
+releases Python's lock), disk access on another. Everything else belongs to the peer, so a crashed trainer costs one
+round. This file orders the events between its parts, which are the files beside it and those of `atoll/worker/`.
 Invariants:
 - Every task is answered once.
 - `StateAdvanced` and `AdoptState` are answered after their bytes are durable.
