@@ -19,7 +19,7 @@ Accuracy in percent is the mean of the last five evaluations, then the median ov
 `worst` the worst over all attacks. `success`, likewise, is the share of the test samples of other classes that are
 taken for 0 with that square on them; `taken` the largest over all backdoors. Rules: `default` (training/robust),
 `mean` (torch's), names of rules, with pre-aggregations before them ("nnm + krum"), a colon for another f
-("default:5"), a radius ("centred_clipping 10").
+("default:5"), a radius ("centered_clipping 10").
 Digits are read out of scikit-learn's wheel, which nothing imports; to have it, apart from the project:
 
     python -m pip install --no-deps --target bench/.venv/digits scikit-learn
@@ -82,19 +82,19 @@ def rule_of(words: str, n: int, f: int) -> Rule:
     *pre, rule = words.split(" + ")
     rule, _, radius = rule.partition(" ")
     settings: dict = {"f": f, "pre": pre}
-    if rule == "centred_clipping":
+    if rule == "centered_clipping":
         settings["radius"] = float(radius) if radius else None
         return lambda rows_ND, before_D: aggregate(rule, rows_ND, start=before_D, **settings)
     return lambda rows_ND, _: aggregate(rule, rows_ND, **settings)
 
 
-RULES = ("mean", "krum", "multi_krum", "coordinate_median", "trimmed_mean", "geometric_median", "centred_clipping")
+RULES = ("mean", "krum", "multi_krum", "coordinate_median", "trimmed_mean", "geometric_median", "centered_clipping")
 RULES += (
     "nnm + krum",
     "nnm + multi_krum",
     "nnm + trimmed_mean",
     "nnm + geometric_median",
-    "nnm + centred_clipping",
+    "nnm + centered_clipping",
 )
 RULES += ("arc + nnm + trimmed_mean", "arc + caf")
 

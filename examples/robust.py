@@ -20,7 +20,7 @@ RULES = {
     "trimmed mean": {"rule": "trimmed_mean", "f": LIARS},
     "nnm + trimmed mean": {"rule": "trimmed_mean", "f": LIARS, "pre": ["nnm"]},
     "geometric median": {"rule": "geometric_median", "f": LIARS},
-    "centred clipping": {"rule": "centred_clipping", "f": LIARS},
+    "centred clipping": {"rule": "centered_clipping", "f": LIARS},
 }
 LIES = ATTACKS | {"foe 4": lambda honest_HD, f: foe(honest_HD, f, 4.0)}
 NAMES = ("none", "sign flip", "foe 4", "alie 1.5", "gaussian", "huge", "nan")

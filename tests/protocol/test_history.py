@@ -157,7 +157,7 @@ FORGERIES = [
     Forgery(
         "an epoch that says otherwise who invited",
         recovered(replace(EPOCH, invited=InvitationRecord((0,) * 4, (0,) * 4, ()))),
-        "body.invited == parent.invited",
+        "(body.invited, body.extensions) == (parent.invited, parent.extensions)",
         "True",
     ),
     Forgery("an epoch with a report", recovered(replace(EPOCH, reports=(WORD,))), " or body.reports)", ")"),

@@ -299,7 +299,7 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
     monkeypatch.setattr("atoll.runtime.embed.loop_model.unflatten", unflatten)
     with pytest.raises(KeyboardInterrupt):
         run._handle(WriteParameters(()))
-    assert words_in(theirs) == ["Farewell"], "what it wrote half is not said to be carried out"
+    assert words_in(theirs) == ["DetachLoop"], "what it wrote half is not said to be carried out"
     with pytest.raises(atoll.RunFailedError, match=r"E-ATT-14 .*KeyboardInterrupt"):
         optimizer.step()
     run.close()

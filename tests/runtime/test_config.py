@@ -99,7 +99,7 @@ def test_names_from_elsewhere_are_answered_with_ours():
         ("run.beat=3", "run.suspect"),
         ("consensus.timeout=20", "run.suspect"),
         ("consensus.protocol=paxos", "no protocol"),
-        ("consensus.protocol=snow", "2,000 peers and more"),
+        ("consensus.protocol=snow", "2,000 peers"),
         ("train.lr", "no value"),
     ],
 )

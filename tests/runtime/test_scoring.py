@@ -150,7 +150,7 @@ def test_runs_that_cannot_be_scored_are_not_founded_and_not_joined(tmp_path: Pat
 def test_scores_without_records_are_refused_by_name(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text("[run]\nscore_rate = 0.1\n")
-    with pytest.raises(UsageError, match="keeps no reputation"):
+    with pytest.raises(UsageError, match="keeps none"):
         load_config(path)
     path.write_text('[run]\nscore_rate = 0.1\ntrust = "community"\nstart_peers = 4\n')
     config = load_config(path)

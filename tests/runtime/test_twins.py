@@ -225,7 +225,7 @@ def test_only_recipes_whose_rounds_begin_alike_have_twins(tmp_path: Path, book: 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ("", "keeps no reputation"),
+        ("", "keeps none"),
         ('trust = "community"\nstart_peers = 4\nscore_rate = 0.1', "run.score_rate = 0.1"),
         ('trust = "community"\nstart_peers = 4\naudit_rate = 0.1', "run.audit_rate = 0.1"),
         ('trust = "community"\nstart_peers = 4\n[sync]\napart = "merge"', 'sync.apart = "merge"'),

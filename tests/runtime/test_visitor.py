@@ -36,7 +36,7 @@ class Machine:
     def is_placed(self, state: Digest) -> bool:
         return self.lies
 
-    def seek(self, state: Digest, now: float) -> list[object]:
+    def fetch_state(self, state: Digest, now: float) -> list[object]:
         self.visitor._react_to_fact(FetchFailed(blob=state, why="nobody who was asked holds it"))
         self.visitor._react_to_fact(ArchivedStateRebuildFailed(of=4, state=state, why="2 of 3 pieces could be had"))
         return []

@@ -16,7 +16,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from atoll.features.forks.snowball import SnowballPoll
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -122,7 +121,6 @@ TABLE: dict[str, tuple[type, tuple[str, ...], Callable[[], object]]] = {
         ("handle", "linked", "stop"),
         lambda: run_scenario("pieces", 1),
     ),
-    "snowball poll": (SnowballPoll, ("handle", "offer", "among"), lambda: run_scenario("branches", 9, peers=12)),
 }
 
 

@@ -142,4 +142,4 @@ def test_everybody_holds_one_copy_of_each_answer():
     game = Reduction(1, peers, hierarchical(limit_fan(peers, b"seed"), b"seed"))
     game.run()
     for part in range(game.plan.parts):
-        assert len({id(game.machines[peer].answers[part].answered) for peer in peers}) == 2
+        assert len({id(game.machines[peer].results[part].result) for peer in peers}) == 2

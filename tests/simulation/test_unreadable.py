@@ -70,7 +70,7 @@ class Stage:
         since: dict[PeerId, int] = {}
         for body in (fact.body for fact in self.by_honest(RoundClosed)):
             for member in body.members:
-                if not member.present:
+                if not member.is_present:
                     assert member.standing == "expelled"
                     since[member.peer] = min(body.round, since.get(member.peer, body.round))
         return since

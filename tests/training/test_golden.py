@@ -90,7 +90,7 @@ GOLDEN = {
     "2bit+zstd:3 combine int8": "02e961156facd0ed",
     "lowrank:4+int8 decode": "fcddb1a201e356d7",
     "lowrank:4+int8 combine int8": "5c36717c78abe5ce",
-    "centred_clipping weights": "de40bda53425d3db",
+    "centered_clipping weights": "de40bda53425d3db",
     "clipped_caf weights": "fccc207ffbe59c1b",
     "geometric_median weights": "4dac3aa4063145c0",
     "krum weights": "6a2992a793203c73",
@@ -105,7 +105,7 @@ GOLDEN = {
     "nnm + krum weights": "130e635d7db967ed",
     "nnm + multi_krum weights": "50f4fe4e5557846b",
     "nnm + geometric_median weights": "50f4fe4e5557846b",
-    "nnm + centred_clipping weights": "6337ac495d27ecd0",
+    "nnm + centered_clipping weights": "6337ac495d27ecd0",
 }
 
 

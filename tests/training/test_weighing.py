@@ -84,8 +84,8 @@ def test_whoever_lies_loudly_weighs_nothing():
 
     Each has a mixture of its own, which a statistic by value drops: in two of seven mixtures two of five rows.
     """
-    few = dict.fromkeys(("geometric_median", "centred_clipping", "nnm + geometric_median"), 0.05)
-    few |= dict.fromkeys(MIXED, 4 / 35 + 1e-9) | {"nnm + centred_clipping": 4 / 35, "clipped_caf": 1e-4}
+    few = dict.fromkeys(("geometric_median", "centered_clipping", "nnm + geometric_median"), 0.05)
+    few |= dict.fromkeys(MIXED, 4 / 35 + 1e-9) | {"nnm + centered_clipping": 4 / 35, "clipped_caf": 1e-4}
     for statistic in DISTANCES:
         weights, _ = weighed(updates("sign flip"), statistic)
         loud = weights["p5"] + weights["p6"]

@@ -28,13 +28,13 @@ DistanceName: TypeAlias = Literal[
     "krum",
     "multi_krum",
     "geometric_median",
-    "centred_clipping",
+    "centered_clipping",
     "mda",
     "clipped_caf",
     "nnm + krum",
     "nnm + multi_krum",
     "nnm + geometric_median",
-    "nnm + centred_clipping",
+    "nnm + centered_clipping",
     MixedName,
 ]
 StatisticName: TypeAlias = Literal["mean", "median", "trimmed_mean", "meamed"] | DistanceName

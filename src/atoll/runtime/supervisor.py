@@ -204,7 +204,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     watch = _EndWatcher(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
-    host.on_unkept = lambda why: leave("its disk refused", why)
+    host.on_persist_failed = lambda why: leave("its disk refused", why)
     host.on_leave = leave
     door = ControlServer(start.folder, handlers_of(host))
     signals = _answer_signals(leave, shell)
@@ -307,7 +307,9 @@ class _EndWatcher:
     def _not_alone(self) -> bool:
         """True if other members may still request data or agree on more rounds."""
         history = self.host.machine.history
-        others = history is not None and any(m.present for m in history.head_body.members if m.peer != self.host.me)
+        others = history is not None and any(
+            m.is_present for m in history.head_body.members if m.peer != self.host.me
+        )
         return others or any(s.up for s in self.host.links.stats().values())
 
     async def _end_if_unreachable(self) -> None:
@@ -368,7 +370,7 @@ def _end_when_broken(host: Any, leave: Callable[..., None]) -> None:
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, found: broken(found.get("exception"), found.get("message", "")))
-    host.on_broken = lambda why: broken(why, "a task failed")
+    host.on_bug = lambda why: broken(why, "a task failed")
 
 
 def _leave_at_end_of_stdin(leave: Callable[[str], None]) -> None:

@@ -57,7 +57,7 @@ def weiszfeld(x, steps, floor):
     return z
 
 
-def centred_clipping(x, f, steps=3, radius=None, start=None):
+def centered_clipping(x, f, steps=3, radius=None, start=None):
     v = np.zeros(x.shape[1]) if start is None else start
     for _ in range(steps):
         away = np.array([np.linalg.norm(row - v) for row in x])
@@ -105,7 +105,7 @@ def blended_caf(x, f):
 
 
 def clipped_caf(x, f):
-    v = centred_clipping(x, f)
+    v = centered_clipping(x, f)
     away = np.array([np.linalg.norm(row - v) for row in x])
     x = np.stack([v + (row - v) * min(1.0, np.median(away) / a) for row, a in zip(x, away, strict=True)])
     means, variances, whole = filtered(x, f)

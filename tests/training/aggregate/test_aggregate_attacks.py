@@ -105,7 +105,7 @@ def test_with_neighbour_mixing_the_bound_shrinks_with_the_share_of_liars(rule):
             "multi_krum",
             math.sqrt(HONEST + LIARS - LIARS - 2) + 1,
         ),  # a kept liar has no worse score than an honest row
-        ("centred_clipping", 8.0),  # no step is longer than the farthest honest row is away
+        ("centered_clipping", 8.0),  # no step is longer than the farthest honest row is away
         ("caf", 2.0),  # not proven in this form
         ("blended_caf", 2.0),  # nor this
         ("clipped_caf", 2.0),  # nor this
@@ -332,6 +332,6 @@ def test_the_filter_of_clipped_rows_drops_those_that_turn_back_together(strength
     """Clipping alone leaves them four rows of twenty in one direction, the filter alone drops honest ones too."""
     honest = rows_that_know_one_thing_each()
     mean_D, rows = honest.mean(dim=0), torch.cat([honest, foe(honest, 4, strength)])
-    answers = {rule: aggregate(rule, rows, f=4) for rule in ("centred_clipping", "caf", "clipped_caf")}
+    answers = {rule: aggregate(rule, rows, f=4) for rule in ("centered_clipping", "caf", "clipped_caf")}
     apart = {rule: float((answer - mean_D).norm() / mean_D.norm()) for rule, answer in answers.items()}
-    assert apart["clipped_caf"] < 0.15 < 0.25 < apart["caf"] < 0.35 < 0.6 < apart["centred_clipping"]
+    assert apart["clipped_caf"] < 0.15 < 0.25 < apart["caf"] < 0.35 < 0.6 < apart["centered_clipping"]

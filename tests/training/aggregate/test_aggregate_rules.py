@@ -70,7 +70,7 @@ def test_a_rule_is_what_its_paper_says(rule, n, f, d):
     close(aggregate(rule, x, f=f), getattr(naive, rule)(x.astype(np.float64), f))
 
 
-@pytest.mark.parametrize("rule", ["bulyan", "caf", "blended_caf", "clipped_caf", "centred_clipping"])
+@pytest.mark.parametrize("rule", ["bulyan", "caf", "blended_caf", "clipped_caf", "centered_clipping"])
 @pytest.mark.parametrize("d", SIZES)
 @pytest.mark.parametrize(("n", "f"), [(7, 1), (11, 2)])
 def test_a_rule_with_a_search_or_a_loop_is_what_its_paper_says(rule, n, f, d):
@@ -134,11 +134,11 @@ def test_the_geometric_median_of_a_majority_of_equal_rows_is_that_row():
 @pytest.mark.parametrize("start", [None, 0.5])
 @pytest.mark.parametrize("radius", [None, 2.0])
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_centred_clipping_keeps_its_centre_between_rounds(steps, radius, start):
+def test_centered_clipping_keeps_its_centre_between_rounds(steps, radius, start):
     """One step takes a way of its own, without a Gram matrix; both are the paper's."""
     x, v = drawn(5, 12, 70), None if start is None else np.full(70, start)
     ours = centered_clipping(x, f=2, steps=steps, radius=radius, start=v)
-    close(ours, naive.centred_clipping(x, 2, steps, radius, v), 1e-5 if steps == 1 else 1e-9)
+    close(ours, naive.centered_clipping(x, 2, steps, radius, v), 1e-5 if steps == 1 else 1e-9)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -268,7 +268,7 @@ def test_the_order_of_the_rows_changes_no_bit(rule, pre, seed, copies):
         assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("centred_clipping", "clipped_caf")])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("centered_clipping", "clipped_caf")])
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=8)
 def test_moving_all_rows_moves_the_answer_and_scaling_scales_it(rule, seed):
@@ -280,7 +280,7 @@ def test_moving_all_rows_moves_the_answer_and_scaling_scales_it(rule, seed):
     close(aggregate(rule, x * 1024.0, **asked), answer * 1024.0, 1e-6)
 
 
-def test_centred_clipping_moves_with_its_rows_and_start():
+def test_centered_clipping_moves_with_its_rows_and_start():
     x, by = drawn(0, 11, 8), np.full(8, 50.0)
     close(centered_clipping(x + by, f=2, start=by), centered_clipping(x, f=2) + by, 1e-9)
 

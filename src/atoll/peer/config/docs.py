@@ -326,12 +326,12 @@ ABOUT = {  # unit, why this default, which other key it must agree with
     "sync.statistic": (
         'Rule that combines the rows of a part. "mean": weighted by samples, any liar can move it. "median", '
         '"trimmed_mean", "meamed": per value, withstanding run.byzantine_tolerance of the members. "robust" (a '
-        'covariance filter, and the one to take), "krum", "multi_krum", "geometric_median", "centred_clipping", '
+        'covariance filter, and the one to take), "krum", "multi_krum", "geometric_median", "centered_clipping", '
         '"mda", "clipped_caf" (that filter after long rows were shortened, the one to take if members\' data have '
         "little in common, as those of hospitals or phones may; it stops no backdoor): whole updates are weighed "
         'by their distances, which owners of parts add up; one more small message per part, at most 64 rows. "nnm '
         '+ trimmed_mean", "nnm + median", "nnm + meamed", "nnm + krum", "nnm + multi_krum", "nnm + '
-        'geometric_median", "nnm + centred_clipping": by these distances every row becomes the mean of those '
+        'geometric_median", "nnm + centered_clipping": by these distances every row becomes the mean of those '
         "nearest to it, all but as many as may lie, before the rule looks. With all of these every row counts "
         "once, whatever number of samples it claims. They need rows that reach owners directly, more than twice as "
         "many as there may be liars (Krum three more than twice), and memory for one decoded MiB of every row. "

@@ -50,11 +50,11 @@ SOLVES: dict[str, Solve] = {  # keys as in policy/fault_tolerance; robust/rules 
     "krum": weights.krum,
     "multi_krum": lambda gram, f: weights.krum(gram, f, gram.origin - f),
     "geometric_median": partial(weights.geometric_median, steps=weights.STEPS, floor=None, from_origin=False),
-    "centred_clipping": partial(weights.centered_clipping, steps=3, radius=None),
+    "centered_clipping": partial(weights.centered_clipping, steps=3, radius=None),
     "mda": weights.mda,
     "clipped_caf": weights.clipped_caf,
 }
-MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centred_clipping")
+MIXED_FIRST = ("krum", "multi_krum", "geometric_median", "centered_clipping")
 SOLVES |= {f"nnm + {rule}": with_nearest_mixing(SOLVES[rule]) for rule in MIXED_FIRST}
 
 

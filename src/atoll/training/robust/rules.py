@@ -203,7 +203,7 @@ def centered_clipping(
     if steps == 1 and not pre:
         return _clipped_once(rows, f, radius, origin_D)
     solve = partial(weights.centered_clipping, steps=steps, radius=radius)
-    return _by_distances("centred_clipping", rows, f, pre, majority, solve, origin_D)
+    return _by_distances("centered_clipping", rows, f, pre, majority, solve, origin_D)
 
 
 def _start(start: Vector, rows: Rows) -> Tensor:
@@ -218,7 +218,7 @@ def _start(start: Vector, rows: Rows) -> Tensor:
 
 def _clipped_once(rows: Rows, f: int, radius: float | None, origin_D: Tensor | None) -> Vector:
     """One step needs the distances to one point only, no Gram matrix."""
-    check("centred_clipping", len(rows), f, majority(f))
+    check("centered_clipping", len(rows), f, majority(f))
     given = ready(rows, f)
     away2 = given.norms2 if origin_D is None else [_squared_distance(row, origin_D) for row in given.rows]
     at_origin = np.append(np.zeros(len(given.rows)), 1.0)
