@@ -255,7 +255,7 @@ def test_many_audited_swarms(seed: int):
 def test_if_one_auditor_were_enough_anybody_could_be_framed(monkeypatch: pytest.MonkeyPatch):
     for room in (policy, membership):
         monkeypatch.setattr(room, "voices_needed", lambda voters, rule: 1)
-    with pytest.raises(ScenarioFailed, match="lost their place|agreed .*'expelled'"):
+    with pytest.raises(ScenarioFailed, match=r"lost their place|agreed .*'expelled'"):
         run_scenario("accusers", 1)
 
 

@@ -35,7 +35,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 
 Machine = Any
 CALLS_MAX = 400  # of one machine
-VOTER = "begin", "receive", "approve", "propose", "close_view", "learn_body", "remind"
+VOTER = "start", "receive", "approve", "propose", "close_view", "add_body", "retransmit"
 
 
 @dataclass
@@ -112,10 +112,24 @@ TABLE: dict[str, tuple[type, tuple[str, ...], Callable[[], object]]] = {
     "agreement in one phase": (OnePhaseAgreement, VOTER, lambda: bad_weather(3, protocol="raft")),
     "failure detector": (
         FailureDetector,
-        ("call", "watch", "tick", "look", "heard", "accuse", "link", "beat", "slept"),
+        (
+            "ping_unwatched",
+            "set_members",
+            "tick",
+            "check_silence",
+            "record_life",
+            "record_suspicion",
+            "on_link_event",
+            "on_heartbeat",
+            "reset_silence",
+        ),
         lambda: bad_weather(2),
     ),
-    "download": (BlobDownload, ("handle", "linked", "offer", "suppose", "allow"), lambda: bad_weather(2)),
+    "download": (
+        BlobDownload,
+        ("handle", "on_link_up", "add_sources", "add_candidates", "set_allowance"),
+        lambda: bad_weather(2),
+    ),
     "download of pieces": (
         ErasureDownload,
         ("handle", "linked", "stop"),

@@ -274,7 +274,7 @@ def test_who_signed_what_nobody_shows_is_complained_of(monkeypatch: pytest.Monke
     """Were once enough: then every honest voter says so of the witness of the first false part, and it is away."""
     monkeypatch.setattr("atoll.policy.fault_tolerance.STRIKES", 1)
     together = play_together(
-        ScenarioContext("accomplices", 4, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried")
+        ScenarioContext("accomplices", 2, 8, 14, "two-thirds"), dict.fromkeys((1, 2), "buried")
     )
     told = together.told
     (owner,) = {peer for peer, round, part, _, _ in told.said if (round, part) in together.false[:1]}
@@ -297,7 +297,7 @@ def test_many_swarms_whose_answers_are_opened(seed: int):
 def test_if_one_checker_were_enough_anybody_could_be_framed(monkeypatch: pytest.MonkeyPatch):
     for room in (policy, draws, membership, findings):
         monkeypatch.setattr(room, "voices_needed", lambda voters, rule: 1)
-    with pytest.raises(ScenarioFailed, match="lost their place|agreed .*'expelled'"):
+    with pytest.raises(ScenarioFailed, match=r"lost their place|agreed .*'expelled'"):
         run_scenario("slanderers", 1, rounds=6)
 
 

@@ -88,5 +88,5 @@ def test_without_witnesses_a_false_sum_is_agreed_on(monkeypatch: pytest.MonkeyPa
 def test_without_more_voices_than_may_lie_the_honest_are_expelled(monkeypatch: pytest.MonkeyPatch):
     """Mutant: one accuser is enough."""
     monkeypatch.setattr(membership, "suspicions_needed", lambda voters, rule: 1)
-    with pytest.raises(AssertionError, match="was expelled|agreed .*'expelled'"):
+    with pytest.raises(AssertionError, match=r"was expelled|agreed .*'expelled'"):
         besieged({2: "framer", 5: "framer"})
