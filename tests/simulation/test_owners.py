@@ -59,8 +59,8 @@ def test_who_made_the_bytes_of_an_answer_is_not_sent_them_unless_it_came_back(
     fallen: list[PeerId] = []
 
     def hears(self, result, now):
-        if result.payload is not None and result.result.round == 2:
-            sent[self.me, self.me in self.plan.parallel_owners(result.result.part)] += 1
+        if result.payload is not None and result.answered.round == 2:
+            sent[self.me, self.me in self.plan.parallel_owners(result.answered.part)] += 1
         return heard(self, result, now)
 
     def signs(self, held, now):
