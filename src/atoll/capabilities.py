@@ -9,7 +9,7 @@ from atoll.features.archive.machine import ARCHIVE, ArchiveMachine
 from atoll.features.attribution.row_archive import ROW_ARCHIVE
 from atoll.features.forks.machine import ForkMachine
 from atoll.features.partition_training.machine import PartitionTraining
-from atoll.peer.capabilities import Capabilities
+from atoll.peer.capabilities import PeerCapabilities
 from atoll.verification.registry import VERIFIERS
 
-CAPABILITIES = Capabilities((*VERIFIERS, ARCHIVE, ROW_ARCHIVE), PartitionTraining, ArchiveMachine, ForkMachine)
+CAPABILITIES = PeerCapabilities((*VERIFIERS, ARCHIVE, ROW_ARCHIVE), PartitionTraining, ArchiveMachine, ForkMachine)

@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_is_no_reason_to_fetch_anything():
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 12)
     pieces, made = making(swarm)
     job = f"pieces/cut/{made.entry.round}/{made.index}"
-    effects = pieces.done(TaskFailed(job, "no space left on device"), [peer_name(1), peer_name(2)], 100.0)
+    effects = pieces.on_task_done(TaskFailed(job, "no space left on device"), [peer_name(1), peer_name(2)], 100.0)
     assert not any(isinstance(e, Send) for e in effects) and pieces.making is None
     (lost,) = [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, ArchivedStateRebuildFailed)]
     assert lost.why == "no space left on device" and pieces.again_at[made.entry.round] > 100.0
@@ -121,11 +121,11 @@ def test_whoever_waits_for_a_state_that_became_too_old_is_told():
     swarm.world.run(1e3, stop=lambda: min(swarm.heads()) >= 16)
     pieces = swarm.world.nodes[peer_name(0)].machine.pieces
     first, second = [e for e in pieces.ledger.entries if e.placed][:2]
-    pieces.seek(first.state, 100.0)
-    pieces.seek(second.state, 100.0)
+    pieces.rebuild(first.state, 100.0)
+    pieces.rebuild(second.state, 100.0)
     pieces.ledger.book.entries.remove(second)
     effects: list[Effect] = []
     for silent in range(1, 200):
-        effects += pieces.serves(TimerFired(f"gather/{first.state.hex()}"), True, 100.0 + silent)
+        effects += pieces.on_download_event(TimerFired(f"gather/{first.state.hex()}"), True, 100.0 + silent)
     told = [e.fact.state for e in effects if isinstance(e, Emit) and isinstance(e.fact, ArchivedStateRebuildFailed)]
     assert told == [first.state, second.state] and not pieces.sought

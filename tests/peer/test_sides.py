@@ -51,14 +51,14 @@ class Room:
         self.facts: list[BranchPreferred] = []
 
     def beat(self) -> list[Send]:
-        return self.sent(self.sides.look({ROUND: THEIRS}, self.now))
+        return self.sent(self.sides.on_heartbeat({ROUND: THEIRS}, self.now))
 
     def hear(self, sender: PeerId, message: PreferenceRequest | PreferenceResponse) -> list[Send]:
-        return self.sent(self.sides.hear(Received(sender, message), self.now))
+        return self.sent(self.sides.on_message(Received(sender, message), self.now))
 
     def next_query(self) -> list[Send]:
         self.now = self.due
-        return self.sent(self.sides.fired(TimerFired(f"snow/{SLOT}"), self.now))
+        return self.sent(self.sides.on_timer(TimerFired(f"snow/{SLOT}"), self.now))
 
     def sent(self, effects: list[Effect]) -> list[Send]:
         self.facts += [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, BranchPreferred)]

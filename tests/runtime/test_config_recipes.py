@@ -41,7 +41,7 @@ def test_owners_remember_what_their_answers_left_out_where_they_are_believed(nam
         assert (recipe.coding.down, recipe.coding.answer) == ("int8", "once")
         assert b"steady" not in encode_settings(elsewhere)
     lying = replace(settings, round=replace(settings.round, quorum="two-thirds"))
-    with pytest.raises(PeerFault, match="nobody could check their owners"):
+    with pytest.raises(PeerFault, match="no member could check their owners"):
         parse_training_spec(lying)
 
 
@@ -96,7 +96,7 @@ def test_a_number_that_the_inner_optimizer_does_not_have_is_refused():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"round": RoundSettings(quorum="two-thirds")}, "nobody could check their owners"),
+        ({"round": RoundSettings(quorum="two-thirds")}, "no member could check their owners"),
         ({"statistic": "median"}, "median is another statistic"),
         ({"topology": "tree"}, "cannot be made of partial sums"),
     ],
@@ -199,7 +199,7 @@ def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_a
     demo = recipe_of(load_config(None, ("train.recipe=demo_", "train.lr=0.002", "train.warmup_steps=7"), {}))
     assert (demo.coding.up, demo.coding.beta) == ("demo", 0.999)
     assert (demo.outer.lr, demo.outer.warmup_steps) == (0.002, 7)
-    with pytest.raises(UsageError, match="nobody could check their owners"):
+    with pytest.raises(UsageError, match="no member could check their owners"):
         founding_blobs(start_of_built_in(demo, "stdlib"), RunSettings(round=RoundSettings(quorum="two-thirds")))
     for wrong, what in (
         ("train.inner_steps=4", "data_parallel has no train.inner_steps"),

@@ -280,7 +280,7 @@ def test_what_cannot_be_audited_is_not_unless_somebody_asks_for_it():
         ("sync.up=topk:0.1+int8", "", False),
         ("train.recipe=data_parallel", "no tolerance", False),
         ("model.name=cnn-mnist", "no tolerance", True),
-        ("sync.apart=merge", "nobody assigned", True),
+        ("sync.apart=merge", "were not assigned", True),
     ],
 )
 def test_among_strangers_work_that_nobody_can_audit_is_refused_unless_that_is_written(

@@ -49,7 +49,7 @@ from atoll.wire.messages.statements import (
     ChangedNumbers,
     ChangeSettings,
     Commitment,
-    Extension,
+    JoinExtension,
     JoinRequest,
     LateShare,
     LeaveReport,
@@ -200,7 +200,7 @@ BODY_ASKING = replace(BODY, effort=WorkloadProgress(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
 BODY_TUNED = replace(BODY, tuned=TUNED)
 BODY_INVITED = replace(BODY, invited=InvitationRecord((0, 1), (0, 300), (0, 1)))
-EXTENSIONS = (Extension("payout", b"\x01\x02"), Extension("relay", b""))
+EXTENSIONS = (JoinExtension("payout", b"\x01\x02"), JoinExtension("relay", b""))
 BODY_EXTENDED = replace(BODY, extensions=(MemberExtensions(ALICE, EXTENSIONS),))
 JOIN_EXTENDED = JoinRequest(ALICE, b"key", b"certificate", (), "trainer", "alice", B, b"admission", EXTENSIONS)
 READY_UNAUDITED = ReadyReport(A, B, True)

@@ -150,7 +150,7 @@ def _without_each(folder: Path, round: int, json: bool) -> None:
         say(f"  gone: part {row['part']} of the update of {row['name']}")
     say(f"  {_made_again(told)}; {MEASURED}")
     if not any(p["notable"] for p in told["peers"]):
-        say("  nobody stands out")
+        say("  no member stands out")
 
 
 def _made_again(told: dict[str, Any]) -> str:

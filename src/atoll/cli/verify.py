@@ -45,7 +45,7 @@ def verify(
     ] = False,
     also: Annotated[
         list[Path],
-        Parameter(negative="", help="Another peer's folder, whose exhibits and states may be read; repeatable."),
+        Parameter(negative="", help="Another peer's folder with exhibits and states to read; repeatable."),
     ] = [],  # noqa: B006  # cyclopts reads it, no code changes it
     fetch: Annotated[
         bool,

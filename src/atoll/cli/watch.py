@@ -153,7 +153,7 @@ def introduction(news: dict[str, Any]) -> str:
     if not scopes:
         lines.append("  it dials the others; a client cannot be dialed")
     elif scopes <= {"computer"}:
-        client = "" if news["ticket"] else ", or --role client where nobody can dial it"
+        client = "" if news["ticket"] else ", or --role client if no peer can dial it"
         lines.append(
             "  ! only this computer can dial these; for members on others start with "
             f"--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router){client}"

@@ -26,7 +26,7 @@ ArchiveMaker: TypeAlias = Callable[
 
 
 @dataclass(frozen=True)
-class Capabilities:
+class PeerCapabilities:
     verifiers: Sequence[Verifier] = ()  # ledgers and machines, in the order of calls
     round_extension: type[RoundExtension] = RoundExtension
     archive: ArchiveMaker | None = None  # None: older states stay whole

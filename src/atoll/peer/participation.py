@@ -29,7 +29,7 @@ from atoll.base.machine import (
     tag_of,
 )
 from atoll.crypto.signer import SignatureVerifier, Signer
-from atoll.peer.capabilities import Capabilities
+from atoll.peer.capabilities import PeerCapabilities
 from atoll.peer.events import (
     AgreedStateMissing,
     LocalStateCaughtUp,
@@ -103,7 +103,7 @@ class Participation:
         signer: Signer,
         verifier: SignatureVerifier,
         wish: DesiredRole,
-        capabilities: Capabilities,
+        capabilities: PeerCapabilities,
     ) -> None:
         self.notary = StatementSigner(run, signer, verifier)
         self.me, self.wish, self.settings = signer.peer, wish, RunSettings()
@@ -165,7 +165,7 @@ class Participation:
             # updates sent before a restart may have been counted meanwhile
             if self.settings.apart_terms is not None:
                 self.regain.left = left_open(self.me, 0, None)
-            return self.regain.begin(history, "my state is older than the vertices in memory")
+            return self.regain.begin(history, "the local state is older than the vertices in memory")
         waits = self.at == history.head and is_over(self.settings, parent)
         if waits and not pool.of_kind(tag_of(ChangeSettings)):  # otherwise members may agree on more rounds
             self.round, was_over, self.over = None, self.over, True
@@ -392,7 +392,7 @@ class Participation:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.known.history
         if not self.regain.fetch_from(self.within_reach(), history, now):
-            return [self.fact(StateDownloadBegan(why=f"{why}; nobody else could serve it"))]
+            return [self.fact(StateDownloadBegan(why=f"{why}; no other member could serve it"))]
         return [self.fact(StateDownloadBegan(why=why)), *self.to_fetch(Start({}), now)]
 
     def on_restored(self, found: StateRestored | None, now: Seconds) -> list[Effect]:
@@ -518,8 +518,8 @@ class Participation:
         pieces = self.known.pieces
         if pieces is None or self.leaving:
             return []
-        effects = pieces.work(self.at, now)
-        for word in pieces.words(now):
+        effects = pieces.on_heartbeat(self.at, now)
+        for word in pieces.own_reports(now):
             effects += self.words.broadcast(word, now)
         return effects
 

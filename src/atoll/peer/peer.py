@@ -48,7 +48,7 @@ from atoll.base.machine import (
     tag_of,
 )
 from atoll.crypto.signer import IdentitySigner, SignatureVerifier, Signer
-from atoll.peer.capabilities import Capabilities
+from atoll.peer.capabilities import PeerCapabilities
 from atoll.peer.events import (
     GenesisKnown,
     JoinRejected,
@@ -104,7 +104,7 @@ class Peer:
         bootstrap: Sequence[PeerId] = (),
         vouch: IdentitySigner | None = None,
         *,
-        capabilities: Capabilities,
+        capabilities: PeerCapabilities,
     ) -> None:
         self.participation = mine = Participation(run, signer, verifier, wish, capabilities)
         self.me, self.run, self.notary = signer.peer, run, mine.notary
@@ -205,7 +205,7 @@ class Peer:
             case "fetch":
                 return self.participation.to_fetch(event, now)
             case "snow":
-                return self.known.forks.fired(event, now)
+                return self.known.forks.on_timer(event, now)
             case _:
                 return self.participation.to_round(event, now)
 
@@ -251,7 +251,7 @@ class Peer:
             case MalformedRowShown():
                 return self.participation.from_verifiers(self.verifiers.on_malformed_row(sender, message), now)
             case PreferenceRequest() | PreferenceResponse():
-                return self.known.forks.hear(event, now)
+                return self.known.forks.on_message(event, now)
             case _:
                 return []
 
@@ -423,7 +423,7 @@ class Peer:
         effects += self.participation.tend_pieces(now)
         effects += self.words.again(now)
         if self.wish.role != "visitor":
-            effects += known.forks.look(now)
+            effects += known.forks.on_heartbeat(now)
         return effects + self.participation.seek_admission(now)
 
     def _link_up(self, event: LinkUp, peer: PeerId, now: Seconds) -> list[Effect]:
@@ -439,7 +439,7 @@ class Peer:
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.on_link_up(peer, now) if self.regain.fetch is not None else []
         effects += known.eras.request_from(peer, now) if known.eras is not None else []
-        effects += known.forks.met(peer, known.roster.put_away())
+        effects += known.forks.on_peer_connected(peer, known.roster.put_away())
         if self.round is not None:
             effects += self.participation.from_round(self.round.greet(peer), now)
         return effects

@@ -19,7 +19,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Persist, Send
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner
-from atoll.peer.capabilities import Capabilities
+from atoll.peer.capabilities import PeerCapabilities
 from atoll.peer.events import MembershipChanged
 from atoll.peer.governance.orders import authority_of
 from atoll.peer.governance.settings_change import plan_after, settings_after
@@ -55,7 +55,7 @@ class RunView:
     def __init__(
         self,
         genesis: Vertex,
-        capabilities: Capabilities,
+        capabilities: PeerCapabilities,
         notary: StatementSigner,
         wish: DesiredRole,
         vouch: IdentitySigner | None,
@@ -127,14 +127,14 @@ class RunView:
         try:
             body = self.history.append(vertex, who)
         except PeerFault:
-            if (parted := self.forks.parts_us(vertex, who)) is not None:
+            if (parted := self.forks.answer_other_branch(vertex, who)) is not None:
                 return parted
             raise
         if body is None:
-            return self.forks.beside(vertex, who, self.roster.within_reach())
+            return self.forks.check_past_vertex(vertex, who, self.roster.within_reach())
         self.pool.settle(body)
         effects: list[Effect] = [Persist(f"vertex/{body.round}", encode(vertex))]
-        effects += self.pieces.grew() if self.pieces is not None else []
+        effects += self.pieces.on_vertex() if self.pieces is not None else []
         effects += self._learn_identities(body)
         effects += self._end_era(self.eras, body, handed) if self.eras is not None else []
         return HistoryExtended(body, effects, change_of(before.members, body.members))

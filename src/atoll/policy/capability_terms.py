@@ -29,9 +29,9 @@ SETS_MAX = 2  # held-out data, and canary data
 class SumCheckTerms(msgspec.Struct, frozen=True, array_like=True):
     """How owners open blocks of their results."""
 
+    # of the blocks of a result; their number follows from its length
     share: Annotated[float, msgspec.Meta(gt=0, le=1)]
     leaf_bytes: Annotated[int, msgspec.Meta(ge=1, le=LEAF_BYTES_MAX)]
-    """Share of the blocks of a result; their number follows from its length."""
 
 
 class StateValidationTerms(msgspec.Struct, frozen=True):
@@ -48,8 +48,8 @@ class ErasureParams(msgspec.Struct, frozen=True):
     k: Annotated[int, msgspec.Meta(ge=1, lt=CODED_PIECES_MAX)]  # pieces that rebuild the state
     n: Annotated[int, msgspec.Meta(ge=2, le=CODED_PIECES_MAX)]
     every_rounds: Count = 20  # rounds between two archived states
+    # seconds away after which another member makes the holder's pieces again
     lost_s: Annotated[float, msgspec.Meta(ge=0, le=WINDOW_MOST_S)] = 3600.0
-    """Seconds away after which another member makes the holder's pieces again."""
 
 
 class PartitionPolicy(msgspec.Struct, frozen=True):

@@ -98,7 +98,7 @@ class RecentVertices:
     ledgers: LedgerSet = field(default_factory=LedgerSet)
     rounds: Mapping[Digest, int] = field(default_factory=dict[Digest, int])  # vertex id → round; lost ones lack
     unfit: Callable[[ChangeSettings, VertexBody], str] = lambda order, parent: (
-        "names numbers that nobody here can judge"
+        "names numbers that this version cannot judge"
     )
     audited: bool = False  # the run audits trainers
     authority: Authority | None = None  # rule for operator orders; None: none holds

@@ -182,7 +182,7 @@ def _accepting(recipe: Recipe, sync: SyncSection) -> Recipe:
         if sync.grace:
             raise UsageError(
                 "E-CFG-10",
-                f"sync.grace = {sync.grace} changes nothing: rounds of this run wait for everybody",
+                f"sync.grace = {sync.grace} changes nothing: rounds of this run wait for all members",
                 fix="write sync.quorum as well: so many updates are enough",
             )
         reducer = replace(reducer, grace=0)
@@ -312,7 +312,7 @@ def _unauditable(config: RunConfig, recipe: Recipe, floats: int) -> str:
     if config.model.only or spec_of(recipe.model).numbers.get("lora"):
         return UNMEASURED
     if config.sync.apart != "wait":
-        return f'sync.apart = "{config.sync.apart}" has members take steps that nobody assigned'
+        return f'sync.apart = "{config.sync.apart}" has members take steps that were not assigned'
     return recipe_problem(recipe, floats)
 
 
@@ -355,15 +355,15 @@ def missing_protections(config: RunConfig, recipe: Recipe, floats: int) -> list[
     members, least = config.run.start_peers, rows_needed("krum", 1)
     if config.train.recipe == "cooperative" and members < least:
         said.append(
-            f"cooperative weighs members by their records, and {members} can outvote nobody: to withstand f liars "
-            f"Krum asks for n >= 2f + 3 members, {least} for one; write run.start_peers = {least} with another "
-            'recipe and run.trust = "community", or trust all who train'
+            f"cooperative weighs members by their records, and {members} cannot outvote a liar: to withstand f "
+            f"liars Krum asks for n >= 2f + 3 members, {least} for one; write run.start_peers = {least} with "
+            'another recipe and run.trust = "community", or trust all who train'
         )
     if sample_of(config) and config.sync.statistic is None and chosen_statistic(config) != "mean":
         community = "" if config.run.trust == "community" else 'run.trust = "community" and '
         said.append(f'{UNLIKE}; write {community}sync.statistic = "clipped_caf" for such a run')
     if preset.audit_rate and config.run.audit_rate is None and (why := _unauditable(config, recipe, floats)):
-        said.append(f"nobody's work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
+        said.append(f"no work is audited: {why}; write run.audit_rate = 0 to say that this is meant")
     train = config.train
     if (train.round_time or train.target_samples or train.adaptive_steps) and not train.total_tokens:
         said.append(

@@ -322,8 +322,8 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
             fix=_words(
                 recipe,
                 'write run.trust = "private" and sync.topology = "butterfly", and no run.audit_rate; '
-                "or sync.quorum = 0: rounds then wait for everybody",
-                'trust="private", or a recipe of quorum=0: rounds then wait for everybody',
+                "or sync.quorum = 0: rounds then wait for all members",
+                'trust="private", or a recipe of quorum=0: rounds then wait for all members',
             ),
         )
     return settings
@@ -339,7 +339,7 @@ def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | 
             'write run.trust = "private", or choose another train.recipe',
             'trust="private", or another recipe; without one it is DiLoCo',
         )
-        return "nobody could check their owners", fix
+        return "no member could check their owners", fix
     if settings.statistic != "mean":
         return f"{settings.statistic} is another statistic", 'write sync.statistic = "mean"'
     if settings.topology not in ("auto", "butterfly", "star"):
@@ -406,7 +406,7 @@ def founding_blobs(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
             f"updates of this run cannot be compared: {problem}",
             cause="run.twin_rate asks for it, and twins have to make the same of the same samples",
             fix="write run.twin_rate = 0 and run.score_rate = 0.05, which looks whether updates teach; or "
-            'train.recipe = "fedavg", whose rounds begin alike everywhere',
+            'train.recipe = "fedavg": its rounds begin alike everywhere',
         )
     if problem := effort_misfit(beginning.recipe, settings.round.effort) or pacing_problem(settings):
         raise UsageError(
@@ -440,7 +440,7 @@ def founding_blobs(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
             "E-RUN-22",
             f"rounds of this run cannot be sampled: {problem}",
             cause=_words(beginning.recipe, "run.sample or run.sample_peers", "sample or sample_peers")
-            + " asks for rounds in which not everybody trains",
+            + " asks for rounds in which some members do not train",
             fix=_words(
                 beginning.recipe,
                 "write 0 for both, or choose the recipe fedavg or diloco, sync.overlap = 0 and sync.fragments = 1",

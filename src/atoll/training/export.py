@@ -216,7 +216,7 @@ def _card(spec: NamedModel | None, layout: ModelLayout, story: ModelCard, tokeni
     lines += ["", story.beside] if story.beside else []
     lines += [
         *("", "## Provenance", ""),
-        f"Round {story.round} of the run whose id has the digest `{_named(story.genesis)}`: vertex "
+        f"Round {story.round} of the run with an id of digest `{_named(story.genesis)}`: vertex "
         f"`{_named(story.vertex) if story.vertex == story.genesis else story.vertex}`, state `{story.state}`. A "
         "holder of the run's history can check it: `atoll verify`.",
     ]

@@ -126,7 +126,7 @@ class ArchiveMachine:
         """Tell the disk what to keep, before anything else."""
         return self._hold()
 
-    def grew(self) -> list[Effect]:
+    def on_vertex(self) -> list[Effect]:
         """Apply a new vertex that the ledger has taken in."""
         for mine in list(self.mine.values()):
             entry = self.ledger.entry(mine.round)
@@ -139,7 +139,7 @@ class ArchiveMachine:
         stopped = self._stop() if self._is_replaced() else []
         return [*stopped, *self._write_down(force=not self.written)]
 
-    def words(self, now: Seconds) -> list[PiecesStored]:
+    def own_reports(self, now: Seconds) -> list[PiecesStored]:
         """Reports of the local peer that no vertex holds yet."""
         out: list[PiecesStored] = []
         for round, mine in self.mine.items():
@@ -153,7 +153,7 @@ class ArchiveMachine:
                 out.append(PiecesStored(round, mine.index, mine.names.size_bytes, mine.names.pieces, later))
         return out
 
-    def work(self, at: int, now: Seconds) -> list[Effect]:
+    def on_heartbeat(self, at: int, now: Seconds) -> list[Effect]:
         """At every heartbeat: begin the next piece. `at` is the round of the state held here."""
         if self.making is not None:
             return []
@@ -167,7 +167,7 @@ class ArchiveMachine:
             return [RunTask(f"pieces/cut/{entry.round}/{index}", cut)]
         return []
 
-    def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
+    def rebuild(self, state: Digest, now: Seconds) -> list[Effect] | None:
         """Rebuild this state from pieces before anything else; None if it does not lie in pieces (yet).
 
         `StateRebuilt` or `ArchivedStateRebuildFailed` reports the outcome.
@@ -183,7 +183,7 @@ class ArchiveMachine:
         entry = self.ledger.entry_of(state)
         return entry is not None and entry.placed
 
-    def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
+    def on_download_event(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
         """Handle downloads from holders. `quiet`: no round needs the network."""
         making = self.making
         if making is None or making.gather is None:
@@ -191,10 +191,10 @@ class ArchiveMachine:
         making.gather.quiet = quiet or not making.gather.paced
         return self._gathered(making, making.gather.handle(event, now), now)
 
-    def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
+    def on_peer_connected(self, peer: PeerId, now: Seconds) -> list[Effect]:
         return self.making.gather.linked(peer, now) if self.making and self.making.gather else []
 
-    def done(self, event: TaskDone | TaskFailed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """Handle the result of an own job."""
         result = event.result if isinstance(event, TaskDone) else None
         kind, _, name = event.job.removeprefix("pieces/").partition("/")
@@ -229,7 +229,7 @@ class ArchiveMachine:
         if entry.names is not None:
             return self._gather(making, entry.names, now)
         if making.fetched or not reach:
-            return self._fail(making, "the state is not here and nobody gives it", now)
+            return self._fail(making, "the state is not here and no member sends it", now)
         making.fetched = True
         making.gather = ErasureDownload(
             entry.state, 1, (entry.state,), (tuple(reach),), BLOB_MAX, self.gone, paced=True
@@ -315,7 +315,7 @@ class ArchiveMachine:
         stopped, entry = self._stop(), self.ledger.entry_of(state)
         if entry is None or entry.names is None:
             del self.sought[state]
-            why = "it is too old by now: nobody keeps its pieces"
+            why = "it is too old by now: no member keeps its pieces"
             told = Emit(ArchivedStateRebuildFailed(of=round, state=state, why=why, round=self.history.head))
             return [*stopped, told, *self._seek_next(now)]
         self.making = PieceJob(entry, None)

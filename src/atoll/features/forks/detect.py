@@ -41,7 +41,7 @@ class ForkDetector:
             vertex = decode_vertex(kept[name])
             self.known[decode_body(vertex.body).round] = vertex
 
-    def beside(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
+    def check_past_vertex(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
         """Compare a vertex of a past round with the local one, mostly equal. PeerFault if it differs and is forged.
 
         A different one is announced to the local `members`, and its sender is shown the local one.
@@ -62,7 +62,7 @@ class ForkDetector:
         told = [Send(peer, news) for peer in members if peer != who]
         return [Persist(f"{KEPT}{body.round}", encode(vertex)), Emit(fact), *told, Send(who, answer)]
 
-    def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
+    def on_peer_connected(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
         """A member that a recovery removed has connected: request the vertices it holds since then.
 
         If both have come equally far, neither would ask the other.
@@ -77,7 +77,7 @@ class ForkDetector:
         oldest = min(bodies) + 1
         return min((r for r, body in bodies.items() if body.epoch == epoch and r >= oldest), default=oldest)
 
-    def parts_us(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
+    def answer_other_branch(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
         """Messages to a peer on a different vertex in another epoch; None if there is no such difference.
 
         Each peer is asked once: its response shows where its branch begins, or it is not accepted.

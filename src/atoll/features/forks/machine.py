@@ -24,20 +24,20 @@ class ForkMachine(ForkMonitor):
     def restore(self, kept: Mapping[str, bytes]) -> None:
         self.branches.restore(kept)
 
-    def beside(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
-        return self.branches.beside(vertex, who, members)
+    def check_past_vertex(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
+        return self.branches.check_past_vertex(vertex, who, members)
 
-    def parts_us(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
-        return self.branches.parts_us(vertex, who)
+    def answer_other_branch(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
+        return self.branches.answer_other_branch(vertex, who)
 
-    def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
-        return self.branches.met(peer, put_away)
+    def on_peer_connected(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
+        return self.branches.on_peer_connected(peer, put_away)
 
-    def look(self, now: Seconds) -> list[Effect]:
-        return self.sides.look(self.branches.known, now)
+    def on_heartbeat(self, now: Seconds) -> list[Effect]:
+        return self.sides.on_heartbeat(self.branches.known, now)
 
-    def hear(self, event: Received, now: Seconds) -> list[Effect]:
-        return self.sides.hear(event, now)
+    def on_message(self, event: Received, now: Seconds) -> list[Effect]:
+        return self.sides.on_message(event, now)
 
-    def fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
-        return self.sides.fired(event, now)
+    def on_timer(self, event: TimerFired, now: Seconds) -> list[Effect]:
+        return self.sides.on_timer(event, now)

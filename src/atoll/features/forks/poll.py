@@ -161,7 +161,7 @@ class BranchPolls:
         self.polls: dict[int, SnowballPoll] = {}  # by the round of the fork; as many as branches are kept
         self.answered: dict[PeerId, Seconds] = {}
 
-    def look(self, branches: Mapping[int, Vertex], now: Seconds) -> list[Effect]:
+    def on_heartbeat(self, branches: Mapping[int, Vertex], now: Seconds) -> list[Effect]:
         """At every heartbeat: begin polls of known forks with the peers within reach."""
         effects: list[Effect] = []
         for round, vertex in branches.items():
@@ -183,7 +183,7 @@ class BranchPolls:
             return None
         return SnowballPoll(self.me, self.history.notary.run, round, (ours, vertex_id(vertex.body)), known)
 
-    def hear(self, event: Received, now: Seconds) -> list[Effect]:
+    def on_message(self, event: Received, now: Seconds) -> list[Effect]:
         sender, message = event.sender, event.message
         assert isinstance(message, PreferenceRequest | PreferenceResponse)
         poll = next((p for p in self.polls.values() if p.slot == message.slot), None)
@@ -198,7 +198,7 @@ class BranchPolls:
         self.answered[sender] = now
         return [Send(sender, PreferenceResponse(message.slot, message.number, poll.preference))]
 
-    def fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
+    def on_timer(self, event: TimerFired, now: Seconds) -> list[Effect]:
         poll = next((p for p in self.polls.values() if p.timer == event.name), None)
         return poll.resume(now) if poll is not None else []
 

@@ -343,8 +343,8 @@ class RoundMachine:
         if trial.state == trial.body.state:
             return self._adopt(trial) if trial.final else self.agreement.approve(trial.id)
         if trial.final:
-            return self._cannot("my state differs from the agreed one")
-        fact = ProposalRejected(proposer=trial.body.proposer, why="its state hash is not what I compute")
+            return self._cannot("the local state differs from the agreed one")
+        fact = ProposalRejected(proposer=trial.body.proposer, why="its state hash differs from the local one")
         return self._disagree(fact, trial.view, now)
 
     def _disagree(self, fact: ProposalRejected, view: int, now: Seconds) -> list[Effect]:
@@ -430,7 +430,7 @@ class RoundMachine:
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
             if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
-                return [*effects, *self._cannot("nobody serves the parts of this round")]
+                return [*effects, *self._cannot("no member serves the parts of this round")]
             return effects + self._try_final(now)
         effects += self.committed.ask(sorted(self.reveal.withheld))
         if self.plan.may_lie and self.agreement.votes:

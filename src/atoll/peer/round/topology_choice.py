@@ -135,7 +135,8 @@ def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> TopologyCho
         )
     if near is named:
         return TopologyChoice(
-            _built("hierarchical", peers, seed, weights, near, pieces, spread), "names say who is near whom"
+            _built("hierarchical", peers, seed, weights, near, pieces, spread),
+            "names say which peers are near each other",
         )
     if links is None or not wire_bytes:
         return TopologyChoice(

@@ -215,7 +215,7 @@ def _frame_flaw(ground: RoundContext, run: Digest, body: VertexBody, now: Second
     if body.attempt < 0 or body.proposer not in plan.committee or body.settings:
         return "it is not by a voter of this round"
     if not _time_fits(ground.parent, body.time_s, now):
-        return f"its time is {body.time_s - now:+.1f} s from mine"
+        return f"its time is {body.time_s - now:+.1f} s from the local one"
     return None
 
 
@@ -404,7 +404,7 @@ def _misweighed(ground: RoundContext, body: VertexBody, answers: Sequence[OwnerR
     """All results use the one weighting in the body if rows are weighted; otherwise the body holds none."""
     weighing = body.weighing
     if not ground.weighs or not answers:
-        return "it weighs rows that nobody weighed" if weighing is not UNSET else None
+        return "it weighs rows that no owner weighed" if weighing is not UNSET else None
     if weighing is UNSET:
         return "it does not say what its rows weigh"
     flaw = weighing_flaw(ground.reduce_plan(body.attempt), weighing)

@@ -51,7 +51,7 @@ class BlobDownloads:
     def fetch_state(self, state: Digest, now: Seconds) -> list[Effect]:
         """Get an older state; ends with `BlobFetched`, `StateRebuilt` or a failure."""
         pieces = self.known.pieces
-        made = pieces.seek(state, now) if pieces is not None else None
+        made = pieces.rebuild(state, now) if pieces is not None else None
         return self._from_pieces(made, now) if made is not None else self.fetch_blob(state, now)
 
     def find_demanded(self) -> list[Effect]:
@@ -87,17 +87,17 @@ class BlobDownloads:
     def gather(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
         """Process an event of a piece download."""
         pieces = self.known.pieces
-        return self._from_pieces(pieces.serves(event, quiet, now), now) if pieces is not None else []
+        return self._from_pieces(pieces.on_download_event(event, quiet, now), now) if pieces is not None else []
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
         effects = [effect for fetch in self.wanted.values() for effect in fetch.on_link_up(peer, now)]
         pieces = self.known.pieces
-        return effects + (pieces.linked(peer, now) if pieces is not None else [])
+        return effects + (pieces.on_peer_connected(peer, now) if pieces is not None else [])
 
     def made(self, event: TaskDone | TaskFailed, now: Seconds) -> list[Effect]:
         """Process a finished job of the archive."""
         pieces, reach = self.known.pieces, self.known.roster.within_reach()
-        return self._from_pieces(pieces.done(event, reach, now), now) if pieces is not None else []
+        return self._from_pieces(pieces.on_task_done(event, reach, now), now) if pieces is not None else []
 
     def _from_pieces(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Pass on archive effects and note rollback targets that were rebuilt or lost."""

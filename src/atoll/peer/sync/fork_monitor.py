@@ -24,26 +24,26 @@ class ForkMonitor:
     def restore(self, kept: Mapping[str, bytes]) -> None:
         """Restore known branches after a restart."""
 
-    def beside(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
+    def check_past_vertex(self, vertex: Vertex, who: PeerId, members: Sequence[PeerId] = ()) -> list[Effect]:
         """Compare a vertex of a past round with the local one. PeerFault if it differs and is forged."""
         return []
 
-    def parts_us(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
+    def answer_other_branch(self, vertex: Vertex, who: PeerId) -> list[Effect] | None:
         """Messages to the sender of a vertex that does not follow the head; None if it is on no other branch."""
         return None
 
-    def met(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
+    def on_peer_connected(self, peer: PeerId, put_away: Set[PeerId]) -> list[Effect]:
         """A peer has connected; `put_away`: members that a recovery removed."""
         return []
 
-    def look(self, now: Seconds) -> list[Effect]:
+    def on_heartbeat(self, now: Seconds) -> list[Effect]:
         """A heartbeat is due."""
         return []
 
-    def hear(self, event: Received, now: Seconds) -> list[Effect]:
+    def on_message(self, event: Received, now: Seconds) -> list[Effect]:
         """A message about preferred branches arrived."""
         return []
 
-    def fired(self, event: TimerFired, now: Seconds) -> list[Effect]:
+    def on_timer(self, event: TimerFired, now: Seconds) -> list[Effect]:
         """A timer of this monitor fired; their names begin with "snow/"."""
         return []

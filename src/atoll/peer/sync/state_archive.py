@@ -23,15 +23,15 @@ class StateArchive(Protocol):
         """Tell the disk what to keep; the ledger has read all vertices in memory."""
         ...
 
-    def grew(self) -> list[Effect]:
+    def on_vertex(self) -> list[Effect]:
         """The ledger has read one vertex more."""
         ...
 
-    def work(self, at: int, now: Seconds) -> list[Effect]:
+    def on_heartbeat(self, at: int, now: Seconds) -> list[Effect]:
         """A heartbeat is due; `at` is the round of the local state."""
         ...
 
-    def words(self, now: Seconds) -> Sequence[Statement]:
+    def own_reports(self, now: Seconds) -> Sequence[Statement]:
         """Reports of the local peer that no vertex holds yet."""
         ...
 
@@ -39,18 +39,18 @@ class StateArchive(Protocol):
         """True if the state can be rebuilt once enough holders are reachable."""
         ...
 
-    def seek(self, state: Digest, now: Seconds) -> list[Effect] | None:
+    def rebuild(self, state: Digest, now: Seconds) -> list[Effect] | None:
         """Rebuild this state; None if it is not placed. `StateRebuilt` or `ArchivedStateRebuildFailed` follows."""
         ...
 
-    def serves(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
+    def on_download_event(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:
         """Process an event of a piece download. `quiet`: no round needs the network."""
         ...
 
-    def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
+    def on_peer_connected(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """A peer has connected."""
         ...
 
-    def done(self, event: TaskDone | TaskFailed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
+    def on_task_done(self, event: TaskDone | TaskFailed, reach: Sequence[PeerId], now: Seconds) -> list[Effect]:
         """A task of the archive has ended."""
         ...

@@ -68,18 +68,18 @@ FETCH_ANEW = "atoll join TICKET --dir NEW_FOLDER fetches the whole history again
 ASK_ANOTHER = "atoll verify on another member's folder says whether it is so there too"
 ASK_OR_SIGN = f"{ASK_ANOTHER}; for members who are gone for good the founder can sign: atoll recover"
 DISK = "this disk or a copy of this folder lost or changed bytes"
-FORGED = "somebody rewrote this history, or the voters of that round broke the rules together"
+FORGED = "this history was rewritten, or the voters of that round broke the rules together"
 
 KINDS = {  # kind: code, likely cause, next command
     "genesis": ("E-VER-01", "the folder was put together from two runs, or " + DISK, FETCH_ANEW),
     "unreadable": ("E-VER-02", DISK, FETCH_ANEW),
     "missing": ("E-VER-03", "rows were deleted, or " + DISK, FETCH_ANEW),
-    "misplaced": ("E-VER-04", "somebody exchanged rows of the database", FETCH_ANEW),
-    "body": ("E-VER-05", f"{DISK}, or somebody changed it after the vote", FETCH_ANEW),
+    "misplaced": ("E-VER-04", "rows of the database were exchanged", FETCH_ANEW),
+    "body": ("E-VER-05", f"{DISK}, or it was changed after the vote", FETCH_ANEW),
     "certificate": ("E-VER-06", f"{DISK}, or no quorum ever agreed", FETCH_ANEW),
     "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
     "content": ("E-VER-08", FORGED, ASK_ANOTHER),
-    "recovery": ("E-VER-09", "somebody without the recovery identity began an epoch", ASK_ANOTHER),
+    "recovery": ("E-VER-09", "an epoch was begun without the recovery identity", ASK_ANOTHER),
     "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_OR_SIGN),
     "verdict": (
         "E-VER-16",
@@ -404,7 +404,7 @@ class _HistoryWalk:
         if body.round <= self.audit.trusted:
             return self._look_alone(vertex)
         if not any(m.votes for m in history.head_body.members):
-            return "link", "it follows a vertex that leaves nobody to vote"
+            return "link", "it follows a vertex that leaves no voter"
         if is_too_old(history.head_body, body.time_s):
             return "content", f"it is {history.head_body.time_s - body.time_s:.1f} s older than its parent"
         try:

@@ -61,10 +61,10 @@ from atoll.protocol.allreduce.strategies import (
     EngineCallbacks,
     NoUnmaskingPhase,
     PlainMean,
+    ResultVerification,
+    RowWeighting,
     TrustedOwners,
-    Unmasking,
-    Verification,
-    Weighting,
+    UnmaskingPhase,
     weak_call,
 )
 from atoll.protocol.allreduce.tasks import RowsCombined
@@ -92,9 +92,9 @@ class AllReduce:
         notary: StatementSigner,
         plan: ReducePlan,
         around: ReduceEnvironment,
-        weighting: Callable[[AttemptState, EngineCallbacks], Weighting] = PlainMean,
-        verification: Callable[[AttemptState, EngineCallbacks], Verification] = TrustedOwners,
-        unmasking: Callable[[AttemptState, EngineCallbacks], Unmasking] = NoUnmaskingPhase,
+        weighting: Callable[[AttemptState, EngineCallbacks], RowWeighting] = PlainMean,
+        verification: Callable[[AttemptState, EngineCallbacks], ResultVerification] = TrustedOwners,
+        unmasking: Callable[[AttemptState, EngineCallbacks], UnmaskingPhase] = NoUnmaskingPhase,
     ) -> None:
         self.notary, self.me, self.environment = notary, notary.me, around
         self.vote_key_of, self.commit_of = around.vote_key_of, around.commitment_of

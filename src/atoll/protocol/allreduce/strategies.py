@@ -58,7 +58,7 @@ class EngineCallbacks:
     publish: Callable[[int, RowsCombined, Seconds], list[Effect]]  # publish a part that `unmask` delayed
 
 
-class Weighting(ABC):
+class RowWeighting(ABC):
     """How much the rows of a part weigh. Without an override a hook does nothing."""
 
     changed = False  # turns or weights changed during a review: the engine reviews once more
@@ -127,7 +127,7 @@ class Weighting(ABC):
         return answers, None
 
 
-class Verification(ABC):
+class ResultVerification(ABC):
     """How far owners are trusted: which results the local peer believes, and how results are published.
 
     Without an override a hook does nothing.
@@ -229,7 +229,7 @@ class Verification(ABC):
         return False
 
 
-class Unmasking(Protocol):
+class UnmaskingPhase(Protocol):
     """A phase between closing a part and publishing its result, with messages or tasks of its own.
 
     While it lasts the owner's window runs on: if the window ends first, the next owner takes over.
@@ -241,7 +241,7 @@ class Unmasking(Protocol):
 
 
 @dataclass(frozen=True)
-class PlainMean(Weighting):
+class PlainMean(RowWeighting):
     """Weighting by committed sample counts alone: a part is combined as soon as its rows are here."""
 
     state: AttemptState
@@ -258,7 +258,7 @@ class PlainMean(Weighting):
 
 
 @dataclass(frozen=True)
-class TrustedOwners(Verification):
+class TrustedOwners(ResultVerification):
     """Verification where each owner is believed: the first result of a part is accepted and passed on."""
 
     state: AttemptState

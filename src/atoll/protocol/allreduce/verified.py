@@ -23,7 +23,12 @@ from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, RemotePartResult, StoredRow
 from atoll.protocol.allreduce.cross_check import CrossCheck, FalseOwnerResultProven
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCallbacks, Verification, trusted_row_targets, window_in_turn
+from atoll.protocol.allreduce.strategies import (
+    EngineCallbacks,
+    ResultVerification,
+    trusted_row_targets,
+    window_in_turn,
+)
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import PartRequest, PartStatementsRequest, ResendRequest
@@ -33,7 +38,7 @@ from atoll.wire.opening import rows_digest
 STATEMENT_REQUESTS_MAX = 3  # per signer and part, in a large committee: a statement may be lost each time
 
 
-class CrossCheckedOwners(Verification):
+class CrossCheckedOwners(ResultVerification):
     """Verification for a plan with witnesses; one peer's side of one attempt."""
 
     keeps_rows = True  # a peer that doubts a result may request its rows

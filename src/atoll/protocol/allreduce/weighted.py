@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.buffers import (
 )
 from atoll.protocol.allreduce.events import RowWeightsComputed
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCallbacks, Weighting, window_in_turn
+from atoll.protocol.allreduce.strategies import EngineCallbacks, RowWeighting, window_in_turn
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
@@ -71,7 +71,7 @@ class WeightRequest(NamedTuple):
     without: tuple[int, ...]
 
 
-class DistanceWeighting(Weighting):
+class DistanceWeighting(RowWeighting):
     """Weighting for a plan that weighs rows; one peer's side of one attempt."""
 
     def __init__(self, state: AttemptState, calls: EngineCallbacks) -> None:

@@ -249,7 +249,7 @@ async def run_command(command: OperatorCommand, host: TrainingPeer, given: dict[
         raise RefusedError(
             command.right.code,
             f"only the run's recovery identity can {action}, and this peer is another one",
-            cause="genesis names the founder, unless the founder chose somebody else",
+            cause="genesis names the founder, unless the founder chose another identity",
             fix=fix,
         )
     return await command.handler(host, arguments)

@@ -156,9 +156,9 @@ def _reply(folder: Path, request: bytes) -> Any:
             fix="try again; if it stays silent, end the process and run atoll up --dir " + str(folder),
         ) from None
     except (OSError, ValueError):  # no file, no folder, no listener, or no path in the file
-        raise nobody_here(folder) from None
+        raise no_peer_here(folder) from None
     if not answer.endswith(b"\n"):
-        raise nobody_here(folder)
+        raise no_peer_here(folder)
     reply = _REPLY.decode(bytes(answer))
     if reply.error is not None:
         e = reply.error
@@ -166,7 +166,7 @@ def _reply(folder: Path, request: bytes) -> Any:
     return reply.ok
 
 
-def nobody_here(folder: Path) -> NetworkError:
+def no_peer_here(folder: Path) -> NetworkError:
     held = (folder / "kept.sqlite").exists()
     return NetworkError(
         "E-DOOR-01",

@@ -69,7 +69,7 @@ def branches(stage: ScenarioContext) -> None:
     wrong = sorted(name for name in honest if told.prefers[name] == told.recovered)
     if wrong:
         raise InvariantBroken(f"{wrong} came to prefer the branch of {few} of {stage.peers}")
-    _nobody_moved(stage, minority, pasts)
+    _no_peer_moved(stage, minority, pasts)
     stage.measured["queries"] = max(told.queries.values())
 
 
@@ -130,7 +130,7 @@ def _history_of(node: VirtualComputer) -> VertexChain:
     return node.machine.history
 
 
-def _nobody_moved(stage: ScenarioContext, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
+def _no_peer_moved(stage: ScenarioContext, minority: set[PeerId], pasts: dict[PeerId, dict[int, Digest]]) -> None:
     """Check that every peer continues its own branch, by more than it was shown."""
     for node in stage.swarm.honest:
         before, now = pasts[node.name], _history_of(node)

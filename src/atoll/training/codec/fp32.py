@@ -39,11 +39,11 @@ def _wire_bytes(n: int) -> int:
     return 4 * n
 
 
-def _show_nobody(wire: Buffer) -> None:
+def _show_nothing(wire: Buffer) -> None:
     """No-op for callers that do not hash the wire."""
 
 
-def _encode(x: Tensor, show: Show = _show_nobody) -> Buffer:
+def _encode(x: Tensor, show: Show = _show_nothing) -> Buffer:
     x_N = wire_N = check_input(x)
     if len(x_N) == 0:
         return b""
@@ -62,7 +62,7 @@ def _bytes_of(x_N: Tensor) -> memoryview:
     return x_N.numpy().data.cast("B").toreadonly()
 
 
-def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: Show = _show_nobody) -> Buffer:
+def _encode_spans(n: int, spans: Iterable[Tensor], room: Room = new_wire, show: Show = _show_nothing) -> Buffer:
     if n == 0:
         return b""
     wire = room(_wire_bytes(n))

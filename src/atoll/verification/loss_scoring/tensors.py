@@ -155,11 +155,11 @@ def codec_leaves_out(name: str) -> bool:
 def scoring_problem(recipe: Recipe) -> str:
     """Why single updates of this recipe cannot be scored; empty if they can."""
     if recipe.model == "attached":
-        return "members train a model of their own on data of their own, which nobody else can look at"
+        return "members train a model of their own on data of their own, which no other member can read"
     if isinstance(recipe.inner, GradientAccumulation):
         return "updates are sums of gradients, which say a direction and not how far to go"
     if recipe.own_anchors:
-        return "members have anchors of their own, which nobody else holds"
+        return "members have anchors of their own, which no other member holds"
     if any(recipe.schedule.moments):
         return "moments travel behind updates, and no loss can be looked at along them"
     if codec_leaves_out(recipe.coding.up):

@@ -30,7 +30,7 @@ from atoll.verification.sum_check.tensors import FAN, LeafLayout
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
-UNJUDGED = "nobody is held to rows in this codec: whether they can be read does not follow from vertices alone"
+UNJUDGED = "no member is held to rows in this codec: whether they can be read does not follow from vertices alone"
 
 
 def judged_by(up: str) -> Codec | None:

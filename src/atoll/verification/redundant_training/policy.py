@@ -218,7 +218,7 @@ class RedundancyDraw:
             return None if len(draws.revealed) in (0, DIGEST_BYTES) else "reveals what is no secret"
         owed = self.owed.get(peer)
         if owed is None:
-            return "reveals a secret that nobody drew by" if draws.revealed else None
+            return "reveals a secret that drew no samples" if draws.revealed else None
         fits = len(draws.revealed) == DIGEST_BYTES and seal_of(draws.revealed) == owed
         return None if fits else "reveals another secret than it drew by"
 

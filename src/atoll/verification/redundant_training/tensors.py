@@ -95,7 +95,7 @@ def twins_problem(recipe: Recipe) -> str:
     """Why updates of the same samples cannot be compared under this recipe; empty if they can."""
     schedule, coding, inner = recipe.schedule, recipe.coding, recipe.inner
     if recipe.model == "attached":
-        return "members train a model of their own on data of their own, and nobody else has either"
+        return "members train a model of their own on data of their own, and no other member has either"
     if recipe.own_anchors or recipe.merge != "replace" or schedule.fragments > 1 or recipe.hidden_steps:
         return "with overlap, fragments, parameters or anchors of its own, no round starts from one agreed anchor"
     if recipe.computing and recipe.computing.precision != "fp32":

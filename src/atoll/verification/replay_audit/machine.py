@@ -174,7 +174,7 @@ class ReplayAudits(VerifierMachine):
     def _believe(self) -> list[Effect]:
         """Accept the results of turns that began before the local peer knew that it had computed them itself."""
         turns = (turn for turn in self.turns.values() if turn.said is None and self._knows(turn.case))
-        return [effect for turn in turns for effect in self._end(turn, "accepted", "I made it myself")]
+        return [effect for turn in turns for effect in self._end(turn, "accepted", "the local peer made it")]
 
     def _knows(self, case: AuditCase | SumCheckCase) -> bool:
         return isinstance(case, SumCheckCase) and case.place in self.known

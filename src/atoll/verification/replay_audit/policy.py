@@ -191,7 +191,7 @@ class AuditLedger(Ledger[AuditReport]):
         if not case.asked(self.head) and case.against < case.needed:
             return "is of an audit that is over"
         if isinstance(case, SumCheckCase) and report.finding not in AGAINST and not case.against:
-            return "says that nothing is wrong, which nobody doubts"
+            return "says that nothing is wrong, which is not in doubt"
         may_repeat = self.rule == "two-thirds" and report.finding in AGAINST
         if by not in case.said or (may_repeat and case.repeats(by, report)):
             return None

@@ -86,7 +86,7 @@ def why_unauditable(
     """Why this round cannot be replayed `here`; empty if it can be. `tolerance`: a run's own, calibrated."""
     recipe = assignment.recipe
     if recipe.model == "attached":
-        return "an attached loop is its owner's own code: nobody else can take its steps"
+        return "an attached loop is its owner's own code: no other member can take its steps"
     if assignment.data == ZERO_DIGEST:
         return "its data never leaves its peer"
     if recipe.own_anchors or recipe.merge != "replace" or recipe.schedule.fragments > 1 or recipe.hidden_steps:

@@ -215,14 +215,14 @@ class ViewTimeout(Statement, frozen=True, tag="ViewTimeout"):
 # ---- reports that a vertex may carry -----------------------------------------------------------------------
 
 
-class Extension(NamedTuple):
+class JoinExtension(NamedTuple):
     """Named bytes that a member adds to its record. Peers that do not know the name keep them unread."""
 
     name: str
     data: Annotated[bytes, msgspec.Meta(max_length=EXTENSIONS_BYTES_MAX)]
 
 
-Extensions = tuple[Extension, ...]  # sorted by name; bounds: policy/extensions.py
+Extensions = tuple[JoinExtension, ...]  # sorted by name; bounds: policy/extensions.py
 
 
 class JoinRequest(Statement, frozen=True, tag="JoinRequest"):
