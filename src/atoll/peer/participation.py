@@ -128,7 +128,7 @@ class Participation:
             self.notary, lambda: self.known, self.heartbeat, self._writers, self.pool_report
         )
         self.capabilities = capabilities
-        self.inspectors = VerifierRegistry(self.me, capabilities.verifiers)
+        self.verifiers = VerifierRegistry(self.me, capabilities.verifiers)
         self.over = self.leaving = False
 
     @property
@@ -185,7 +185,7 @@ class Participation:
             measured=self._measured,
             strikes=self.strikes,
             extension=self.capabilities.round_extension,
-            keeps_rows=self.inspectors.archived_rounds > 0,
+            keeps_rows=self.verifiers.archived_rounds > 0,
         )
         agreement = self.known.open_agreement(ground, self.said.get(f"said/{plan.round}/agreement"))
         self.round = RoundMachine(ground, self.notary, agreement, env)
@@ -193,7 +193,7 @@ class Participation:
             self.round.update.passes = WHY
         elif self.round.trains and ground.trust.audited and self.wish.unaudited and self.me not in ground.unaudited:
             self.round.update.passes = UNTOLD
-        looks = self.from_verifiers(self.inspectors.on_state(self.at), now) + self.seek_demanded()
+        looks = self.from_verifiers(self.verifiers.on_state(self.at), now) + self.seek_demanded()
         effects = looks + self._report_resting(now) + self.to_round(Start({}), now)
         vertex = history.vertices.get(plan.round)
         if vertex is not None:
@@ -249,7 +249,7 @@ class Participation:
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._send_to_affected(closed) + self.learn_vertex(closed.vertex, self.me, now)
         if self.round is not None:
-            effects += self.inspectors.on_round_closed(closed.body, self.round.answers)
+            effects += self.verifiers.on_round_closed(closed.body, self.round.answers)
         self.at, self.round = closed.body.round, None
         # not yet those of this round: its vertex might be lost in a crash that keeps the deletion
         old = [name for name in self.said if int(name.split("/")[1]) < self.at]
@@ -292,10 +292,10 @@ class Participation:
             return self.old_parts.give(event.sender, message)
         if isinstance(message, RowRequest) and message.round < current:
             body = self.known.history.bodies.get(message.round)
-            if given := self.inspectors.on_row_request(event.sender, message, body):
+            if given := self.verifiers.on_row_request(event.sender, message, body):
                 return given
         if isinstance(message, RowResponse):
-            taken = self.inspectors.on_row(event.sender, message, event.payload)
+            taken = self.verifiers.on_row(event.sender, message, event.payload)
             if taken is not None:
                 return taken
         if message.round == current and self.round is not None:
@@ -343,7 +343,7 @@ class Participation:
         if not isinstance(grown, HistoryExtended):
             return grown
         self.downloads.settle()
-        looks = self.from_verifiers(self.inspectors.on_vertex(grown.body, now), now) + self.seek_demanded()
+        looks = self.from_verifiers(self.verifiers.on_vertex(grown.body, now), now) + self.seek_demanded()
         changed = grown.change
         out = [self.fact(expelled(self.me))] if self.is_expelled and not was_out else []
         follows = [self.fact(changed), *self.follow_members(now)] if changed else []
@@ -407,7 +407,7 @@ class Participation:
     def to_fetch(self, event: Event, now: Seconds) -> list[Effect]:
         out = self.downloads.handle(event, self.is_quiet, now)
         ended = [e.fact for e in out if isinstance(e, Emit) and isinstance(e.fact, BlobFetched | FetchFailed)]
-        out += self.from_verifiers([e for fact in ended for e in self.inspectors.on_download(fact)], now)
+        out += self.from_verifiers([e for fact in ended for e in self.verifiers.on_download(fact)], now)
         return out + self.regain.handle(event, self.known.history, now)
 
     def fetch_exhibit(self, sender: PeerId, told: ExhibitResponse, now: Seconds) -> list[Effect]:
@@ -415,7 +415,7 @@ class Participation:
         if state is not None and state.blob == told.blob:
             return []
         wanted = self.downloads.wanted
-        fetch, effects = self.inspectors.on_exhibit(sender, told, wanted, now)
+        fetch, effects = self.verifiers.on_exhibit(sender, told, wanted, now)
         if fetch is not None:
             wanted[fetch.blob] = fetch
         return effects
@@ -471,7 +471,7 @@ class Participation:
             case LeaveReport():
                 self.heartbeat.refused.add(by)
             case AuditReport():
-                effects += self.from_verifiers(self.inspectors.on_report(by, statement, now), now)
+                effects += self.from_verifiers(self.verifiers.on_report(by, statement, now), now)
             case RollbackOrder(state=state):
                 effects += self.downloads.earlier.find(state)
             case _:
@@ -503,12 +503,12 @@ class Participation:
         out: list[Effect] = []
         for effect in effects:
             out.append(effect)
-            word = self.inspectors.report_of(effect) if not self.leaving else None
+            word = self.verifiers.report_of(effect) if not self.leaving else None
             if isinstance(word, Accusation | OwnerComplaint):
                 out += self.words.accuse(word, now)
             elif word is not None:
                 out += self.words.broadcast(word, now)
-        for blob, drop in self.inspectors.abandoned().items():
+        for blob, drop in self.verifiers.abandoned().items():
             if (given_up := self.downloads.give_up(blob)) is not None:
                 out += [*given_up, drop]
         return out

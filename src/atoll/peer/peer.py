@@ -9,7 +9,7 @@ A message that breaks the protocol becomes a fact, not an exception. After an ex
     admission       requests for membership                 heartbeat   reachable members, run time
     news            vertex requests and hints               regain      fetching the agreed state
     downloads       other blobs and rollback targets        old_parts   parts of closed rounds, for others
-    early           messages of rounds not begun here       inspectors  verifiers and row archive
+    early           messages of rounds not begun here       verifiers   checks and row archive
     words           reports to the members
 
 Components of a round use run time; this file translates from and to the driver's clock. A peer is *lost* until it
@@ -115,7 +115,7 @@ class Peer:
         self.news, self.regain, self.downloads = mine.news, mine.regain, mine.downloads
         self.early, self.old_parts = mine.early, mine.old_parts
         self.admission, self.resting = mine.admission, mine.resting
-        self.words, self.verifiers = mine.words, mine.inspectors
+        self.words, self.verifiers = mine.words, mine.verifiers
 
     # ---- the table of contents ---------------------------------------------------------------------------
 
@@ -129,14 +129,14 @@ class Peer:
     def _for_readers(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Drop every send to a peer that may not read it, whatever caused it."""
         out: list[Effect] = []
-        wall_s = self.participation.run_time(now)
+        run_s = self.participation.run_time(now)
         for effect in effects:
             match effect:
                 case Send():
-                    left = self.readers.may_leave(effect, self.view, wall_s)
+                    left = self.readers.may_leave(effect, self.view, run_s)
                     out += [left] if left is not None else []
                 case Broadcast():
-                    out.append(self.readers.narrow(effect, self.view, wall_s))
+                    out.append(self.readers.narrow(effect, self.view, run_s))
                 case _:
                     out.append(effect)
         return out

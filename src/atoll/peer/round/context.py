@@ -107,9 +107,7 @@ class RoundContext:
     apart: PartitionPolicy | None = None  # members without a quorum train on
     findings: WorkFindings = NO_FINDINGS  # about members' work, settled by the parent
     twins: SampleDraw | None = None  # draw for redundant training; None: the run has none
-    has_lost_reports: bool = (
-        False  # reports of scorers or referees are not on this disk: reputations are not checked
-    )
+    has_lost_reports: bool = False  # some judges' reports are not on this disk: reputations are not checked
     ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 
     def with_topology(self, asked: str) -> RoundContext:
