@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.policy.contributions import Contribution, contributions_of, parts_counted, results_of
+from atoll.policy.contributions import Contribution, contribution_of, contributions_of, parts_counted, results_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult, SignedStatement, Statement
 from atoll.wire.messages.vertex import RoundMetrics, VertexBody
@@ -50,6 +50,8 @@ def test_every_counted_update_and_combined_part_is_listed_once():
     late = LateShare(1, 4, 16)
     made = body(parts, (signed(ADA, commit(20, 80)), signed(BOB, commit(10, 40, late))))
     found = contributions_of(made)
+    assert {peer: contribution_of(made, peer) for peer in found} == found
+    assert contribution_of(made, PeerId("nobody")) is None
     assert list(found) == [ADA, BOB, DAN]
     assert (found[ADA].steps, found[ADA].samples, found[ADA].parts) == (20, 80, (True, True))
     assert (found[BOB].steps, found[BOB].late_steps, found[BOB].parts) == (10, 4, (True, False))

@@ -72,6 +72,17 @@ def contributions_of(body: VertexBody) -> dict[PeerId, Contribution]:
     }
 
 
+def contribution_of(body: VertexBody, peer: PeerId) -> Contribution | None:
+    """The contribution of one member, without reading the commitments of the others; None if it has none."""
+    statements = (statement_in(signed) for signed in body.commits if signed.signer == peer)
+    commit = next((s for s in statements if isinstance(s, Commitment)), None)
+    results = results_of(body)
+    parts = tuple(result is not None and peer in result.contributors for result in results)
+    signers = (signed.signer if signed is not None else None for signed in body.parts)
+    owned = tuple(k for k, by in enumerate(signers) if by == peer and results[k] is not None)
+    return Contribution(commit, parts, owned) if commit is not None or owned or any(parts) else None
+
+
 def results_of(body: VertexBody) -> Results:
     """The owner's result of each part."""
     return tuple(map(result_in, body.parts))

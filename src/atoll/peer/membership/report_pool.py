@@ -86,6 +86,9 @@ class PooledReport:
     wrong: str | None = None  # why it may not stand in the next vertex, in words for its sender
 
 
+JOIN_TAG = tag_of(JoinRequest)  # looked up for every message
+
+
 class ReportPool:
     def __init__(
         self, notary: StatementSigner, history: VertexChain, settings: RunSettings, ledgers: LedgerSet
@@ -230,7 +233,7 @@ class ReportPool:
 
     def join_of(self, peer: PeerId) -> JoinRequest | None:
         """The peer's join request, if no vertex holds it yet."""
-        signed = self.pool.get((tag_of(JoinRequest), peer, ""))
+        signed = self.pool.get((JOIN_TAG, peer, ""))
         said = decode_statement(signed.body, peer) if signed is not None else None
         return said if isinstance(said, JoinRequest) else None
 

@@ -18,7 +18,7 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.tasks import AdoptState, RoundSettlement, UpdateSettlement
-from atoll.policy.contributions import contributions_of, late_of, parts_counted, results_of
+from atoll.policy.contributions import contribution_of, late_of, parts_counted, results_of
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.participation import resting_in
 from atoll.policy.plan import RoundPlan
@@ -44,7 +44,7 @@ def adopted(trial: CandidateVertex, ground: RoundContext, update: LocalUpdate) -
 
 def counted_in(me: PeerId, body: VertexBody) -> UpdateSettlement:
     """How the vertex counts the local update, also one committed to before a restart."""
-    mine = contributions_of(body).get(me)
+    mine = contribution_of(body, me)
     if mine is None or mine.commit is None:
         return UpdateSettlement(body.parent)
     return UpdateSettlement(body.parent, mine.root, mine.parts, mine.claim)
