@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import statement_in
@@ -96,7 +97,7 @@ def result_in(signed: SignedStatement | None) -> OwnerResult | None:
 
 def parts_counted(results: Iterable[OwnerResult | None]) -> Counter[PeerId]:
     """Number of these results that include each member's row; members with none are left out."""
-    return Counter(peer for result in results if result is not None for peer in result.contributors)
+    return Counter(chain.from_iterable(result.contributors for result in results if result is not None))
 
 
 def late_of(body: VertexBody) -> dict[PeerId, LateShare]:
