@@ -1,6 +1,7 @@
 """Snowball poll of a forked run: which branch most members prefer, by repeated small samples.
 
-Driving contract: call `look` at each heartbeat, `hear` for each preference message and `fired` for each timer.
+Driving contract: call `on_heartbeat` at each heartbeat, `on_message` for each preference message, `on_timer` for each
+timer.
 Messages about unknown polls change nothing.
 
 Once another branch was seen (`features/forks/detect.py`), every peer at first prefers its own. It repeatedly asks
