@@ -90,7 +90,7 @@ class PieceJob:
 
 
 class ArchiveMachine:
-    """`gone` reports unreachable peers. Effects go to the driver, `words` to the members."""
+    """`gone` reports unreachable peers. Effects go to the driver, `own_reports` to the members."""
 
     def __init__(
         self,

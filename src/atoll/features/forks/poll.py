@@ -1,8 +1,7 @@
 """Snowball poll of a forked run: which branch most members prefer, by repeated small samples.
 
-Driving contract: call `on_heartbeat` at each heartbeat, `on_message` for each preference message, `on_timer` for each
-timer.
-Messages about unknown polls change nothing.
+Driving contract: call `on_heartbeat` at each heartbeat, `on_message` for each preference message, and `on_timer` for
+each timer. Messages about unknown polls change nothing.
 
 Once another branch was seen (`features/forks/detect.py`), every peer at first prefers its own. It repeatedly asks
 ten random members that voted before the fork for their current preference. A branch that six of ten name gains
