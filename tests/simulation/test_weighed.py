@@ -294,6 +294,6 @@ def test_voters_refuse_a_body_that_says_something_else_of_its_rows():
         (replace(body, weighing=replace(weighing, weights=weighing.weights[::-1])), "another weighing"),
         (replace(body, weighing=replace(weighing, without=(0,))), "another weighing"),
         (replace(body, weighing=replace(weighing, compared=weights_digest(weighing))), "another weighing"),
-        (replace(body, parts=(None,) * len(body.parts), commits=()), "nobody weighed"),
+        (replace(body, parts=(None,) * len(body.parts), commits=()), "no owner weighed"),
     ):
         assert why in (check_body(ground, notary, wrong, body.time_s) or "nothing is wrong")
