@@ -31,8 +31,9 @@ from atoll.training.data import Data, load_data
 from atoll.training.experiment.api import ExperimentSimulator
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence
 from atoll.training.models import build_model, loss_of
+from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update
 from atoll.training.recipe.recipes import UpdateCoding, diloco
-from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update
+from atoll.training.recipe.update import Bounds
 
 MODEL, PEERS, STEPS, SAMPLES = "gpt-nano", 7, 30, 512
 RULES = ("wait", "whole", "model", "root", "share", "twice", "merge")

@@ -38,10 +38,11 @@ from atoll.crypto.digest import digest, merkle_root
 from atoll.training.codec import codec_named
 from atoll.training.data import Data, data_digest, load_data
 from atoll.training.data.images import ImageDataset
+from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.outer import outer_step
 from atoll.training.recipe.recipes import Recipe, diloco
-from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update, part_bounds
+from atoll.training.recipe.update import Bounds, part_bounds
 from atoll.verification.replay_audit.judge import (
     ChainMismatch,
     ReplayAccepted,

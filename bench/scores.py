@@ -33,8 +33,9 @@ from atoll.training.experiment.member import Loss
 from atoll.training.experiment.simulator import InFlightFragment
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe import methods
+from atoll.training.recipe.error_feedback import EncodedUpdate
 from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco, with_overlap
-from atoll.training.recipe.update import Bounds, EncodedUpdate
+from atoll.training.recipe.update import Bounds
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,

@@ -40,10 +40,11 @@ from atoll.training.experiment.api import ExperimentSimulator, FaultSpec, built_
 from atoll.training.experiment.simulator import InFlightFragment, SyncRecord
 from atoll.training.models import build_model
 from atoll.training.recipe import methods
+from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update
 from atoll.training.recipe.gradient import ComputeOptions, GradientComputer
 from atoll.training.recipe.inner import InnerState, fresh_inner, inner_step
 from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco
-from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update
+from atoll.training.recipe.update import Bounds
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import dealt, falls_of, fixed_point, losses_of, undealt
 from atoll.verification.redundant_training.policy import MILLION, TOLERANCE

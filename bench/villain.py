@@ -67,7 +67,8 @@ from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.worker import local_update, training_worker
 from atoll.simulation.adversaries.byzantine import ByzantineMember, equivocate
 from atoll.training.experiment.adversaries import aggregation_rule, encode_or_raw
-from atoll.training.recipe.update import Bounds, EncodedUpdate, moved, part_bounds, part_codec
+from atoll.training.recipe.error_feedback import EncodedUpdate
+from atoll.training.recipe.update import Bounds, moved, part_bounds, part_codec
 from atoll.training.robust.attacks import (
     ATTACKS,
     OPTIMISED,

@@ -24,7 +24,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import TensorWorker
 from atoll.training.codec import CODECS
 from atoll.training.experiment.adversaries import aggregation_rule
-from atoll.training.recipe.update import encode_update
+from atoll.training.recipe.error_feedback import encode_update
 from atoll.training.robust.attacks import ATTACKS, OPTIMISED, attack_rows
 
 pytestmark = [pytest.mark.net]

@@ -15,8 +15,9 @@ from atoll.base.machine import Received
 from atoll.peer.peer import Peer
 from atoll.peer.round.context import context_after
 from atoll.peer.settings import RunSettings
-from atoll.policy.membership import TICKET_EXPIRED, VerifiedReport
+from atoll.policy.membership import VerifiedReport
 from atoll.policy.plan import RoundSettings
+from atoll.policy.ticket_check import TICKET_EXPIRED
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode

@@ -11,9 +11,10 @@ from atoll.crypto.digest import digest, merkle_root
 from atoll.training.codec import codec_named
 from atoll.training.exchange.layout import layout_of
 from atoll.training.models import build_model
+from atoll.training.recipe.error_feedback import encode_update, settle_error_feedback
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.recipes import diloco
-from atoll.training.recipe.update import encode_update, part_bounds, settle_error_feedback
+from atoll.training.recipe.update import part_bounds
 from atoll.verification.replay_audit.judge import ChainMismatch, ReplayAccepted, ReplayMismatch, judge_update
 from atoll.verification.replay_audit.replay import TrainerSnapshot, TrainingAssignment, name_of
 from atoll.verification.replay_audit.state_chain import ChainClaim, StateChain, memory_name

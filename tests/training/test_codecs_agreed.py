@@ -15,6 +15,7 @@ from atoll.training.codec import CODECS, SharedKnowledge, check_codec_name, code
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.layout import ModelLayout, TensorSlot, layout_of
 from atoll.training.models import build_model
+from atoll.training.recipe.error_feedback import encode_update, settle_error_feedback
 from atoll.training.recipe.outer import Nesterov
 from atoll.training.recipe.recipes import diloco
 from atoll.training.recipe.state import (
@@ -24,14 +25,7 @@ from atoll.training.recipe.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.recipe.update import (
-    RoundInputs,
-    encode_update,
-    part_bounds,
-    part_codec,
-    part_codecs,
-    settle_error_feedback,
-)
+from atoll.training.recipe.update import RoundInputs, part_bounds, part_codec, part_codecs
 
 PEERS, ROUNDS = 2, 3
 NAMES = ("randk:0.1", "randk:0.1+int8", "delta+int8", "changed+int8", "lowrank:2+int8", "topk-rice:0.1+2means+auto")

@@ -9,6 +9,7 @@ from atoll.training.codec import CODECS
 from atoll.training.exchange.layout import layout_of
 from atoll.training.exchange.tensorfile import dump, load
 from atoll.training.models import build_model
+from atoll.training.recipe.error_feedback import encode_update, settle_error_feedback
 from atoll.training.recipe.outer import Nesterov, outer_step
 from atoll.training.recipe.state import (
     SharedState,
@@ -18,7 +19,7 @@ from atoll.training.recipe.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.recipe.update import encode_update, part_bounds, settle_error_feedback
+from atoll.training.recipe.update import part_bounds
 
 FP32, TWO_BIT = CODECS["fp32"], CODECS["2bit"]
 

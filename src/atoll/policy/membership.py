@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import (
     ADDRESS_BYTES_MAX,
     ADDRESSES_MAX,
@@ -36,6 +36,7 @@ from atoll.policy.findings import AGAINST, REFUTING, voices_needed
 from atoll.policy.ledger import Ledger, LedgerSet
 from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.policy.ticket_check import NO_TICKET, needs_ticket, ticket_of, ticket_problem
 from atoll.policy.vertex_capacity import member_bytes, room_taken
 from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement
@@ -60,14 +61,11 @@ from atoll.wire.messages.statements import (
     TicketInvite,
     ValidationReport,
 )
-from atoll.wire.messages.vertex import Member, Standing, TicketUse, VertexBody
-from atoll.wire.ticket import redeemed_ticket, redemption_holds
+from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
 RECENT = 32  # rounds for which a join or readiness that names a vertex is valid; rounds may take milliseconds
 AMEND_ROUNDS = 16  # rounds for which a rollback order is valid: a peer without the state has to fetch it first
 FULL = "the run is full"
-NO_TICKET = "its ticket is used up, revoked or unknown here"
-TICKET_EXPIRED = "its ticket has expired"
 IS_EXPELLED = "it was expelled"
 CLOCKS_DIFFER = "by the time of the run"
 RESTS_AHEAD = 2  # rounds: the current one, and the next, which its vertex draws for
@@ -396,20 +394,6 @@ def _may_join(case: _ReportAdmission, join: JoinRequest) -> str | None:
     return None
 
 
-def ticket_problem(
-    admission: bytes, joiner: PeerId, tickets: Sequence[TicketUse], run: Digest, wall_s: Seconds | None
-) -> str | None:
-    """None if this redemption holds for one of these agreed tickets, else why not. `wall_s` as for `admissible`."""
-    ticket = ticket_of(admission, tickets)
-    if ticket is None or ticket.uses_left < 1:
-        return NO_TICKET
-    if wall_s is not None and ticket.expires_s < wall_s:
-        return TICKET_EXPIRED
-    if not redemption_holds(admission, ticket.key, run, joiner):
-        return "its proof of holding the ticket does not fit"
-    return None
-
-
 def _no_room(case: _ReportAdmission, join: JoinRequest) -> str | None:
     """A vertex must fit one message with everything that its members may report in it.
 
@@ -442,10 +426,6 @@ def forgettable(members: Sequence[Member], but: set[PeerId]) -> list[Member]:
     """
     idle = [m for m in members if m.standing == "away" and not m.step_s and m.peer not in but]
     return sorted(idle, key=lambda m: (m.since, m.peer))
-
-
-def ticket_of(admission: bytes, tickets: Sequence[TicketUse]) -> TicketUse | None:
-    return next((t for t in tickets if t.ticket == redeemed_ticket(admission)), None)
 
 
 def convicted(
@@ -485,11 +465,6 @@ def convicted(
     liars |= {p for (p, _), who in refuting.items() if len(who) >= audited}
     failing = {p for kind, p in enough if kind is OwnerComplaint}
     return liars, failing | {p for (p, r), who in against.items() if len(who) >= audited and r > since.get(p, -1)}
-
-
-def needs_ticket(before: Member | None, join: JoinRequest) -> bool:
-    """Whether a join needs a ticket: strangers do, and members that want another role than before."""
-    return before is None or ("trainer" if before.role == "apprentice" else before.role) != join.role
 
 
 def is_changed_by_ready(member: Member, unaudited: bool) -> bool:

@@ -29,13 +29,12 @@ from atoll.policy.membership import (
     forgettable,
     is_changed_by_ready,
     joining_line,
-    needs_ticket,
     sorted_reports,
     suspicions_needed,
-    ticket_of,
 )
 from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.policy.ticket_check import needs_ticket, ticket_of
 from atoll.policy.vertex_capacity import member_bytes, room_taken, ticket_bytes
 from atoll.wire.messages.statements import (
     Commitment,

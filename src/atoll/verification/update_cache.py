@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt
-from atoll.training.recipe.update import EncodedUpdate
+from atoll.training.recipe.error_feedback import EncodedUpdate
 from atoll.verification.loss_scoring.tensors import update_bytes
 from atoll.worker.context import BlobPins, Handlers
 

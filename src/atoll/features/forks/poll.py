@@ -1,6 +1,6 @@
 """Snowball poll of a forked run: which branch most members prefer, by repeated small samples.
 
-Driving contract: call `on_heartbeat` at each heartbeat, `on_message` for each preference message, and `on_timer` for
+Driving contract: call `on_heartbeat` at each heartbeat, `on_message` for each preference message and `on_timer` at
 each timer. Messages about unknown polls change nothing.
 
 Once another branch was seen (`features/forks/detect.py`), every peer at first prefers its own. It repeatedly asks

@@ -18,15 +18,8 @@ from msgspec import UNSET
 from atoll.base.ids import PeerId, Seconds
 from atoll.crypto.signer import Signer
 from atoll.peer.events import JoinRejected
-from atoll.policy.membership import (
-    CLOCKS_DIFFER,
-    FULL,
-    IS_EXPELLED,
-    NO_TICKET,
-    RECENT,
-    TICKET_EXPIRED,
-    VerifiedReport,
-)
+from atoll.policy.membership import CLOCKS_DIFFER, FULL, IS_EXPELLED, RECENT, VerifiedReport
+from atoll.policy.ticket_check import NO_TICKET, TICKET_EXPIRED
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.membership import JoinRefused, RefusalCode
 from atoll.wire.messages.statements import Extensions, JoinRequest, ReadyReport, Statement

@@ -15,7 +15,7 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Broadcast, Send
 from atoll.peer.membership.admission import EXPELLED, code_of
 from atoll.peer.run_view import RunView
-from atoll.policy.membership import ticket_problem
+from atoll.policy.ticket_check import ticket_problem
 from atoll.wire.codec import decode_body
 from atoll.wire.messages.audits import ExhibitRequest
 from atoll.wire.messages.history import (

@@ -29,8 +29,9 @@ from atoll.peer.tasks import UpdateSettlement
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec.blocks import tensor_over
 from atoll.training.exchange.tensorfile import load, pieces_of
+from atoll.training.recipe.error_feedback import EncodedUpdate
 from atoll.training.recipe.private_parameters import PrivateParameters
-from atoll.training.recipe.update import Bounds, EncodedUpdate
+from atoll.training.recipe.update import Bounds
 
 FORMAT = "atoll/private/3"
 BYTES = ("inner", "claim", "late")  # fields stored as bytes; the others are vectors

@@ -26,6 +26,7 @@ from atoll.runtime.storage.private_state import write_span
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
+from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, settle_error_feedback
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.lr_position import step_of_run
@@ -34,16 +35,7 @@ from atoll.training.recipe.outer import PLAIN
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
-from atoll.training.recipe.update import (
-    EncodedUpdate,
-    RoundInputs,
-    encode_update,
-    gradient_sum_span,
-    moved,
-    part_bounds,
-    part_codecs,
-    settle_error_feedback,
-)
+from atoll.training.recipe.update import RoundInputs, gradient_sum_span, moved, part_bounds, part_codecs
 from atoll.training.spec import TrainingSpec
 from atoll.wire.messages.statements import LateShare
 

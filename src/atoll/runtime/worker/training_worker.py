@@ -78,13 +78,14 @@ from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
 from atoll.training.data import position_after
+from atoll.training.recipe.error_feedback import settle_error_feedback
 from atoll.training.recipe.moments import adopt_moments_bytes, as_bytes, joiner_state
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.schedule import moments_due
 from atoll.training.recipe.state import SharedState, export_model, rolled_back
-from atoll.training.recipe.update import RoundInputs, moved, part_codecs, settle_error_feedback
+from atoll.training.recipe.update import RoundInputs, moved, part_codecs
 from atoll.training.spec import TrainingSpec, spec_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditStepCompleted
 from atoll.verification.replay_audit.worker import ReplayAuditWorker

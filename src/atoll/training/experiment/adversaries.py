@@ -17,7 +17,8 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.training.codec import Codec
-from atoll.training.recipe.update import Bounds, EncodedUpdate, encode_update
+from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update
+from atoll.training.recipe.update import Bounds
 from atoll.training.robust import aggregate
 from atoll.training.robust.attacks import Rule, attack_rows
 

@@ -32,6 +32,7 @@ from atoll.training.experiment.options import ExperimentOptions
 from atoll.training.experiment.results import ExperimentResult, SyncRecord
 from atoll.training.experiment.round_clock import RoundClock
 from atoll.training.experiment.traffic import TrafficCounter
+from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, settle_error_feedback
 from atoll.training.recipe.gradient import ComputeOptions, Loss
 from atoll.training.recipe.inner import PipelinedGradients
 from atoll.training.recipe.merge import merge, where_moved
@@ -43,13 +44,10 @@ from atoll.training.recipe.schedule import fragments_of, moments_due, phase_at
 from atoll.training.recipe.state import SharedState, state_bytes, state_hash
 from atoll.training.recipe.update import (
     Bounds,
-    EncodedUpdate,
     RoundInputs,
-    encode_update,
     moved,
     part_bounds,
     part_codecs,
-    settle_error_feedback,
     tensor_sizes,
     tensors_of,
 )

@@ -1,13 +1,8 @@
-"""Local update of one peer: the pseudo-gradient, cut into parts, encoded under error feedback.
+"""Parts of a flat update vector, their codecs, and the values that all members of a round share.
 
-Encoding commits to nothing: it returns the wires and the error-feedback memory *as it would be* if all parts were
-counted. When the round is agreed, `settle` computes the actual memory: parts that were not counted for this peer
-are added back. If an attempt fails, the update is dropped and the old memory stays. x was not merged, so the next
-pseudo-gradient covers both intervals.
-`RoundInputs` holds the values that all members of a round share and codecs may use. `randk` then draws the same
-indices, `delta` and `lowrank` start from the same vector, and `changed` sees the same tensors everywhere.
-Invariants:
-- Arguments are never changed.
+`RoundInputs` holds the shared values that codecs may use. `randk` then draws the same indices, `delta` and
+`lowrank` start from the same vector, and `changed` sees the same tensors everywhere.
+Not responsible for: encoding an update (`error_feedback.py`).
 """
 
 from __future__ import annotations
@@ -21,9 +16,9 @@ import torch
 from torch import Tensor
 
 from atoll.base.ids import Digest
-from atoll.crypto.digest import Buffer, digest
-from atoll.training.codec import Codec, SharedKnowledge, codec_named, pack_spans
-from atoll.training.codec.blocks import BLOCK, Room, new_wire, spans_of, tensor_over
+from atoll.crypto.digest import digest
+from atoll.training.codec import Codec, SharedKnowledge, codec_named
+from atoll.training.codec.blocks import BLOCK
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.state import SharedState
 
@@ -42,13 +37,6 @@ EXPECTED_SHARE = 0.25
 """Share of the mean of past updates that predicts the next one. gpt-tiny, 10 rounds of 30 steps: a quarter left
 0.92 … 0.99 of an update's norm in every round, half 0.91 … 1.02, the whole mean 0.87 … 1.19, the anchor 5 … 50.
 """
-
-
-@dataclass(frozen=True)
-class EncodedUpdate:
-    wires: tuple[Buffer, ...]  # one per part
-    memory_F: Tensor  # the memory if every part is counted; see settle
-    bounds: Bounds
 
 
 @dataclass(frozen=True)
@@ -152,28 +140,6 @@ def moved(bounds: Bounds, by: int) -> Bounds:
     return tuple((lo + by, hi + by) for lo, hi in bounds) if by else bounds
 
 
-def encode_update(
-    anchor_F: Tensor,
-    x_F: Tensor,
-    memory_F: Tensor | None,
-    bounds: Bounds,
-    codec: Codec | Sequence[Codec],
-    beta: float,
-    room: Room = new_wire,
-) -> EncodedUpdate:
-    """Wires of anchor − x under error feedback; `codec` is one for all parts or one for each.
-
-    The memory is written into `room`. ValueError if a value is not finite.
-    """
-    assert anchor_F.shape == x_F.shape and bounds[-1][1] == len(x_F)
-    left_F, wires = tensor_over(room(4 * len(x_F)), torch.float32), []
-    for one, (lo, hi) in zip(_each(codec, bounds), bounds, strict=True):
-        deltas = (anchor_F[lo + a : lo + b] - x_F[lo + a : lo + b] for a, b in spans_of(hi - lo))
-        owed_N = None if memory_F is None else memory_F[lo:hi]
-        wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
-    return EncodedUpdate(tuple(wires), left_F, bounds)
-
-
 def gradient_sum_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> tuple[Tensor, Tensor]:
     """(from, to): their difference is the update of a trainer that only sums gradients.
 
@@ -183,22 +149,3 @@ def gradient_sum_span(gathered_F: Tensor, anchor_F: Tensor, parameters: int) -> 
     to_F = gathered_F.clone()
     to_F[:parameters] = 0
     return torch.cat([gathered_F[:parameters], anchor_F[parameters:]]), to_F
-
-
-def settle_error_feedback(update: EncodedUpdate, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
-    """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
-
-    `codec` is the codec of the update. If all parts are counted, the result is the update's own memory.
-    """
-    if all(counted):
-        return update.memory_F
-    memory_F = update.memory_F.clone()
-    codecs = _each(codec, update.bounds)
-    for one, wire, (lo, hi), was_counted in zip(codecs, update.wires, update.bounds, counted, strict=True):
-        if not was_counted:
-            memory_F[lo:hi] += one.decode(wire, hi - lo)
-    return memory_F
-
-
-def _each(codec: Codec | Sequence[Codec], bounds: Bounds) -> Sequence[Codec]:
-    return [codec] * len(bounds) if isinstance(codec, Codec) else codec

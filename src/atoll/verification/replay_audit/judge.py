@@ -18,8 +18,9 @@ from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.exchange.layout import ModelLayout
+from atoll.training.recipe.error_feedback import encode_update
 from atoll.training.recipe.gradient import PLAIN
-from atoll.training.recipe.update import Bounds, encode_update
+from atoll.training.recipe.update import Bounds
 from atoll.verification.replay_audit.replay import (
     ChainLink,
     ReplayReplica,

@@ -26,8 +26,8 @@ from atoll.base.limits import SEGMENT_STEPS
 from atoll.crypto.digest import merkle_root
 from atoll.peer.tasks import AdoptState, BuildExhibit, ExhibitBuilt, JudgeReplay, JudgmentResult, TrainRound
 from atoll.training.codec import Codec
+from atoll.training.recipe.error_feedback import EncodedUpdate
 from atoll.training.recipe.state import SharedState
-from atoll.training.recipe.update import EncodedUpdate
 from atoll.verification.replay_audit.exhibit import shown_bytes, shown_from_bytes, vector_bytes
 from atoll.verification.replay_audit.judge import ReplayAccepted, Verdict
 from atoll.verification.replay_audit.replay import ChainLink, TrainingAssignment
