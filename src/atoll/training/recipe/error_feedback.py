@@ -1,0 +1,72 @@
+"""Error feedback of an update: what its codec left out is kept and added to the next one (Karimireddy et al. 2019).
+
+    encode_update          pseudo-gradient plus error memory becomes wires, and the memory if every part is counted
+    settle_error_feedback  once the round is agreed, parts that were not counted go back into the memory
+
+If an attempt fails, its update is dropped and the old memory stays: x was not merged, so the next pseudo-gradient
+covers both intervals.
+Invariants:
+- Arguments are never changed.
+Not responsible for: an owner's error feedback on results (`worker/downlink_error_feedback.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.crypto.digest import Buffer
+from atoll.training.codec import Codec, pack_spans
+from atoll.training.codec.blocks import Room, new_wire, spans_of, tensor_over
+from atoll.training.recipe.update import Bounds
+
+
+@dataclass(frozen=True)
+class EncodedUpdate:
+    wires: tuple[Buffer, ...]  # one per part
+    memory_F: Tensor  # the memory if every part is counted; see settle
+    bounds: Bounds
+
+
+def encode_update(
+    anchor_F: Tensor,
+    x_F: Tensor,
+    memory_F: Tensor | None,
+    bounds: Bounds,
+    codec: Codec | Sequence[Codec],
+    beta: float,
+    room: Room = new_wire,
+) -> EncodedUpdate:
+    """Wires of anchor − x under error feedback; `codec` is one for all parts or one for each.
+
+    The memory is written into `room`. ValueError if a value is not finite.
+    """
+    assert anchor_F.shape == x_F.shape and bounds[-1][1] == len(x_F)
+    left_F, wires = tensor_over(room(4 * len(x_F)), torch.float32), []
+    for one, (lo, hi) in zip(_each(codec, bounds), bounds, strict=True):
+        deltas = (anchor_F[lo + a : lo + b] - x_F[lo + a : lo + b] for a, b in spans_of(hi - lo))
+        owed_N = None if memory_F is None else memory_F[lo:hi]
+        wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
+    return EncodedUpdate(tuple(wires), left_F, bounds)
+
+
+def settle_error_feedback(update: EncodedUpdate, counted: Sequence[bool], codec: Codec | Sequence[Codec]) -> Tensor:
+    """The error-feedback memory (F,) after an agreed round: parts not counted for this peer are added back.
+
+    `codec` is the codec of the update. If all parts are counted, the result is the update's own memory.
+    """
+    if all(counted):
+        return update.memory_F
+    memory_F = update.memory_F.clone()
+    codecs = _each(codec, update.bounds)
+    for one, wire, (lo, hi), was_counted in zip(codecs, update.wires, update.bounds, counted, strict=True):
+        if not was_counted:
+            memory_F[lo:hi] += one.decode(wire, hi - lo)
+    return memory_F
+
+
+def _each(codec: Codec | Sequence[Codec], bounds: Bounds) -> Sequence[Codec]:
+    return [codec] * len(bounds) if isinstance(codec, Codec) else codec
