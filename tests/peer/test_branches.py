@@ -131,7 +131,7 @@ def test_a_branch_that_nobody_signed_is_its_bringers_fault_and_leaves_nothing():
     forged = Vertex(raw, None, sign_as_identity(b"somebody else", recovery_bytes(parted.swarm.run_id, raw)))
     for vertex in (forged, Vertex(raw, history.vertices[parted.last + 1].certificate)):
         with pytest.raises(PeerFault, match=r"signed|recovery key"):
-            parted.machine(NAMES[6]).known.forks.branches.answer_other_branch(vertex, NAMES[5])
+            parted.machine(NAMES[6]).known.forks.branches.check_past_vertex(vertex, NAMES[5])
     assert parted.machine(NAMES[6]).known.forks.branches.known == {}
     ours = history.vertices[parted.last + 1]
-    assert parted.machine(NAMES[6]).known.forks.branches.answer_other_branch(ours, NAMES[5]) == []
+    assert parted.machine(NAMES[6]).known.forks.branches.check_past_vertex(ours, NAMES[5]) == []

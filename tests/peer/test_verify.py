@@ -364,7 +364,7 @@ def test_a_vertex_that_cannot_be_judged_may_hold_anything_and_the_walk_goes_on()
     rows[6] = encode(Vertex(encode(replace(body_of(rows, 6), parent=vertex_id(encode(nonsense)))), None))
     audit = audit_of(rows)
     assert found(audit)[:2] == [(4, "missing"), (6, "link")] and audit.unchecked == [5]
-    assert "nobody to vote" in audit.problems[1].what and audit.head == max(rows)
+    assert "no voter" in audit.problems[1].what and audit.head == max(rows)
 
 
 def test_a_trusted_vertex_vouches_for_what_came_before_by_its_digest():

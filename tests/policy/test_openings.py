@@ -105,7 +105,7 @@ def test_as_long_as_nobody_doubts_one_is_asked_and_nothing_is_said():
     assert opening.asked(7) == opening.order[:1] and opening.outcome == "open"
     assert opening.asked(7 + AUDIT_TURN) == ()
     said = AuditReport(7, opening.peer, "accepted", opening.number)
-    assert "nobody doubts" in (docket.problem(opening.order[0], said) or "")
+    assert "not in doubt" in (docket.problem(opening.order[0], said) or "")
 
 
 @pytest.mark.parametrize("finding", ["mismatch", "withheld"])
