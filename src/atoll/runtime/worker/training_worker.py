@@ -1,8 +1,7 @@
 """Training worker: executes a peer's tasks with the trainer process, the tensors of the shared state and the disk.
 
 All work runs off the event loop: training in the trainer's own process, tensor arithmetic on one thread (torch
-releases Python's lock), disk access on another. A crashed trainer costs one round, since the peer holds all else.
-This file orders the events between its parts, the files beside it and in `atoll/worker/`.
+releases Python's lock), disk access on another. A crashed trainer costs one round.
 Invariants:
 - Every task is answered once.
 - `StateAdvanced` and `AdoptState` are answered after their bytes are durable.
