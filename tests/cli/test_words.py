@@ -167,7 +167,8 @@ def test_init_writes_once_and_asks_before_overwriting(tmp_path: Path):
     file = tmp_path / "run.toml"
     assert atoll("init", file).returncode == 0
     first = file.read_text()
-    assert "#inner_steps = 50" in first
+    assert "#inner_steps = 50" in first and len(first.splitlines()) <= 25
+    assert "#train_max = 3600.0  # s" in atoll("config", "--all").stdout
     file.write_text("mine")
     assert atoll("init", file).returncode == 2 and file.read_text() == "mine"
     assert atoll("init", file, "--force").returncode == 0 and file.read_text() == first
