@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from atoll.base.errors import UsageError
 from atoll.cli.say import AsJson, Sets, say, say_json
 
 
@@ -23,6 +24,10 @@ def config(
     from atoll.peer.config.sections import toml_text
     from atoll.runtime.config import settings_in_effect
 
+    if all and (file or set):
+        raise UsageError(
+            "E-ARG-15", "--all prints defaults only, not a file", fix="leave out --all, or file and --set"
+        )
     if all:
         text = commented_toml()
         return say_json({"toml": text}) if json else say(text.rstrip())

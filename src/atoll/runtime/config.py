@@ -85,8 +85,7 @@ def settings_in_effect(path: Path | None, sets: Sequence[str] = ()) -> list[tupl
 
 
 def _in_recipe(config: RunConfig, recipe: Recipe, place: str) -> Any:
-    if place == "schedule.rounds" and config.run.rounds == 0:
-        return 0
+    """Value at a place of the recipe; None if it does not use the setting."""
     if config.train.recipe in EVERY_STEP and place.startswith(("inner.", "outer.")):
         place = place.replace("inner.", "outer.") if place.startswith("inner.") else ""
     rest = getattr(recipe.inner, "rest", recipe.inner)  # Muon: the optimizer of the other parameters
