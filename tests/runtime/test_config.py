@@ -17,9 +17,10 @@ from atoll.base.errors import UsageError
 from atoll.peer.config.other_keys import OTHER_KEYS
 from atoll.peer.config.reading import decode_config
 from atoll.peer.config.render import commented_toml, first_toml, reference
-from atoll.peer.config.sections import RunConfig, declarations, default_of, keys, of_the_run, usual_of
+from atoll.peer.config.sections import RunConfig, declarations, default_of, keys, of_the_run, usual_of, value_of
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.capability_terms import ErasureParams
+from atoll.policy.plan import RoundSettings
 from atoll.runtime.config import data_of, load_config, recipe_of, settings_in_effect, settings_of
 from atoll.runtime.training_spec import check_vertex_room, founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import diloco
@@ -165,6 +166,20 @@ def test_values_of_omitted_keys_are_those_of_the_default_run():
     """The page and the commented file show what the recipe, the trust and genesis then have."""
     shown = {key: value for key, value, _ in settings_in_effect(None, ())}
     assert shown == {key: usual_of(key) for key in keys()}
+
+
+def test_genesis_holds_the_settings_that_it_copies_unchanged():
+    """Every declared place exists, and another value in run.toml is the one in genesis."""
+    other = {bool: "true", int: "7", float: "0.5", str: "star"}
+    for key, setting in declarations().items():
+        name = setting.genesis.removeprefix("round.").partition(".")[0]
+        kind = RoundSettings if setting.genesis.startswith("round.") else RunSettings
+        assert not name or name in kind.__struct_fields__, key
+        if name and default_of(key) is not None:
+            written = "6s" if key == "run.suspect" else other[type(default_of(key))]
+            config = load_config(None, (f"{key}={written}", "run.reputation=true", "run.train_max=200"), {})
+            genesis = settings_of(config, recipe_of(config))
+            assert getattr(genesis.round if kind is RoundSettings else genesis, name) == value_of(config, key), key
 
 
 def test_settings_in_effect_have_a_source(tmp_path: Path):

@@ -68,6 +68,8 @@ INTRODUCTION = """# Settings of run.toml
 - [network], [node] and the rest of [keep] belong to one computer and may differ at every start.
 - A default *in italics* depends on other settings, mostly `train.recipe` and `run.trust`. It is the one of `diloco`
   and `private`.
+
+This page is generated from `src/atoll/peer/config/`.
 """
 PARTS = {
     "first": "## The twelve settings that people change",
@@ -117,6 +119,7 @@ def unit_of(key: str) -> str:
 
 def _linked(text: str) -> str:
     """The text with its keys as code, and its specifications as links from docs/reference."""
+    text = text.replace("docs/reference/config.md", "the end of this page")
     known = "|".join(re.escape(key) for key in sorted(declarations(), key=len, reverse=True))
     text = re.sub(rf'(?<![\w.])(?:{known})(?!\w)(?: = (?:"[^"]*"|\[[^]]*\]))?', r"`\g<0>`", text)
     return re.sub(r"specs/(\w+)\.md", r"[\1](../../specs/\1.md)", text)
@@ -144,7 +147,7 @@ def _origin(hint: object) -> object:
 
 
 def _presets() -> list[str]:
-    lines = ["## What run.trust decides", "", "The values of these settings where they are left out.", ""]
+    lines = ["## What run.trust stands for", "", "The values of these settings where they are left out.", ""]
     lines += ["| | " + " | ".join(f'`"{trust}"`' for trust in PRESETS) + " |", "|---|" + "---|" * len(PRESETS)]
     rows = {
         f"`{k}`": [toml_text(getattr(p, s.trust)) for p in PRESETS.values()]
