@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,8 +210,8 @@ def _check_given(
     name: str, given: Mapping[str, Any], known: Collection[str] = ("rounds", "batch", "seq_len", "lr", "seed")
 ) -> None:
     """Raise ValueError for keys that a recipe without inner steps does not have."""
-    if unknown := sorted(given.keys() - set(known)):
-        keys = (f"sync.{key}" if key in ("up", "down") else f"train.{key}" for key in unknown)
+    if unknown := given.keys() - set(known):
+        keys = (k for k, s in declarations().items() if s.passed and k.partition(".")[2] in unknown)
         raise ValueError(f"{name} has no {', '.join(keys)}")
 
 
@@ -464,13 +465,14 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     from atoll.training.recipe.inner import tuned
     from atoll.training.recipe.recipes import check_recipe, fitting_seq_len, with_length
 
-    schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
-    inner = tuned(recipe.inner, **{k: given[k] for k in ("lr",) if k in given})
-    outer = replace(
-        recipe.outer, **{k.removeprefix("outer_"): v for k, v in given.items() if k.startswith("outer_")}
-    )
-    coding = replace(recipe.coding, **{k: given[k] for k in ("up", "down") if k in given})
-    rest = {k: given[k] for k in ("batch", "seed") if k in given}
+    parts = defaultdict[str, dict[str, Any]](dict)
+    for key, setting in declarations().items():
+        if setting.passed and (name := key.partition(".")[2]) in given:
+            part, _, field = setting.recipe.rpartition(".")
+            parts[part][field] = given[name]
+    rest, schedule = parts[""], replace(recipe.schedule, **parts["schedule"])
+    inner, outer = tuned(recipe.inner, **parts["inner"]), replace(recipe.outer, **parts["outer"])
+    coding = replace(recipe.coding, **parts["coding"])
     rest["model"] = model or recipe.model
     rest["seq_len"] = fitting_seq_len(rest["model"], given.get("seq_len"))
     adjusted = replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
