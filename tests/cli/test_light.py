@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
-LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend"]
+LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend", "config"]
 HEAVY_MODULES = ("torch", "numpy", "matplotlib")
 
 

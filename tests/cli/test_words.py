@@ -167,10 +167,24 @@ def test_init_writes_once_and_asks_before_overwriting(tmp_path: Path):
     file = tmp_path / "run.toml"
     assert atoll("init", file).returncode == 0
     first = file.read_text()
-    assert "#inner_steps = 50" in first
+    assert "#inner_steps = 50" in first and len(first.splitlines()) <= 25
+    assert "#train_max = 3600.0  # s" in atoll("config", "--all").stdout
     file.write_text("mine")
     assert atoll("init", file).returncode == 2 and file.read_text() == "mine"
     assert atoll("init", file, "--force").returncode == 0 and file.read_text() == first
+
+
+def test_config_prints_the_settings_in_effect(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\nlr = 0.002\n")
+    told = atoll("config", file, "--set", "run.rounds=7").stdout.splitlines()
+    assert {"train.lr 0.002 set", "run.rounds 7 set", "train.batch 4 train.recipe"} <= {
+        " ".join(t.split()) for t in told
+    }
+    assert {"key": "run.trust", "value": "private", "source": "default"} in json.loads(
+        atoll("config", "--json").stdout
+    )["settings"]
+    assert atoll("config", file, "--all").stderr.startswith("E-ARG-15")
 
 
 def test_a_founder_that_nobody_can_dial_is_told_so():

@@ -14,25 +14,23 @@ from written import trouble
 
 import atoll.reduce
 from atoll.base.errors import UsageError
-from atoll.peer.config.defaults import chosen_statistic, min_peers_of
-from atoll.peer.config.docs import ABOUT, RECIPE
+from atoll.peer.config.other_keys import OTHER_KEYS
 from atoll.peer.config.reading import decode_config
-from atoll.peer.config.render import commented_toml, reference
-from atoll.peer.config.sections import RunConfig, keys, of_the_run
-from atoll.peer.config.validate import NOT_YET
+from atoll.peer.config.render import commented_toml, first_toml, reference
+from atoll.peer.config.sections import RunConfig, declarations, default_of, keys, of_the_run, usual_of, value_of
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.capability_terms import ErasureParams
-from atoll.policy.presets import PRESETS, looked_every
-from atoll.runtime.config import data_of, load_config, recipe_of, settings_of
+from atoll.policy.plan import RoundSettings
+from atoll.runtime.config import data_of, load_config, recipe_of, settings_in_effect, settings_of
 from atoll.runtime.training_spec import check_vertex_room, founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import diloco
 
-DOCS = Path(__file__).parents[2] / "docs" / "config.md"
-
-
-def value_of(config: RunConfig, key: str) -> object:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
+KEY = re.compile(r"(?<![\w./])(?:run|model|data|train|sync|consensus|network|keep|node)\.\w+")
+ELSEWHERE = """
+enable_nat_traversal enable_relay alpha compression_level outer_lr inner_steps sync_every h num_peers max_peers
+learning_rate batch_size target_batch_size compression bootstrap_peers initial_peers port host listen seed
+heartbeat_interval timeout byzantine quantization overlap_steps backend"""
 
 
 # ---- what wins ---------------------------------------------------------------------------------------------
@@ -72,8 +70,17 @@ def test_an_unknown_key_is_answered_with_the_one_that_was_meant(slip: str, meant
     assert f"did you mean {meant}?" in trouble(slip).what
 
 
-def test_names_from_elsewhere_are_answered_with_ours():
-    """The surprise: `sync_frequency` is no slip of any key of ours, it is another word for one."""
+@pytest.mark.parametrize("name", ELSEWHERE.split())
+def test_a_key_of_another_system_is_answered_with_the_key_that_does_the_same(name: str):
+    """In a section or without one: the answer names a key, or says why there is none."""
+    for slip in (f"{name}=3", f"node.{name}=3"):
+        refused = trouble(slip)
+        assert KEY.search(refused.what.partition("did you mean")[2] + refused.fix) or "leave it out" in refused.fix
+
+
+def test_answers_about_other_systems_name_keys_that_exist_and_no_key_of_ours():
+    assert {key for answer in OTHER_KEYS.values() for key in KEY.findall(answer)} <= set(keys())
+    assert not OTHER_KEYS.keys() & {key.partition(".")[2] for key in keys()}
     assert "train.inner_steps" in trouble("sync_frequency=50").fix
     assert "atoll join" in trouble("network.initial_peers=[]").fix
 
@@ -108,16 +115,6 @@ def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: s
     assert says in str(told) and told.fix and told.exit_status == 2
 
 
-@pytest.mark.parametrize("key", NOT_YET)
-def test_what_does_not_exist_yet_says_so_instead_of_being_ignored(key: str):
-    """Every such key takes its default and refuses anything else."""
-    default = value_of(RunConfig(), key)
-    other = {bool: "true", int: "5", float: "0.5", str: "snow"}[type(default)]
-    assert "not yet" in trouble(f"{key}={other}").what
-    assert "not yet" in ABOUT[key].lower()
-    assert value_of(load_config(None, (f"{key}={str(default).lower()}",), {}), key) == default
-
-
 def test_a_file_that_is_no_toml_says_where(tmp_path: Path):
     file = tmp_path / "run.toml"
     file.write_text("[train]\nlr = \n")
@@ -130,9 +127,21 @@ def test_a_file_that_is_no_toml_says_where(tmp_path: Path):
 # ---- the pages are the code --------------------------------------------------------------------------------
 
 
-def test_every_key_is_explained_and_nothing_else_is():
-    assert sorted(ABOUT) == sorted(keys())
-    assert set(RECIPE) <= set(keys())
+def test_every_declaration_is_complete_and_names_keys_that_exist():
+    """An explanation, a value for a key that may be left out, and twelve keys that most people change."""
+    for key, setting in declarations().items():
+        assert setting.about.endswith("."), key
+        assert {k for k in KEY.findall(setting.about) if not k.endswith(".toml")} <= set(keys()), key
+        assert usual_of(key) is not None and (default_of(key) is None) >= bool(setting.trust), key
+    assert sum(setting.level == "first" for setting in declarations().values()) == 12
+
+
+def test_the_short_file_is_the_default_run_in_25_lines():
+    text = first_toml()
+    assert len(text.splitlines()) <= 25 and decode_config(tomllib.loads(text)) == RunConfig()
+    written = re.sub(r"^#(\w+ = )", r"\1", text, flags=re.MULTILINE)
+    assert recipe_of(decode_config(tomllib.loads(written))) == recipe_of(RunConfig())
+    assert all("#" in line for line in text.splitlines() if " = " in line)
 
 
 def test_the_reference_page_is_what_the_code_says():
@@ -153,39 +162,33 @@ def test_the_commented_file_is_the_default_run():
 # ---- what it becomes ---------------------------------------------------------------------------------------
 
 
-def test_what_the_recipe_is_said_to_have_is_what_it_has():
-    recipe = recipe_of(RunConfig())
-    assert {
-        "run.rounds": recipe.schedule.rounds,
-        "run.min_peers": min_peers_of(RunConfig()),
-        "run.byzantine_tolerance": PRESETS["private"].tolerance,
-        "run.audit_rate": PRESETS["private"].audit_rate,
-        "run.reputation": PRESETS["private"].reputation,
-        "run.validate_every": looked_every(PRESETS["private"], 50),
-        "sync.statistic": chosen_statistic(RunConfig()),
-        "run.vote_after_rounds": 0,
-        "run.sponsor_rounds": 0,
-        "run.openings": 0.0,
-        "run.captured_parts": 0.0,
-        "model.name": recipe.model,
-        "train.inner_steps": recipe.schedule.inner_steps,
-        "train.batch": recipe.batch,
-        "train.seq_len": recipe.seq_len,
-        "train.lr": recipe.inner.lr,
-        "train.weight_decay": recipe.inner.weight_decay,
-        "train.clip_norm": recipe.inner.clip_norm,
-        "train.warmup_steps": recipe.inner.warmup_steps,
-        "train.outer_lr": recipe.outer.lr,
-        "train.outer_momentum": recipe.outer.momentum,
-        "train.seed": recipe.seed,
-        "sync.up": recipe.coding.up,
-        "sync.down": recipe.coding.down,
-        "sync.error_feedback": recipe.coding.beta,
-        "sync.overlap": recipe.schedule.overlap,
-        "sync.fragments": recipe.schedule.fragments,
-        "sync.quorum": recipe.reducer.quorum,
-        "sync.grace": recipe.reducer.grace,
-    } == RECIPE
+def test_values_of_omitted_keys_are_those_of_the_default_run():
+    """The page and the commented file show what the recipe, the trust and genesis then have."""
+    shown = {key: value for key, value, _ in settings_in_effect(None, ())}
+    assert shown == {key: usual_of(key) for key in keys()}
+
+
+def test_genesis_holds_the_settings_that_it_copies_unchanged():
+    """Every declared place exists, and another value in run.toml is the one in genesis."""
+    other = {bool: "true", int: "7", float: "0.5", str: "star"}
+    for key, setting in declarations().items():
+        name = setting.genesis.removeprefix("round.").partition(".")[0]
+        kind = RoundSettings if setting.genesis.startswith("round.") else RunSettings
+        assert not name or name in kind.__struct_fields__, key
+        if name and default_of(key) is not None:
+            written = "6s" if key == "run.suspect" else other[type(default_of(key))]
+            config = load_config(None, (f"{key}={written}", "run.reputation=true", "run.train_max=200"), {})
+            genesis = settings_of(config, recipe_of(config))
+            assert getattr(genesis.round if kind is RoundSettings else genesis, name) == value_of(config, key), key
+
+
+def test_settings_in_effect_have_a_source(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\ntrust = "community"\nstart_peers = 7\n[train]\nrecipe = "data_parallel"\n')
+    found = {key: (value, source) for key, value, source in settings_in_effect(file, ("train.lr=0.1",))}
+    assert found["train.lr"] == (0.1, "set") and found["run.name"] == ("run", "default")
+    assert found["run.min_peers"] == (5, "run.trust") and found["run.openings"] == (0.03, "run.trust")
+    assert found["sync.up"] == ("fp32", "train.recipe") and found["train.outer_lr"] == (None, "train.recipe")
 
 
 def test_a_tuned_recipe_keeps_what_is_not_mentioned():

@@ -13,8 +13,8 @@ from atoll.peer.governance.settings_change import WORDS
 from atoll.peer.settings import RunSettings
 from atoll.runtime.control.settings_change import (
     KEYS,
-    STAYS,
     by_key,
+    fixed_reason,
     numbers_from,
     problem,
 )
@@ -78,8 +78,8 @@ def test_people_write_keys_of_run_toml_and_are_told_why_others_stay():
         "train.inner_steps": 30,
         "train.lr": 0.002,
     }
-    assert {KEYS[key].name for key in KEYS} == set(RunNumbers.__struct_fields__) == set(WORDS)
-    assert all(key in KEYS or key in STAYS or key.partition(".")[0] in STAYS for key in keys())
+    assert {KEYS[key].number for key in KEYS} == set(RunNumbers.__struct_fields__) == set(WORDS)
+    assert all(fixed_reason(key) for key in keys())
     for text, told in (
         ("model.name=gpt-tiny", "shape"),
         ("keep.newest=3", "run.toml"),

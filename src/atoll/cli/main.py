@@ -24,6 +24,7 @@ from atoll.cli import (
     amend,
     blame,
     checkpoint,
+    config,
     demo,
     init,
     join,
@@ -66,7 +67,7 @@ app = cyclopts.App(
     help_format="plaintext",
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
-for verb in (demo.demo, init.init, up.up, join.join, status.status, status.peers, status.invite):
+for verb in (demo.demo, init.init, config.config, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
 for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
     app.command(verb)

@@ -38,7 +38,7 @@ Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, t
 
 
 def up(
-    config: Annotated[Path | None, Parameter(help="run.toml; `atoll init` writes a commented one.")] = None,
+    config: Annotated[Path | None, Parameter(help="run.toml; `atoll init` writes one.")] = None,
     /,
     *,
     dir: Dir = None,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
@@ -23,13 +24,23 @@ from atoll.features.archive.reed_solomon import demand_ready
 from atoll.peer.config.defaults import (
     chosen_statistic,
     coded_of,
+    from_trust,
     keeps_records,
     min_peers_of,
     sample_of,
     tolerance_of,
 )
-from atoll.peer.config.reading import decode_config, decode_values
-from atoll.peer.config.sections import RunConfig, SyncSection, TrainSection, toml_text
+from atoll.peer.config.reading import ALL_KEYS, decode_config, decode_values, paths_in
+from atoll.peer.config.sections import (
+    RunConfig,
+    SyncSection,
+    TrainSection,
+    declarations,
+    default_of,
+    toml_text,
+    usual_of,
+    value_of,
+)
 from atoll.peer.settings import RunSettings
 from atoll.policy.capability_terms import PartitionPolicy, StateValidationTerms, SumCheckTerms
 from atoll.policy.fault_tolerance import rows_needed
@@ -51,6 +62,45 @@ def load_config(
     path: Path | None, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> RunConfig:
     """Merge defaults, file, ATOLL_SECTION__KEY and `--set section.key=value`. Raises UsageError with the key."""
+    return decode_config(_merged(path, sets, environment))
+
+
+def settings_in_effect(path: Path | None, sets: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
+    """Key, value and source of all settings: set, default, or the setting that decides it. Raises UsageError.
+
+    A value of None: the recipe does not use the key.
+    """
+    tree = _merged(path, sets, None)
+    config, written = decode_config(tree), {*paths_in(tree)}
+    recipe = recipe_of(config)
+    genesis, found = settings_of(config, recipe), list[tuple[str, Any, str]]()
+    for key, setting in declarations().items():
+        value, source = value_of(config, key), "set" if key in written else "default"
+        if value in (None, "") and setting.recipe:
+            value, source = _in_recipe(config, recipe, setting.recipe), "train.recipe"
+        elif value is None:
+            value, source = _at(genesis, setting.genesis), "run.trust"
+            value = type(usual_of(key))() if value is UNSET else value
+        found.append((key, value, source))
+    return found
+
+
+def _in_recipe(config: RunConfig, recipe: Recipe, place: str) -> Any:
+    """Value at a place of the recipe; None if it does not use the setting."""
+    if config.train.recipe in EVERY_STEP and place.startswith(("inner.", "outer.")):
+        place = place.replace("inner.", "outer.") if place.startswith("inner.") else ""
+    rest = getattr(recipe.inner, "rest", recipe.inner)  # Muon: the optimizer of the other parameters
+    return _at(replace(recipe, inner=rest), place) if place else None
+
+
+def _at(value: Any, place: str) -> Any:
+    """Attribute at a dotted place; UNSET or None where a part of it is missing."""
+    for name in place.split("."):
+        value = value if value is UNSET else getattr(value, name, None)
+    return value
+
+
+def _merged(path: Path | None, sets: Sequence[str], environment: Mapping[str, str] | None) -> dict[str, Any]:
     tree: dict[str, Any] = _read(path) if path is not None else {}
     found = environment if environment is not None else os.environ
     for name in sorted(found):
@@ -58,7 +108,7 @@ def load_config(
         if name.startswith(ENVIRONMENT) and two:
             _put(tree, f"{section}.{key}".lower(), found[name])
     _put_all(tree, sets, "--set ")
-    return decode_config(tree)
+    return tree
 
 
 def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
@@ -66,9 +116,7 @@ def numbers_of(sets: Sequence[str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     _put_all(tree, sets)
     config = decode_values(tree)
-    return {
-        f"{section}.{name}": getattr(getattr(config, section), name) for section in tree for name in tree[section]
-    }
+    return {key: value_of(config, key) for key in paths_in(tree)}
 
 
 def recipe_of(config: RunConfig) -> Recipe:
@@ -80,22 +128,10 @@ def recipe_of(config: RunConfig) -> Recipe:
     from atoll.training.recipe.schedule import parse_phases
 
     train, sync = config.train, config.sync
-    schedule = config.run.rounds if config.run.rounds is not None else None
-    rounds = CHANGE_OF_SCHEDULE if schedule == 0 else schedule
-    wanted = {
-        "rounds": rounds,
-        "inner_steps": train.inner_steps,
-        "batch": train.batch,
-        "seq_len": train.seq_len,
-        "lr": train.lr,
-        "outer_lr": train.outer_lr,
-        "outer_momentum": train.outer_momentum,
-        "seed": train.seed,
-        "up": sync.up and _with_numbers(sync.up, sync),
-        "down": sync.down and _with_numbers(sync.down, sync),
-    }
-    given = {k: v for k, v in wanted.items() if v is not None}
-    inner = {"weight_decay": train.weight_decay, "clip_norm": train.clip_norm, "warmup_steps": train.warmup_steps}
+    given, numbers = _passed(config, "builder"), _passed(config, "optimizer")
+    if config.run.rounds == 0:
+        given["rounds"] = CHANGE_OF_SCHEDULE
+    given |= {way: _with_numbers(given[way], sync) for way in ("up", "down") if given.get(way)}
     try:
         if train.recipe in BUILT:
             if train.recipe in EVERY_STEP:
@@ -118,7 +154,6 @@ def recipe_of(config: RunConfig) -> Recipe:
             )
             recipe = replace(recipe, schedule=replace(recipe.schedule, phases=phases))
             check_recipe(recipe)
-        numbers = {k: v for k, v in inner.items() if v is not None}
         if train.recipe in EVERY_STEP:  # the outer step is the optimizer
             _check_given(train.recipe, numbers, recipe.outer.__struct_fields__)
             recipe = replace(recipe, outer=replace(recipe.outer, **numbers))
@@ -132,7 +167,7 @@ def recipe_of(config: RunConfig) -> Recipe:
             "E-CFG-08",
             f"no recipe follows from {_wishes(config)}",
             cause=str(why),
-            fix="remove or change the keys in the cause; docs/config.md has every key",
+            fix=f"remove or change the keys in the cause; {ALL_KEYS}",
         ) from None
     if train.total_tokens:
         recipe = over_tokens(recipe, train.total_tokens)
@@ -147,6 +182,12 @@ def _model(config: RunConfig, default: str = "gpt-tiny") -> str:
 
     name = config.model.name or default
     return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
+
+
+def _passed(config: RunConfig, way: str) -> dict[str, Any]:
+    """Written settings that the recipe's builder, or its optimizer, takes by their names."""
+    found = {k.partition(".")[2]: value_of(config, k) for k, s in declarations().items() if s.passed == way}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _wishes(config: RunConfig) -> str:
@@ -169,8 +210,8 @@ def _check_given(
     name: str, given: Mapping[str, Any], known: Collection[str] = ("rounds", "batch", "seq_len", "lr", "seed")
 ) -> None:
     """Raise ValueError for keys that a recipe without inner steps does not have."""
-    if unknown := sorted(given.keys() - set(known)):
-        keys = (f"sync.{key}" if key in ("up", "down") else f"train.{key}" for key in unknown)
+    if unknown := given.keys() - set(known):
+        keys = (k for k, s in declarations().items() if s.passed and k.partition(".")[2] in unknown)
         raise ValueError(f"{name} has no {', '.join(keys)}")
 
 
@@ -203,23 +244,16 @@ def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettin
     if coded := coded_of(config.keep):
         demand_ready()
     return RunSettings(
-        name=run.name,
+        **_copied(config, RunSettings),
         rounds=0 if run.rounds == 0 else recipe.schedule.turns,
-        start_peers=run.start_peers,
         min_peers=min_peers_of(config),
-        open_to_all=run.open_to_all,
-        public=run.public or UNSET,
-        era_rounds=run.era_rounds,
-        topology=config.sync.topology,
         statistic=chosen_statistic(config),
         tolerance=tolerance_of(run),
         witnessed=preset.witnessed,
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
-        score_rate=run.score_rate or UNSET,
-        twin_rate=run.twin_rate or UNSET,
         reputation=keeps_records(config) or UNSET,
-        vote_after_rounds=_given(run.vote_after_rounds, preset.vote_after_rounds) or UNSET,
-        sponsor_rounds=_given(run.sponsor_rounds, preset.sponsor_rounds) or UNSET,
+        vote_after_rounds=from_trust(config, "run.vote_after_rounds") or UNSET,
+        sponsor_rounds=from_trust(config, "run.sponsor_rounds") or UNSET,
         validation=_rule(config, recipe),
         coded=coded or UNSET,
         openings=_openings(config, recipe),
@@ -229,14 +263,11 @@ def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettin
         if config.sync.apart != "wait"
         else UNSET,
         round=RoundSettings(
+            **_copied(config, RoundSettings, "round."),
             inner_steps=recipe.schedule.turn_steps,
-            first_train_s=run.first_train,
-            train_max_s=run.train_max,
             owner_s=owner_s,
             agree_s=2 * owner_s,
             quorum=preset.quorum,
-            suspect_s=run.suspect,
-            beat_s=run.beat,
             committee=UNSET if run.trust == "private" else COMMITTEE_MOST,
             votes=UNSET if run.votes == "ed25519" else run.votes,
             sample=sample_of(config) or UNSET,
@@ -246,8 +277,14 @@ def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettin
     )
 
 
-def _given(said: int | None, usual: int) -> int:
-    return usual if said is None else said
+def _copied(config: RunConfig, kind: type[RunSettings | RoundSettings], place: str = "") -> dict[str, Any]:
+    """Settings that genesis holds unchanged, by their fields in `kind`; off is unset where genesis has that."""
+    found, unset = dict[str, Any](), {f.name for f in fields(kind) if f.default is UNSET}
+    for key, setting in declarations().items():
+        name = setting.genesis.removeprefix(place)
+        if setting.genesis == place + name and name in kind.__struct_fields__ and default_of(key) is not None:
+            found[name] = value_of(config, key) or UNSET if name in unset else value_of(config, key)
+    return found
 
 
 def _effort(config: RunConfig, recipe: Recipe) -> WorkloadPolicy | UnsetType:
@@ -428,13 +465,14 @@ def _adjusted(recipe: Recipe, given: dict[str, Any], model: str) -> Recipe:
     from atoll.training.recipe.inner import tuned
     from atoll.training.recipe.recipes import check_recipe, fitting_seq_len, with_length
 
-    schedule = replace(recipe.schedule, **{k: given[k] for k in ("rounds", "inner_steps") if k in given})
-    inner = tuned(recipe.inner, **{k: given[k] for k in ("lr",) if k in given})
-    outer = replace(
-        recipe.outer, **{k.removeprefix("outer_"): v for k, v in given.items() if k.startswith("outer_")}
-    )
-    coding = replace(recipe.coding, **{k: given[k] for k in ("up", "down") if k in given})
-    rest = {k: given[k] for k in ("batch", "seed") if k in given}
+    parts = defaultdict[str, dict[str, Any]](dict)
+    for key, setting in declarations().items():
+        if setting.passed and (name := key.partition(".")[2]) in given:
+            part, _, field = setting.recipe.rpartition(".")
+            parts[part][field] = given[name]
+    rest, schedule = parts[""], replace(recipe.schedule, **parts["schedule"])
+    inner, outer = tuned(recipe.inner, **parts["inner"]), replace(recipe.outer, **parts["outer"])
+    coding = replace(recipe.coding, **parts["coding"])
     rest["model"] = model or recipe.model
     rest["seq_len"] = fitting_seq_len(rest["model"], given.get("seq_len"))
     adjusted = replace(recipe, schedule=schedule, inner=inner, outer=outer, coding=coding, **rest)
@@ -447,7 +485,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as why:
         raise UsageError(
-            "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init writes a commented one"
+            "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init run.toml writes one"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
         raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="correct that line") from None

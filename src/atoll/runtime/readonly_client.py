@@ -145,7 +145,7 @@ class _ReadonlyDriver(Driver):
                 raise RunFailedError(
                     "E-CHK-12",
                     f"no member holds the state of round {round} any more",
-                    cause="they keep those of the newest rounds and of some older ones ([keep] in docs/config.md)",
+                    cause="they keep those of the newest rounds and of some older ones ([keep] in run.toml)",
                     fix="atoll checkpoint list at a member says which are there; without --round it is the newest",
                 )
             if not self.store.has_blob(state):

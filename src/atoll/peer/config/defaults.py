@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.base.errors import UsageError
 from atoll.base.limits import CODED_PIECES_MAX
-from atoll.peer.config.sections import KeepSection, RunConfig, RunSection
+from atoll.peer.config.sections import KeepSection, RunConfig, RunSection, declarations, value_of
 from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.fault_tolerance import StatisticName, peers_for_one_liar
 from atoll.policy.participation import THOUSAND, ParticipationPolicy
 from atoll.policy.presets import PRESETS, statistic_of
 
 
+def from_trust(config: RunConfig, key: str) -> Any:
+    """A setting as written, else the value of its `run.trust`."""
+    value = value_of(config, key)
+    return getattr(PRESETS[config.run.trust], declarations()[key].trust) if value is None else value
+
+
 def tolerance_of(run: RunSection) -> float:
     """Share of members that may lie, derived from `trust` if omitted."""
-    if run.byzantine_tolerance is not None:
-        return run.byzantine_tolerance
-    return PRESETS[run.trust].tolerance
+    return from_trust(RunConfig(run), "run.byzantine_tolerance")
 
 
 def keeps_records(config: RunConfig) -> bool:
     """Whether vertices keep reputation: from the config, else from its trust or recipe."""
-    if config.run.reputation is not None:
-        return config.run.reputation
-    return PRESETS[config.run.trust].reputation or config.train.recipe == "cooperative"
+    is_cooperative = config.run.reputation is None and config.train.recipe == "cooperative"
+    return is_cooperative or from_trust(config, "run.reputation")
 
 
 def is_validated(run: RunSection) -> bool:

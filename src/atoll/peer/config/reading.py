@@ -1,7 +1,7 @@
 """Decoder of run.toml: from the tree that tomllib returns to a `RunConfig`.
 
 Invariants:
-- An unknown key is an error that names the nearest known one, or the equivalent of another framework's name.
+- An unknown key is an error that names the nearest known one, or the equivalent of another system's name.
 - An error about a value uses plain words, not type names.
 Not responsible for: reading files and environment (`runtime/config.py`).
 """
@@ -11,18 +11,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args
 
 import msgspec
 from msgspec import Meta
 
 from atoll.base.errors import UsageError
 from atoll.base.units import parse_duration_s
-from atoll.peer.config.docs import ABOUT, REPLACED
-from atoll.peer.config.sections import DURATION, RunConfig, keys, sections
+from atoll.peer.config.other_keys import OTHER_KEYS
+from atoll.peer.config.sections import RunConfig, declarations, keys, toml_text, type_hints, value_of
+from atoll.peer.config.setting import DURATION
 from atoll.peer.config.validate import demand_sense
 
 IN_WORDS = {"float": "a number", "int": "a whole number", "str": "text", "bool": "true or false", "array": "a list"}
+ALL_KEYS = "atoll config --all prints every key"
 
 
 def decode_config(tree: Mapping[str, Any]) -> RunConfig:
@@ -34,7 +36,7 @@ def decode_config(tree: Mapping[str, Any]) -> RunConfig:
 
 def decode_values(tree: Mapping[str, Any]) -> RunConfig:
     """The same without checks of combinations."""
-    for path in _leaves(tree):
+    for path in paths_in(tree):
         _check_known(path)
     try:
         config = msgspec.convert(_in_seconds(tree), RunConfig)
@@ -46,20 +48,31 @@ def decode_values(tree: Mapping[str, Any]) -> RunConfig:
         told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{_nearest(tree, key)}"
         raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
     for key in keys():
-        section, _, name = key.partition(".")
-        value = getattr(getattr(config, section), name)
+        value = value_of(config, key)
         if isinstance(value, float) and not isfinite(value):
             raise UsageError("E-CFG-02", f"{key}: expected a finite number", fix=_mend(key))
     return config
 
 
+def paths_in(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Dotted paths of all values."""
+    for section, value in tree.items():
+        table = _as_table(value)
+        yield from [section] if table is None else (f"{section}.{name}" for name in table)
+
+
+def choices_of(key: str) -> list[str | int]:
+    """Values of a key that takes one of several; empty for other keys."""
+    base = get_args(type_hints()[key])[0]
+    return [word for choice in (base, *get_args(base)) for word in get_args(choice) if isinstance(word, str | int)]
+
+
 def _nearest(tree: Mapping[str, Any], key: str) -> str:
     """A hint at the nearest allowed value, for a key with several."""
-    section, _, name = key.partition(".")
     if key not in keys():
         return ""
-    value, hint = tree[section][name], get_type_hints(dict(sections())[section])[name]
-    words = [word for choice in (hint, *get_args(hint)) for word in get_args(choice) if isinstance(word, str)]
+    section, _, name = key.partition(".")
+    value, words = tree[section][name], [word for word in choices_of(key) if isinstance(word, str)]
     near = difflib.get_close_matches(value, words, 1, 0.6) if isinstance(value, str) else []
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -69,8 +82,8 @@ def _check_known(path: str) -> None:
     if path in known:
         return
     name = path.rsplit(".", 1)[-1]
-    if name in REPLACED:
-        raise UsageError("E-CFG-03", f"{path} is not a key of Atoll", fix=f"write {REPLACED[name]}")
+    if name.lower() in OTHER_KEYS:
+        raise UsageError("E-CFG-03", f"{path} is not a key of Atoll", fix=OTHER_KEYS[name.lower()])
     same = [k for k in known if k.rsplit(".", 1)[-1] == name]
     near = same or difflib.get_close_matches(path, known, 1, 0.6)
     if not near:
@@ -78,38 +91,21 @@ def _check_known(path: str) -> None:
         near = [names[n] for n in difflib.get_close_matches(name, list(names), 1, 0.6)]
     guess = f"; did you mean {near[0]}?" if near else ""
     raise UsageError(
-        "E-CFG-01",
-        f"unknown key {path}{guess}",
-        cause="a typo, or a key of another version",
-        fix="docs/config.md has every key",
+        "E-CFG-01", f"unknown key {path}{guess}", cause="a typo, or a key of another version", fix=ALL_KEYS
     )
-
-
-def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Dotted paths of all values."""
-    for section, value in tree.items():
-        table = _as_table(value)
-        if table is None:
-            yield section
-        else:
-            yield from (f"{section}.{name}" for name in table)
 
 
 def _in_seconds(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with durations in seconds; they may be text with a unit."""
-    out: dict[str, Any] = {}
-    for section, owner in sections():
-        table = _as_table(tree.get(section, {}))
-        if table is None:
-            out[section] = tree[section]
-            continue
-        hints = get_type_hints(owner, include_extras=True)
-        out[section] = {k: _seconds(f"{section}.{k}", v, hints[k]) for k, v in table.items()}
+    out = dict[str, Any]()
+    for section, value in tree.items():
+        table = _as_table(value)
+        out[section] = value if table is None else {k: _seconds(f"{section}.{k}", v) for k, v in table.items()}
     return out
 
 
-def _seconds(key: str, value: object, hint: object) -> object:
-    if not isinstance(value, str) or not _is_duration(hint):
+def _seconds(key: str, value: object) -> object:
+    if not isinstance(value, str) or not is_duration(key):
         return value
     try:
         return parse_duration_s(value)
@@ -118,11 +114,14 @@ def _seconds(key: str, value: object, hint: object) -> object:
 
 
 def _mend(key: str) -> str:
-    return f"write another value; {key} is: {ABOUT[key]}" if key in ABOUT else "docs/config.md has every key"
+    if key not in keys():
+        return ALL_KEYS
+    choices = ", ".join(map(toml_text, choices_of(key)))
+    return f"choose one of {choices}" if choices else f"write another value; {key} is: {declarations()[key].about}"
 
 
-def _is_duration(hint: Any) -> bool:
-    return any(isinstance(m, Meta) and m.extra == DURATION for m in get_args(hint)[1:])
+def is_duration(key: str) -> bool:
+    return any(isinstance(m, Meta) and m.extra == DURATION for m in type_hints()[key].__metadata__)
 
 
 def _as_table(value: object) -> Mapping[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Config validation: features that do not exist yet, keys without effect, and conflicts between keys.
+"""Config validation: recipes that do not exist yet, keys without effect, and conflicts between keys.
 
 Invariants:
-- A key for a missing feature is refused with "not yet" and never ignored.
+- A recipe without support in real runs is refused with "not yet".
 - Every refusal gives a reason and what to write instead.
 Not responsible for: limits that follow from a model or from other members.
 """
@@ -13,24 +13,10 @@ import re
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
+from atoll.peer.config.recipe_names import EXPERIMENTS, RECIPES
 from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text, value_of
 from atoll.policy.compatibility import conflicts_among
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
-
-RECIPES = (
-    *("diloco", "demo", "local_sgd", "opendiloco", "streaming", "auto", "eager"),
-    *("muloco", "fedavg", "sparseloco", "cooperative", "decoupled", "data_parallel", "demo_", "powersgd"),
-    *("parameter_server", "sparta", "pipelined", "des_loc", "delayed_nesterov", "intellect1"),
-)
-EXPERIMENTS = (  # recipes without support in real runs yet; training/recipe/methods has their components
-    "halos",
-    "noloco",
-)
-NOT_YET: dict[str, str] = {  # key → why only the default is accepted
-    "sync.pipeline_depth": "the transport decides how many pieces are on their way",
-    "network.enable_nat_traversal": "give an address that others can dial: network.announce_addresses",
-    "network.enable_relay": "give an address that others can dial: network.announce_addresses",
-}
 
 
 def demand_sense(config: RunConfig) -> None:
@@ -41,10 +27,6 @@ def demand_sense(config: RunConfig) -> None:
 
 def _check_made(config: RunConfig) -> None:
     """Refuse what does not exist yet."""
-    for key, why in NOT_YET.items():
-        default = default_of(key)
-        if value_of(config, key) != default:
-            raise UsageError("E-CFG-04", f"{key}: not yet", cause=why, fix=f"leave {key} at {toml_text(default)}")
     recipe = config.train.recipe
     if recipe in EXPERIMENTS:
         raise UsageError(

@@ -19,6 +19,7 @@ from msgspec.structs import asdict, replace
 
 from atoll.base.ids import Digest
 from atoll.base.units import seconds_text
+from atoll.peer.config.sections import declarations
 from atoll.peer.governance.orders import amends_in, tunes_in
 from atoll.peer.settings import RunSettings, pacing_problem
 from atoll.policy.plan import RoundPlan, plan_round
@@ -62,22 +63,7 @@ def numbers_in(to: RunNumbers) -> dict[str, Any]:
     return {name: value for name, value in asdict(to).items() if value is not UNSET}
 
 
-WORDS = {  # number → text for people
-    "rounds": "{:g} rounds",
-    "start_peers": "{:g} members to begin",
-    "min_peers": "{:g} members to go on",
-    "audit_rate": "a share of {:g} audited",
-    "train_max_s": "rounds that train for {} at most",
-    "owner_s": "{} for an owner of a part to answer",
-    "window_min_s": "{} at the least for an owner of a part to answer",
-    "updates": "{:g} updates before the slow are left behind",
-    "grace": "{:g} steps of grace for them",
-    "round_time_s": "rounds that train for {}",
-    "inner_steps": "{:g} steps a round",
-    "total_tokens": "{:,} tokens in all",
-    "lr": "learning rate {:g}",
-    "outer_lr": "outer learning rate {:g}",
-}
+WORDS = {s.amend.number: s.amend.words for s in declarations().values() if s.amend}  # number → text for people
 
 
 def in_words(numbers: Mapping[str, float]) -> str:

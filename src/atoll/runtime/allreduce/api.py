@@ -94,7 +94,7 @@ def found(
     calls take at 2 Mbit/s. If members may lie, this limit is four times what all but a third of them took.
 
     `trust` "community" or "open" tolerates liars among up to a third of the members. Rows are combined by
-    `statistic` (docs/config.md), and owners are spot-checked or watch each other (specs/trust.md,
+    `statistic` (docs/reference/config.md), and owners are spot-checked or watch each other (specs/trust.md,
     specs/openings.md). The default stays a mean: no member can falsify the sum, but one member can move it by what
     it sends. `statistic="trimmed_mean"`, or "robust" with "community", withstands that. If the group shrinks below
     what withstands one liar, calls wait for others to join, and fail with E-RED-21 after `timeout_s`.

@@ -105,7 +105,7 @@ async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> No
             fix=instead,
         )
     names = ", ".join(map(str, here[-SHOWN:]))
-    kept = "a peer keeps the newest states and some older ones (keep.newest, keep.every_rounds in docs/config.md)"
+    kept = "a peer keeps the newest states and some older ones (keep.newest, keep.every_rounds)"
     raise UsageError(
         "E-CHK-03",
         f"the state of round {goal.round} is not in {host.folder}",

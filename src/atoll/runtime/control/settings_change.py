@@ -5,20 +5,21 @@
 Invariants:
 - The training terms of a round follow from genesis and the vertex before it, whatever that vertex says.
 - A senseless change is refused here, before any member receives it.
-- Only keys of run.toml in `KEYS` can change; for any other, the refusal gives the reason.
+- Only settings with an `Amendment` can change; for any other, the refusal gives the reason.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, ValidationError, convert
 from msgspec.structs import replace
 
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import Seconds
+from atoll.peer.config.sections import declarations, sections
 from atoll.peer.governance.settings_change import in_words, numbers_in, tuned_by, with_numbers
 from atoll.peer.operator_commands import with_waiting
 from atoll.peer.settings import RunSettings
@@ -34,46 +35,12 @@ if TYPE_CHECKING:
     from atoll.runtime.training_peer import TrainingPeer
 
 
-class _TunableNumber(NamedTuple):
-    """Conversion of a key of run.toml to a number of the run."""
-
-    name: str
-    share: float = 1.0  # factor on the written value
-    turns: int = 0  # 1: times the number of fragments, -1: divided by it
+KEYS = {key: setting.amend for key, setting in declarations().items() if setting.amend}
 
 
-KEYS = {
-    "run.rounds": _TunableNumber("rounds", turns=1),
-    "run.start_peers": _TunableNumber("start_peers"),
-    "run.min_peers": _TunableNumber("min_peers"),
-    "run.audit_rate": _TunableNumber("audit_rate"),
-    "run.train_max": _TunableNumber("train_max_s"),
-    "consensus.timeout": _TunableNumber("owner_s", share=1 / 5),
-    "consensus.timeout_min": _TunableNumber("window_min_s", share=1 / 5),
-    "sync.quorum": _TunableNumber("updates"),
-    "sync.grace": _TunableNumber("grace"),
-    "train.round_time": _TunableNumber("round_time_s"),
-    "train.inner_steps": _TunableNumber("inner_steps", turns=-1),
-    "train.total_tokens": _TunableNumber("total_tokens"),
-    "train.lr": _TunableNumber("lr"),
-    "train.outer_lr": _TunableNumber("outer_lr"),
-}
-OWN = "it is this computer's own: write it in run.toml, then atoll stop and atoll up"
-STAYS = {  # reason why a key or section cannot change
-    "model": "every state and every member's copy has this shape",
-    "data": "members hold these data, and what was learned from is counted in them",
-    "train.recipe": "members remember earlier rounds as this recipe has it",
-    "train.batch": "the place in the data is counted in these; train.adaptive_batching moves it",
-    "train.seq_len": "the place in the data is counted in these",
-    "train": "members remember earlier rounds as the recipe has it",
-    "sync": "what codecs left out is remembered by their numbers, and members read each other's bytes by them",
-    "run": "votes, trust and membership rest on it, and members cannot vote on the meaning of a vote",
-    "consensus": "members cannot vote on the meaning of a vote",
-    "keep.coded": "pieces of older states lie as it says",
-    "network": OWN,
-    "keep": OWN,
-    "node": OWN,
-}
+def fixed_reason(key: str) -> str:
+    """Reason why a key cannot change."""
+    return declarations()[key].fixed or dict(sections())[key.partition(".")[0]].fixed
 
 
 def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
@@ -82,23 +49,22 @@ def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
     for key, value in numbers_of(written).items():
         number = KEYS.get(key)
         if number is None:
-            section = key.partition(".")[0]
             raise UsageError(
                 "E-RUN-27",
                 f"{key} stays as genesis has it",
-                cause=STAYS.get(key, STAYS[section]),
+                cause=fixed_reason(key),
                 fix=f"change one of {', '.join(KEYS)}; or begin a new run",
             )
-        if number.turns < 0 and value % fragments:
+        if number.fragments < 0 and value % fragments:
             raise UsageError(
                 "E-RUN-27",
                 f"{key} = {value} is not to be divided by the {fragments} fragments of this run",
                 fix=f"write {key} = {max(1, round(value / fragments)) * fragments}",
             )
-        if number.turns:
-            value = value * fragments if number.turns > 0 else value // fragments
-        found[number.name] = value if number.share == 1.0 else value * number.share
-        _demand_bounds(key, number.name, found[number.name])
+        if number.fragments:
+            value = value * fragments if number.fragments > 0 else value // fragments
+        found[number.number] = value if number.factor == 1.0 else value * number.factor
+        _demand_bounds(key, number.number, found[number.number])
     return convert(found, RunNumbers)
 
 
@@ -118,11 +84,11 @@ def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
     """The numbers by their keys in run.toml."""
     given, found = numbers_in(to), dict[str, Any]()
     for key, number in KEYS.items():
-        if number.name in given:
-            value = given[number.name]
-            if number.turns:
-                value = value // fragments if number.turns > 0 else value * fragments
-            found[key] = value if number.share == 1.0 else round(value / number.share, 9)
+        if number.number in given:
+            value = given[number.number]
+            if number.fragments:
+                value = value // fragments if number.fragments > 0 else value * fragments
+            found[key] = value if number.factor == 1.0 else round(value / number.factor, 9)
     return found
 
 

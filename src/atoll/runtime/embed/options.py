@@ -18,7 +18,7 @@ from atoll.policy.fault_tolerance import StatisticName
 class RunOptions:
     """Options of `atoll.found`. UsageError if a value is out of its range.
 
-    Outer step and codecs (docs/config.md), for runs without a `recipe`:
+    Outer step and codecs (docs/reference/config.md), for runs without a `recipe`:
     `outer_lr`, `outer_momentum`: of the outer Nesterov step.
     `up`, `down`: codecs of updates and of results (specs/codecs.md).
     `fragments`: parts of the model, of which each round exchanges one. `overlap`: inner steps that go on while a

@@ -1,0 +1,57 @@
+"""Keys of other systems, and of older versions: the key of Atoll that does the same, or why there is none."""
+
+from __future__ import annotations
+
+ANSWERS = {  # what to do in Atoll → names elsewhere
+    "write run.start_peers": "num_peers n_peers world_size min_available_clients",
+    "write run.min_peers": "min_fit_clients min_clients",
+    "write run.rounds": "num_rounds max_rounds",
+    "write run.rounds; steps in all are run.rounds x train.inner_steps": "epochs max_steps total_steps",
+    "write run.sample, or run.sample_peers for a number of members": "fraction_fit client_fraction",
+    "leave it out: a run takes up to 4096 members; a ticket limits how many join: atoll invite --uses": "max_peers",
+    "leave it out: the founder's ticket names the run; write run.name for a display name": "run_id",
+    'write run.trust = "community" or "open"': "byzantine",
+    "write run.byzantine_tolerance, a share of the members": "byzantine_fraction max_faulty",
+    "write run.beat": "heartbeat_interval heartbeat",
+    "write run.suspect": "heartbeat_timeout",
+    "write model.name": "model model_name",
+    "write model.weights": "checkpoint pretrained",
+    "write data.source": "dataset data_path",
+    "write train.recipe, which decides the inner and the outer optimizer": "optimizer algorithm strategy",
+    "write train.inner_steps": "h sync_every sync_frequency local_steps num_local_steps",
+    "write train.batch": "batch_size local_batch_size micro_batch_size gradient_accumulation_steps",
+    "write train.target_samples": "target_batch_size global_batch_size",
+    "write train.seq_len": "sequence_length block_size",
+    "write train.lr": "learning_rate inner_lr",
+    "write train.clip_norm": "max_grad_norm grad_clip",
+    "write train.warmup_steps": "warmup",
+    "write train.outer_momentum": "momentum",
+    'write train.precision = "bf16"': "dtype mixed_precision bf16 fp16 amp",
+    "write sync.up and sync.down": "compression codec",
+    'write sync.up = "int8" and sync.down = "int8"': "quantization",
+    "write sync.overlap": "overlap_steps",
+    "write sync.fragments": "num_fragments",
+    "write sync.statistic": "aggregation aggregator",
+    "write sync.quorum and sync.grace": "matchmaking_time",
+    "leave it out: sync.topology decides which members exchange what": "group_size",
+    "leave it out: the transport decides how many pieces of an update are under way": "pipeline_depth",
+    "write consensus.timeout": "averaging_timeout consensus_timeout",
+    "leave it out: rounds are decided by signed votes (consensus.protocol), not by repeated polls": "alpha k",
+    'write network.listen_addresses = ["/ip4/0.0.0.0/tcp/7071"]': "host port listen bind host_maddrs",
+    "write network.announce_addresses": "announce announce_maddrs",
+    "write network.upload_bytes_s": "bandwidth",
+    "leave it out: peers connect directly; forward a port of the router and write its address in "
+    "network.announce_addresses": "enable_nat_traversal nat_traversal enable_relay relay use_relay",
+    "leave it out: a peer finds the others with a ticket: atoll join TICKET": "bootstrap bootstrap_peers "
+    "initial_peers seeds master_addr master_port server_address",
+    "leave it out: peers always connect over TCP; write node.device to train on a GPU": "backend",
+    "leave it out: every connection is encrypted": "encryption tls",
+    "write keep.newest and keep.every_rounds; atoll checkpoint export writes a state elsewhere": "checkpoint_every "
+    "checkpoint_interval save_steps",
+    "leave it out: everything lies in the peer's folder: atoll up --dir FOLDER": "checkpoint_dir output_dir",
+    "leave it out: members have no ranks; write node.name to name this peer": "rank local_rank",
+    "write node.name": "peer_name",
+    "write node.threads": "num_threads num_workers",
+    'write node.device = "cuda"': "gpu",
+}
+OTHER_KEYS = {name: answer for answer, names in ANSWERS.items() for name in names.split()}
