@@ -346,3 +346,10 @@ def test_everything_that_a_trust_stands_for_can_be_written_otherwise():
     settings, lacks = trusted(*sets, "run.reputation=false")
     assert (settings.statistic, settings.audited_share, settings.reputed, lacks) == ("mean", 0.0, False, [])
     assert trusted("run.reputation=true")[0].reputed
+
+
+@pytest.mark.parametrize("trust", ["community", "open"])
+def test_raft_is_refused_where_members_may_lie(trust: str):
+    """One phase of votes withstands no liar; the error names both settings."""
+    refused = trouble(f"run.trust={trust}", "run.min_peers=4", "run.start_peers=4", "consensus.protocol=raft")
+    assert "consensus.protocol" in (said := f"{refused.what} {refused.cause}") and "run.trust" in said

@@ -104,7 +104,7 @@ def features_in(config: RunConfig) -> dict[str, str]:
     keys = {
         "members that are trusted": ("run.trust", believes),
         "members that may lie": ("run.trust", not believes),
-        "Raft": ("consensus.protocol", config.consensus.protocol == "Raft"),
+        "Raft": ("consensus.protocol", config.consensus.protocol == "raft"),
         "statistics against liars": ("sync.statistic", sync.statistic not in (None, "mean")),
         "weights by distances": ("sync.statistic", sync.statistic in DISTANCES),
         "several owners per part": ("run.trust", run.trust == "open"),

@@ -207,7 +207,7 @@ def clipped_caf(gram: GramMatrix, f: int) -> Weights:
     v is the result of centered clipping, and every row is shortened to the median distance from it. Then rows lose
     belief as in CAF until no direction has more than ALIGNED of all variance (never: the mean of least variance, as
     in CAF). A clipped row with unique information adds no more variance than others, so the filter keeps it.
-    Colluding liars together add theirs in one direction. Both numbers are from trials (LOG.md).
+    Colluding liars together add theirs in one direction. Both numbers are from trials (docs/lab/).
     """
     center = centered_clipping(gram, f, CLIPPED_STEPS, None)
     away = [math.sqrt(value) for value in map(float, gram.squared_to(center)[:-1])]
@@ -222,7 +222,7 @@ def blended_caf(gram: GramMatrix, f: int) -> Weights:
     """All means of the filter's iterations, weighted by the inverse square of their largest variance.
 
     Honest rows that the filter removed return in part, and a mean that liars have moved far away has almost no
-    weight. The returning rows also help a backdoor (LOG.md), so this is not the default.
+    weight. The returning rows also help a backdoor (docs/lab/), so this is not the default.
     """
     found = list(_filtered(gram, f))
     least = min(variance for _, variance, _ in found)
