@@ -20,6 +20,7 @@ exclude_patterns = ["docs/_build"]
 
 myst_heading_anchors = 4  # links such as page.md#heading, as code hosts make them
 copybutton_prompt_text = "$ "
+smartquotes = False  # texts hold code, such as trust="open"
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -36,6 +37,8 @@ html_show_copyright = False
 
 def _plain_text(app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text with `names`: keep stars, underscores, code and lists of names as they are."""
+    if lines[:1] and lines[0].startswith("Alias for field number"):  # of a NamedTuple
+        lines.clear()
     parts = []
     for part in "\n".join(lines).strip().split("\n\n"):
         if part.startswith("    "):

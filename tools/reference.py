@@ -5,18 +5,22 @@ Usage: make reference
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+GENERATORS = sorted(Path(__file__).parent.glob("*_reference.py"))
+
 
 def generated_pages() -> dict[Path, Callable[[], str]]:
     """Every generated page with the function that returns its text."""
-    modules = [import_module(file.stem) for file in sorted(Path(__file__).parent.glob("*_reference.py"))]
+    modules = [import_module(file.stem) for file in GENERATORS]
     return {module.PAGE: module.page_text for module in modules}
 
 
 if __name__ == "__main__":
-    for page, text in generated_pages().items():
-        page.parent.mkdir(exist_ok=True)
-        page.write_text(text())
+    for generator in GENERATORS:
+        sys.argv = [str(generator)]
+        runpy.run_path(str(generator), run_name="__main__")
