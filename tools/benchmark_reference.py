@@ -1,12 +1,12 @@
 """Benchmark results: measures them, writes docs/reference/benchmarks.md and the README's table of measured facts.
 
 Usage:
-    python tools/benchmark_reference.py                     # write the page and the README's table from bench/results
+    python tools/benchmark_reference.py                     # write the page and the README's table from the results
     python tools/benchmark_reference.py --measure           # first run every bench of RUNS, one after the other
     python tools/benchmark_reference.py --measure kill wire # first run only these
 
-Each file of bench/results holds one run: command, date, machine, what was measured, its summary in one line, and the
-object that the bench printed with --json. The README's rows are `measured`, `summary` and `command` of those files.
+Each file of bench/results holds one run: command, date, machine, what was measured, its summary in one line, and
+the object that the bench printed with --json. A row of the README is `measured`, `summary` and `command` of one file.
 
 Not responsible for: measuring (bench/), or judging a figure (bench/RESULTS.md).
 """
@@ -172,7 +172,8 @@ RUNS = (
         "python bench/consensus.py --quick",
         lambda report: "one decision of 16 members 50 to 100 ms apart (simulated)",
         lambda report: ", ".join(
-            f"{name} {_engine(report['figures']['rows'], name, 16)['virtual_s']} s" for name in ("agreement", "raft")
+            f"{name} {_engine(report['figures']['rows'], name, 16)['virtual_s']} s"
+            for name in ("agreement", "raft")
         ),
     ),
     Run(
@@ -271,7 +272,8 @@ def _machine() -> str:
         names = [line.partition(":")[2] for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = " ".join(names[0].split()) if names else cpu
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{cpu}, {os.cpu_count()} cores, {gib:.0f} GiB of memory, {platform.system()}"
+    gpu = "with a GPU" if Path("/dev/nvidia0").exists() else "no GPU"
+    return f"{cpu}, {os.cpu_count()} cores, {gib:.0f} GiB of memory, {gpu}, {platform.system()}"
 
 
 def _fact(result: Report) -> str:
@@ -279,11 +281,13 @@ def _fact(result: Report) -> str:
 
 
 def _section(name: str, result: Report) -> str:
-    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    versions = ", ".join(
+        f"{package} {version}" for package, version in result["versions"].items() if package != "kernel"
+    )
     lines = [
         f"## {name}",
-        f"`{result['command']}`, {result['date']}; {result['machine']}; load {result['load_1min_before']} before the "
-        f"run; {versions}.",
+        f"`{result['command']}`, {result['date']}; {result['machine']}; "
+        f"load {result['load_1min_before']} before the run; {versions}.",
         *_tables(result["figures"]),
     ]
     return "\n" + "\n\n".join(lines) + "\n"
