@@ -6,7 +6,7 @@ Usage:
     python tools/benchmark_reference.py --measure kill wire # first run only these
 
 Each file of bench/results holds one run: command, date, machine, what was measured, its summary in one line, and
-the object that the bench printed with --json. A row of the README is `measured`, `summary` and `command` of one file.
+the object that the bench printed with --json. A README row is `measured`, `summary` and `command` of one file.
 
 Not responsible for: measuring (bench/), or judging a figure (bench/RESULTS.md).
 """
@@ -101,6 +101,17 @@ def _convergence_measured(report: Report) -> str:
     )
 
 
+def _hostile_measured(report: Report) -> str:
+    kinds = " and ".join(villain["kind"] for villain in report["figures"]["villains"])
+    return f"{report['settings']['peers']} processes, two liars ({kinds}), audit rate {report['settings']['audit_rate']}"
+
+
+def _hostile_summary(report: Report) -> str:
+    f = report["figures"]
+    ends = ", ".join(f"{v['kind']} {v['became']} in round {v['rounds']}" for v in f["villains"])
+    return f"{ends} from its first lie; {f['honest_harmed']} honest members lost their place"
+
+
 def _codec_summary(report: Report) -> str:
     best = {row["codec"]: row for row in report["figures"]}  # kernels come after torch
     int8 = best["int8"]
@@ -132,6 +143,7 @@ RUNS = (
         _allreduce_measured,
         _allreduce_summary,
     ),
+    Run("hostile", "python bench/hostile.py", _hostile_measured, _hostile_summary),
     Run("power_loss", "python bench/power_loss.py", _power_measured, _power_summary),
     Run("kill-quick", "python bench/kill.py --quick", _kill_measured, _kill_summary),
     Run("power_loss-quick", "python bench/power_loss.py --quick", _power_measured, _power_summary),
@@ -203,7 +215,13 @@ RUNS = (
     ),
 )
 # the README's rows, in this order; the second file is used while the first has not been measured
-README_ROWS = (("convergence",), ("kill", "kill-quick"), ("allreduce",), ("power_loss", "power_loss-quick"))
+README_ROWS = (
+    ("convergence",),
+    ("kill", "kill-quick"),
+    ("allreduce",),
+    ("hostile",),
+    ("power_loss", "power_loss-quick"),
+)
 
 HEAD = """# Benchmarks
 
