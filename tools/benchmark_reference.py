@@ -103,7 +103,8 @@ def _convergence_measured(report: Report) -> str:
 
 def _hostile_measured(report: Report) -> str:
     kinds = " and ".join(villain["kind"] for villain in report["figures"]["villains"])
-    return f"{report['settings']['peers']} processes, two liars ({kinds}), audit rate {report['settings']['audit_rate']}"
+    s = report["settings"]
+    return f"{s['peers']} processes, two liars ({kinds}), audit rate {s['audit_rate']}"
 
 
 def _hostile_summary(report: Report) -> str:
