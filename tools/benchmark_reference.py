@@ -117,7 +117,7 @@ def _codec_summary(report: Report) -> str:
     best = {row["codec"]: row for row in report["figures"]}  # kernels come after torch
     int8 = best["int8"]
     figures = f"{int8['encode_gb_s']} and {int8['decode_accumulate_gb_s']} GB/s"
-    return f"int8: {figures} to encode, and to decode and add"
+    return f"int8 ({int8['engine']}): {figures} to encode, and to decode and add"
 
 
 def _wire_measured(report: Report) -> str:
