@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # containers like to forbid compiled modules: each of the hundred processes of our stories would compile Atoll anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check long bench setup clean
+.PHONY: demo test check docs reference long bench setup clean
 
 setup: $(READY)
 
@@ -32,6 +32,14 @@ check: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/basedpyright
+
+# the site: docs/_build/html/index.html; a warning, such as a broken link, is an error
+docs: $(READY)
+	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs . docs/_build/html
+
+# writes the generated pages anew: commands, settings, errors, facts, benchmarks
+reference: $(READY)
+	$(PY) tools/reference.py
 
 # full seed and fuzz counts, some hours on two cores; then sieges on all cores, of any size:
 # make long MINUTES=600 SIEGE="--peers 100 --rounds 100"

@@ -1,6 +1,6 @@
 """How many honest rows count where rows are shown only to those who have committed or passed.
 
-    python bench/reveal.py                      the table of bench/RESULTS.md, "Commit, then reveal"
+    python bench/reveal.py                      all stories, four seeds each (bench/RESULTS.md, "Under siege")
     python bench/reveal.py --stories slow --seeds 1
     python bench/reveal.py [--quick] [--json]
 

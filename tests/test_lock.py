@@ -30,7 +30,7 @@ def test_every_locked_package_has_hashes():
 
 def test_whatever_the_project_asks_for_is_locked_its_build_backend_too():
     wanted = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]]
-    wanted += PROJECT["build-system"]["requires"]
+    wanted += [*PROJECT["dependency-groups"]["docs"], *PROJECT["build-system"]["requires"]]
     names = {name for file in LOCKS for name in locked(file)}
     assert {plain(one) for one in wanted} - names == set()
     assert all("==" in one for one in PROJECT["build-system"]["requires"])
