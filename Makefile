@@ -60,4 +60,4 @@ bench: $(READY)
 	for script in $(BENCHES); do $(PY) bench/$$script.py --quick || exit 1; done
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) docs/_build

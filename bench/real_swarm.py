@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lab import Lab
 
 PATIENCE_S = 120.0  # for any one thing to happen on a busy computer
+TICKET_USES = 64  # the default where members trust each other
 LAB_PORT = 7071  # the same in every life: others look for a restarted peer where it was
 
 Fact = dict[str, Any]
@@ -67,7 +68,8 @@ class Swarm:
 
     def found(self) -> None:
         sets = [word for s in self.settings for word in ("--set", s)]
-        self._start(0, ["up", *sets])
+        # where members may lie, a founder's ticket admits one peer by default
+        self._start(0, ["up", "--uses", str(TICKET_USES), *sets])
         self.ticket = self.wait(lambda f: f["fact"] == "Opened" and f["by"] == 0)["ticket"]
 
     def join(self, index: int, command: tuple[str, ...] | None = None) -> None:

@@ -110,7 +110,7 @@ def _hostile_measured(report: Report) -> str:
 def _hostile_summary(report: Report) -> str:
     f = report["figures"]
     ends = ", ".join(f"{v['kind']} {v['became']} in round {v['rounds']}" for v in f["villains"])
-    return f"{ends} from its first lie; {f['honest_harmed']} honest members lost their place"
+    return f"{ends}, counted from the first lie; {f['honest_harmed']} honest members lost their place"
 
 
 def _codec_summary(report: Report) -> str:
