@@ -71,8 +71,7 @@ def answer_of(*words: str | Path) -> Any:
 class Peer:
     """A running `atoll up` or `atoll join` and the facts it has told.
 
-    A warm process, which runs the code in `lies` first, or, with a `command` (`AS_TYPED`, as people start it) or an
-    `env` of its own, a fresh one.
+    A warm process, which runs the code in `lies` first, or, with a `command` or an `env` of its own, a fresh one.
     """
 
     def __init__(

@@ -31,6 +31,15 @@ IMPORTED = [
 ]
 
 
+def code_of_script(folder: Path, *words: str) -> str:
+    """In the place of `lies`: go to this folder and, with words, run `python WORDS` instead of `atoll`."""
+    code = f"import atexit, os, runpy, sys; os.chdir({str(folder)!r})\n"
+    if not words:
+        return code
+    run = f"sys.argv = {list(words)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return f"{code}{run}\natexit._run_exitfuncs(); raise SystemExit\n"
+
+
 class WarmPeer:
     """`atoll` with these words, and as much of `subprocess.Popen` as tests use; stderr is a pipe or this file."""
 
@@ -64,6 +73,14 @@ class WarmPeer:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, whatever it is doing; whoever reads its pipes has read them to the end."""
+        self.kill()
+        self.wait()
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def _forked(target: Callable[..., None], *given: object, daemon: bool = False) -> BaseProcess:
