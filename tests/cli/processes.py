@@ -19,9 +19,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from warm import HUMBLE, WarmPeer
+from warm import HUMBLE, WarmPeer, trainer_program
 
 from atoll.cli.main import main
+from atoll.runtime.trainer import client
 
 PATIENCE_S = 90.0  # only a failing test waits so long
 SMALL = [  # a run of seconds: 22 k parameters, few steps
@@ -38,6 +39,7 @@ def atoll(*words: str | Path) -> subprocess.CompletedProcess[str]:
     with (
         open(os.devnull) as nobody,
         patch.object(sys, "stdin", nobody),
+        patch.object(client, "PROGRAM", trainer_program()),
         redirect_stdout(out),
         redirect_stderr(err),
         pytest.raises(SystemExit) as ended,
@@ -69,8 +71,7 @@ def answer_of(*words: str | Path) -> Any:
 class Peer:
     """A running `atoll up` or `atoll join` and the facts it has told.
 
-    A warm process, which runs the code in `lies` first, or, with a `command` (`AS_TYPED`, as people start it) or an
-    `env` of its own, a fresh one.
+    A warm process, which runs the code in `lies` first, or, with a `command` or an `env` of its own, a fresh one.
     """
 
     def __init__(

@@ -29,6 +29,17 @@ for verb in sys.argv[1:]:
 """
 
 
+ASKS = f"""
+import sys
+from atoll.cli.main import main
+for verb in sys.argv[2:]:
+    try:
+        main([verb, "--dir", sys.argv[1]])
+    except SystemExit as ended:
+        print(ended.code, *set({HEAVY_MODULES}) & sys.modules.keys())
+"""
+
+
 def test_help_never_imports_torch():
     """Of all verbs, one after the other in a process of its own."""
     verbs = [*LIGHT, "up", "join", "demo"]
@@ -45,9 +56,11 @@ def test_what_the_package_promises_is_there_for_whoever_imports_no_more_than_it(
 
 def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
     """The whole way to the answer, not just the help."""
-    for verb in ("status", "peers", "invite", "leave"):
-        found = imported_by(verb, "--dir", str(tmp_path))
-        assert "atoll.runtime.control.socket" in found and not found & {*HEAVY_MODULES}
+    found = imported_by("invite", "--dir", str(tmp_path))
+    assert "atoll.runtime.control.socket" in found and not found & {*HEAVY_MODULES}
+    asked = [sys.executable, "-c", ASKS, str(tmp_path), "status", "peers", "leave", "pause"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["3"] * 4, done.stderr
 
 
 def test_help_is_there_before_anybody_gets_impatient():

@@ -53,11 +53,3 @@ def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
         assert gone.returncode == 2 and "E-CHK-01" in gone.stderr
     audit = answer_of("verify", a)
     assert audit["intact"] and [r["back_to"] for r in audit["rollbacks"]] == [round]
-
-
-def test_what_is_no_code_is_told_before_a_run_is_founded(tmp_path: Path):
-    refused = atoll("up", "--dir", tmp_path / "a", "--set", "keep.coded=10/6", *SMALL)
-    assert (
-        refused.returncode == 2 and "E-CFG-12" in refused.stderr and 'write keep.coded = "6/10"' in refused.stderr
-    )
-    assert not (tmp_path / "a" / "kept.sqlite").exists()

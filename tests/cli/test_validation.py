@@ -63,6 +63,9 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
             good["values"][0],
             good["accuracy"][0],
         ] and "canary loss" in shown
+        listed = {row["round"]: row for row in answer_of("checkpoint", "list", tmp_path / "ada")}
+        assert listed[went["back_to"]]["validated"] == shown
+        assert "validated: loss " in atoll("checkpoint", "list", tmp_path / "ada", "--all").stdout
         said = atoll("status", "--dir", tmp_path / "ada").stdout
         assert "validated: round" in said and ", right " in said and f"went back to round {went['back_to']}" in said
         verified = answer_of("verify", tmp_path / "ada")
@@ -76,5 +79,7 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         assert [(one["exact"], one["gone"]) for one in found] == [(True, [])] * len(found)
         named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found]
         assert ["eve"] in named and {name for names in named for name in names} == {"eve"}
-        back = atoll("checkpoint", "rollback", str(went["refused"][0]), "--dir", tmp_path / "ada")
+        back = atoll("checkpoint", "rollback", str(went["refused"][0]), tmp_path / "ada")
         assert f"validators went back behind round {went['refused'][0]} before" in back.stdout
+    # without a running peer the folder of ada gives the same answer
+    assert answer_of("blame", tmp_path / "ada", "--round", went["refused"][0]) == found[0]

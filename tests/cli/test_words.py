@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ from atoll.runtime.config import load_config
 from atoll.runtime.driver import Driver
 from atoll.runtime.event_log import RunStatus, fact_to_entry, plain
 from atoll.runtime.event_log import member_entry as line_of_member
+from atoll.runtime.peer_folder import default_name
 from atoll.wire.messages.vertex import Member
 from atoll.wire.ticket import issue
 
@@ -492,6 +494,31 @@ def test_a_peer_listens_where_its_option_or_the_environment_says(monkeypatch: py
     monkeypatch.setenv("ATOLL_LISTEN", "/ip4/0.0.0.0/tcp/7071")
     assert listens("up") == listens("join", "ATOLL1:") == ["/ip4/0.0.0.0/tcp/7071"]
     assert listens("up", "--listen", "/ip4/10.0.0.5/tcp/7071") == ["/ip4/10.0.0.5/tcp/7071"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("status", "peers", "invite", "pause", "resume", "leave", "stop", "recover", "verify", "blame", "plot"),
+        *("checkpoint list", "checkpoint show 3", "checkpoint rollback 3", "checkpoint export 3 to"),
+        "checkpoint verify",
+    ],
+)
+def test_a_folder_is_the_last_word_or_an_option(words: str):
+    """Of every command without another word that could be meant: `pull` has a ticket there, `export` a file."""
+
+    def folder_in(*more: str) -> Path:
+        _, bound, *_ = app.parse_args([*words.split(), *more], exit_on_error=False, print_error=False)
+        return next(v for k, v in bound.arguments.items() if k in ("run", "dir"))
+
+    assert folder_in("here") == folder_in("--dir", "here") == Path("here")
+
+
+def test_peers_of_one_computer_have_names_of_their_own():
+    """The computer's, and the folder's where it is not the default one; an @ would begin a group."""
+    assert default_name(Path("/home/ada/atoll-run")) == platform.node()
+    assert default_name(Path("/home/ada/bob")) == f"{platform.node()}/bob"
+    assert default_name(Path("bob@home")) == f"{platform.node()}/bob-home"
 
 
 def test_json_holds_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from multiprocessing import connection, reduction
 from multiprocessing.process import BaseProcess
@@ -29,6 +30,15 @@ IMPORTED = [
     *("atoll.cli.up", "atoll.cli.join", "atoll.runtime.bootstrap", "atoll.training.models"),
     "atoll.runtime.trainer.__main__",
 ]
+
+
+def code_of_script(folder: Path, *words: str) -> str:
+    """In the place of `lies`: go to this folder and, with words, run `python WORDS` instead of `atoll`."""
+    code = f"import atexit, os, runpy, sys; os.chdir({str(folder)!r})\n"
+    if not words:
+        return code
+    run = f"sys.argv = {list(words)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return f"{code}{run}\natexit._run_exitfuncs(); raise SystemExit\n"
 
 
 class WarmPeer:
@@ -60,10 +70,19 @@ class WarmPeer:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its end is not reported yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, whatever it is doing; whoever reads its pipes has read them to the end."""
+        self.kill()
+        self.wait()
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def _forked(target: Callable[..., None], *given: object, daemon: bool = False) -> BaseProcess:

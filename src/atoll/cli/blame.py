@@ -4,10 +4,11 @@
                                  and the rounds with kept updates
     atoll blame RUN --metric validation
                                  the same for the losses that validators measured on held-out data
-    atoll blame RUN --round R    measured by the local peer: the round recomputed without each contributor
+    atoll blame RUN --round R    measured: the round recomputed without each contributor, by the local peer if one
+                                 is running, else from this folder alone
 
 The first two report what vertices contain. The third is a measurement on kept updates (specs/blame.md). None of
-them is proof against a member. Never imports torch.
+them is proof against a member. Imports torch only for the third without a running peer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import NetworkError, UsageError
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.stored_vertices import read_vertex
@@ -38,7 +39,7 @@ def blame(
         Parameter(help="The loss of each peer's own data, or that of held-out data, where validators measured it."),
     ] = "loss",
     round: Annotated[
-        int | None, Parameter(help="Recompute this round without each contributor in turn; a peer must run here.")
+        int | None, Parameter(help="Recompute this round without each contributor in turn, from kept updates.")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -135,10 +136,15 @@ def _by_loss(folder: Path, json: bool) -> None:
 
 
 def _without_each(folder: Path, round: int, json: bool) -> None:
-    """Have the local peer recompute the round without each contributor."""
+    """Have the local peer recompute the round without each contributor; if none is running, do it here."""
     from atoll.runtime.control.socket import send_request
 
-    told = send_request(folder, "blame", round=round)
+    try:
+        told = send_request(folder, "blame", round=round)
+    except NetworkError as why:
+        if why.code != "E-DOOR-01" or not (folder / "kept.sqlite").exists():
+            raise
+        told = _replayed_here(folder, round)
     if json:
         say_json(told | {"cannot_tell": MEASURED})
         return
@@ -151,6 +157,15 @@ def _without_each(folder: Path, round: int, json: bool) -> None:
     say(f"  {_made_again(told)}; {MEASURED}")
     if not any(p["notable"] for p in told["peers"]):
         say("  no member stands out")
+
+
+def _replayed_here(folder: Path, round: int) -> dict[str, Any]:
+    """The same from this folder alone; imports torch."""
+    import asyncio
+
+    from atoll.runtime.offline_attribution import blame_offline
+
+    return asyncio.run(blame_offline(folder, round))
 
 
 def _made_again(told: dict[str, Any]) -> str:

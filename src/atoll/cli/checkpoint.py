@@ -54,7 +54,7 @@ def listing(
     with kept_in(folder) as kept:
         rounds = [-1, *kept.rounds]
         begin = _row(kept, folder, -1)["time_s"]
-        rows = [_row(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
+        rows = [_row_with_findings(kept, folder, r) for r in (rounds if all or json else rounds[-LISTED:])]
         placed = placed_rounds(kept.pieces)
         blobs = {path.name for path in (folder / "blobs").glob("*")}
         here = [] if json else [r for r in rounds if read_vertex(kept, folder, r)[1].state.hex() in blobs]
@@ -73,6 +73,7 @@ def listing(
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
         back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
         back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""
+        back += f"  validated: {validated_text(row)}" if "validated" in row else ""
         at = f"  {row['round']:>6}  {row['trained']:>7}  {after:>12}"
         say(f"{at}  {loss:>8}  {counted:>9}  {row['state'][:8]}  {size:>9}{back}")
 
@@ -91,8 +92,7 @@ def show(
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
-        row = _row(kept, folder, round)
-        row |= {"validated": found} if (found := validated(kept, folder, round)) else {}
+        row = _row_with_findings(kept, folder, round)
         begin_s = _row(kept, folder, -1)["time_s"]
     if json:
         say_json(row)
@@ -128,9 +128,8 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if row["branch"]:
         branch = row["branch"]
         yield "branch", f"another one begins here: {branch['vertex']}, epoch {branch['epoch']}, by {branch['by']}"
-    if found := row.get("validated"):
-        told = (f"{of} {value:.1%}" if "accuracy" in of else f"{of} {value:.4f}" for of, value in found.items())
-        yield "validated", ", ".join(told)
+    if "validated" in row:
+        yield "validated", validated_text(row)
     yield "state", row["state"]
     size = row["size_bytes"]
     yield "size", f"{bytes_text(size)}, in this folder" if size is not None else "not in this folder any more"
@@ -170,7 +169,7 @@ def export(
             f"the state of round {round} is not in {folder} any more",
             cause="a peer keeps the newest states; "
             + (f"here: rounds {spans_text(spans_of(here))}" if here else "none is here"),
-            fix=f"atoll checkpoint list; members may have it, whole or in pieces: "
+            fix=f"atoll checkpoint list {folder}; members may have it, whole or in pieces: "
             f"atoll checkpoint pull --dir {folder} --round {round} --to MODEL",
         )
     if to.exists():
@@ -205,6 +204,12 @@ def late_text(late: dict[str, int]) -> str:
     return f"{late['steps']} steps apart since round {late['since']}"
 
 
+def validated_text(row: dict[str, Any]) -> str:
+    """Loss and accuracy of a state on held-out data, as its validators measured them."""
+    found = row["validated"].items()
+    return ", ".join(f"{of} {value:.1%}" if "accuracy" in of else f"{of} {value:.4f}" for of, value in found)
+
+
 def _blob(folder: Path, name: Digest) -> Path:
     return folder / "blobs" / name.hex()
 
@@ -215,8 +220,14 @@ def _check_round(kept: StoredHistory, folder: Path, round: int) -> None:
             "E-CHK-01",
             f"round {round} is not in {folder}",
             cause=f"the newest round here is {max(kept.rounds, default=-1)}",
-            fix="atoll checkpoint list",
+            fix=f"atoll checkpoint list {folder}",
         )
+
+
+def _row_with_findings(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
+    """`_row`, and what later vertices report of the state on held-out data, if validators measured it."""
+    found = validated(kept, folder, round)
+    return _row(kept, folder, round) | ({"validated": found} if found else {})
 
 
 def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
 
 
-def leave(*, dir: Dir = None, json: AsJson = False) -> None:
+def leave(dir: Dir = None, *, json: AsJson = False) -> None:
     """Leave the run and end this peer. If the others need its vote for that, it ends with the next round."""
     _end("leave", "left by its owner", dir, json)
 
 
-def stop(*, dir: Dir = None, json: AsJson = False) -> None:
+def stop(dir: Dir = None, *, json: AsJson = False) -> None:
     """End this peer now; `atoll up` in the same folder resumes it."""
     _end("stop", "stopped by its owner", dir, json)
 
@@ -45,9 +45,9 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
 
 
 def recover(
+    dir: Dir = None,
     *,
     yes: Annotated[bool, Parameter(negative="", help="Do it without a question.")] = False,
-    dir: Dir = None,
     json: AsJson = False,
 ) -> None:
     """Restart from the last agreed round without lost members, if too few are left for a quorum.

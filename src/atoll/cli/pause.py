@@ -9,12 +9,12 @@ from __future__ import annotations
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
-def pause(*, dir: Dir = None, json: AsJson = False) -> None:
+def pause(dir: Dir = None, *, json: AsJson = False) -> None:
     """Pause the whole run: the current round ends, then members stay and do not train until `atoll resume`."""
     _say_so(True, dir, json)
 
 
-def resume(*, dir: Dir = None, json: AsJson = False) -> None:
+def resume(dir: Dir = None, *, json: AsJson = False) -> None:
     """Resume a paused run at the same place in the data."""
     _say_so(False, dir, json)
 

@@ -16,12 +16,12 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 def rollback(
     round: Annotated[int, Parameter(help="Round with the state to continue from; -1 is genesis.")],
     /,
+    run: Dir = None,
     *,
     without: Annotated[
         list[str] | None,
         Parameter(negative="", help="Send this member away for good, by name or id; repeatable."),
     ] = None,
-    dir: Dir = None,
     json: AsJson = False,
 ) -> None:
     """Send the whole run back to the state of an earlier round, which must be in this folder.
@@ -32,7 +32,7 @@ def rollback(
     from atoll.policy.membership import AMEND_ROUNDS
     from atoll.runtime.control.socket import send_request
 
-    folder = folder_of(dir)
+    folder = folder_of(run)
     answer = send_request(folder, "rollback", round=round, without=without or [])
     if json:
         say_json(answer)

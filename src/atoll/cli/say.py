@@ -17,8 +17,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import AtollError, UsageError
 from atoll.base.ids import printable
-
-DEFAULT_DIR = "atoll-run"
+from atoll.runtime.peer_folder import DEFAULT_DIR
 
 Dir = Annotated[Path | None, Parameter(name="--dir", help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")]
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Answer with one JSON object.")]

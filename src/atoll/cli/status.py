@@ -39,7 +39,7 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
     ]
 
 
-def status(*, dir: Dir = None, json: AsJson = False) -> None:
+def status(dir: Dir = None, *, json: AsJson = False) -> None:
     """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
     from atoll.runtime.control.socket import send_request
     from atoll.runtime.event_log import alike_text
@@ -117,7 +117,7 @@ def _say_checks(s: dict[str, Any]) -> None:
         _say_validation(v)
 
 
-def peers(*, dir: Dir = None, json: AsJson = False) -> None:
+def peers(dir: Dir = None, *, json: AsJson = False) -> None:
     """List the agreed members, their standing, and how this peer reaches them."""
     from atoll.runtime.control.socket import send_request
 
@@ -129,6 +129,7 @@ def peers(*, dir: Dir = None, json: AsJson = False) -> None:
 
 
 def invite(
+    dir: Dir = None,
     *,
     uses: Annotated[
         int, Parameter(validator=Number(gte=1, lte=PEERS_MAX), help="How many peers may join with it. Default: 1.")
@@ -142,7 +143,6 @@ def invite(
     ] = [],  # noqa: B006
     revoke: Annotated[str, Parameter(help="End this ticket (or the one with this id) instead.")] = "",
     list: Annotated[bool, Parameter(negative="", help="Show the tickets that are still good instead.")] = False,
-    dir: Dir = None,
     json: AsJson = False,
 ) -> None:
     """Make a new ticket through the members' agreement, or revoke one."""

@@ -11,7 +11,10 @@ from cyclopts.validators import Number
 from atoll.base.limits import PEERS_MAX
 from atoll.cli.say import AsJson, Dir, Sets, folder_of
 
-Name = Annotated[str, Parameter(help="Name of this peer. Default: the computer's name.")]
+Name = Annotated[
+    str,
+    Parameter(help="Name of this peer. Default: the computer's name, and the folder's unless that is atoll-run."),
+]
 Listen = Annotated[
     list[str],
     Parameter(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import platform
 import signal
 import threading
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from atoll.runtime.control.socket import ControlServer, count_local_peers
 from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
+from atoll.runtime.peer_folder import default_name
 from atoll.wire.ticket import Ticket, parse
 
 FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
@@ -188,8 +188,8 @@ def _ready(start: PeerOptions) -> tuple[Any, int, str]:
     prepare_folder(start.folder)
     threads = start.threads or start.config.node.threads or threads_per_trainer(1 + count_local_peers())
     torch.set_num_threads(threads)
-    name, group = start.name or start.config.node.name or platform.node(), start.config.node.group
-    return listening, threads, named(name, group)
+    name = start.name or start.config.node.name or default_name(start.folder)
+    return listening, threads, named(name, start.config.node.group)
 
 
 async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerView, resumed: bool = False) -> int:

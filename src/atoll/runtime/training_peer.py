@@ -29,6 +29,7 @@ from atoll.peer.events import (
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.atomic_files import write_durably
+from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerHeartbeat
 from atoll.runtime.training_spec import parse_training_spec
 from atoll.runtime.worker.capabilities import enable_capabilities
@@ -39,6 +40,14 @@ from atoll.training.models import task_of
 from atoll.training.spec import ATTACHED, local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers
+
+
+def link_data(store: PeerStore, blob: Digest) -> str:
+    """Path of this data set under a name that shows its form, as loaders go by the end of a name."""
+    link = store.folder / "data.safetensors"
+    link.unlink(missing_ok=True)
+    link.symlink_to(store.blob_path(blob).relative_to(store.folder))  # relative, since the folder may be moved
+    return str(link)
 
 
 class TrainingPeer(Driver):
@@ -197,12 +206,7 @@ class TrainingPeer(Driver):
             self.run_step(lambda: self.machine.downloads.fetch_blob(learning.data_blob, self.clock.now()))
 
     def _use_data_blob(self, blob: Digest) -> None:
-        link = self.folder / "data.safetensors"
-        link.unlink(missing_ok=True)
-        link.symlink_to(
-            self.store.blob_path(blob).relative_to(self.folder)
-        )  # relative, since the folder may be moved
-        self._equip(str(link))
+        self._equip(link_data(self.store, blob))
 
     def _equip(self, data: str = "") -> None:
         """Start the trainer once the data set and the base are here; `data` is the location of a new data set."""

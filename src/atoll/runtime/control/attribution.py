@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
-from atoll.features.attribution.leave_one_out import archived_rows, notable, question_of, state_lacking
+from atoll.features.attribution.leave_one_out import (
+    LeaveOneOutTask,
+    archived_rows,
+    notable,
+    question_of,
+    state_lacking,
+)
 from atoll.peer.tasks import CheckStateStored, LeaveOneOutResult
 
 if TYPE_CHECKING:  # the driver imports torch, and light commands import this file
+    from atoll.peer.peer import Peer
     from atoll.runtime.training_peer import TrainingPeer
+    from atoll.runtime.worker.training_worker import TrainingWorker
 
 
 async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
     """The change of the loss without each contributor of this round."""
     if not host.island.trains or host.island.tended.attached:
-        raise RefusedError(
-            "E-BLM-07",
-            "this peer cannot measure held-out losses",
-            cause="it observes, or its loop has a model and data of its own",
-            fix="run the command at a member that trains a built-in model",
-        )
+        raise cannot_measure()
     try:
         asked = question_of(host.machine, round)
         if not await host.island.run(
@@ -35,12 +38,32 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
             raise state_lacking(round)
         gathered = await host.gather_rows(round)
     except ValueError as why:
-        raise RefusedError(
-            "E-BLM-02",
-            f"round {round} cannot be replayed: {why}",
-            fix="atoll blame lists the rounds with archived updates",
-        ) from None
-    archived = archived_rows(host.machine)
+        raise cannot_replay(round, why) from None
+    return await measure_effects(host.machine, host.island, asked, gathered.gone)
+
+
+def cannot_measure() -> RefusedError:
+    return RefusedError(
+        "E-BLM-07",
+        "this peer cannot measure held-out losses",
+        cause="it observes, or its loop has a model and data of its own",
+        fix="run the command at a member that trains a built-in model",
+    )
+
+
+def cannot_replay(round: int, why: ValueError) -> RefusedError:
+    return RefusedError(
+        "E-BLM-02",
+        f"round {round} cannot be replayed: {why}",
+        fix="atoll blame lists the rounds with archived updates",
+    )
+
+
+async def measure_effects(
+    peer: Peer, island: TrainingWorker, asked: LeaveOneOutTask, gone: tuple[tuple[int, PeerId], ...]
+) -> dict[str, Any]:
+    """Replay the round with the rows on this disk; `gone` are the others. Raises UsageError if there are none."""
+    round, archived = asked.body.round, archived_rows(peer)
     work = asked.work(archived.get(round, {}))
     if not any(work.parts):
         here = sorted(archived)
@@ -53,18 +76,17 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
             fix=f"{later}set keep.updates higher at all members and start them again, "
             "which keeps updates from then on",
         )
-    found = await host.island.run(work)
+    found = await island.run(work)
     assert isinstance(found, LeaveOneOutResult)
     left_out = [n for n, part in enumerate(work.parts) if part is None]
-    told = _summary(host, round, found, gathered.gone)
+    told = _summary(peer, round, found, gone)
     return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
 
 
 def _summary(
-    host: TrainingPeer, round: int, found: LeaveOneOutResult, gone: tuple[tuple[int, PeerId], ...]
+    peer: Peer, round: int, found: LeaveOneOutResult, gone: tuple[tuple[int, PeerId], ...]
 ) -> dict[str, Any]:
-    assert host.machine.history is not None
-    names = names_of((m.peer, m.name) for m in host.machine.history.head_body.members)
+    names = names_of((m.peer, m.name) for m in peer.known.history.head_body.members)
     stand_out = notable(found)
     peers = [
         {

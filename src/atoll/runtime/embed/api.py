@@ -26,6 +26,7 @@ from atoll.runtime.embed.options import RunOptions
 from atoll.runtime.embed.run import Run
 from atoll.runtime.embed.trust_defaults import rule_of
 from atoll.runtime.network.addresses import listening
+from atoll.runtime.peer_folder import DEFAULT_DIR
 from atoll.training.recipe.recipes import Recipe, custom_loop_recipe, for_custom_loop
 from atoll.wire.ticket import parse
 
@@ -168,7 +169,7 @@ def _effort(recipe: Recipe, wish: RunOptions) -> WorkloadPolicy | None:
 
 
 def _folder(given: str | Path) -> Path:
-    return Path(given or os.environ.get("ATOLL_DIR") or "atoll-run")
+    return Path(given or os.environ.get("ATOLL_DIR") or DEFAULT_DIR)
 
 
 def _start_peers() -> int:

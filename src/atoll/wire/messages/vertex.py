@@ -126,7 +126,7 @@ class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     time_s: Finite  # run time of the proposal, in seconds, from which the next round's plan counts
     proposer: PeerId
     parts: tuple[SignedStatement | None, ...]  # the owner's OwnerResult per part; None: the part has no result
-    state: Digest  # blob id of the shared state after this round
+    state: Digest  # blob id of the shared state after this round: the version of the model
     commits: tuple[SignedStatement, ...]  # the commitment of every contributor
     members: tuple[Member, ...]  # the membership that plans the next round
     tickets: tuple[TicketUse, ...]
