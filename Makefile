@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # containers like to forbid compiled modules: each of the hundred processes of our stories would compile Atoll anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check docs reference long bench setup clean
+.PHONY: demo test check docs reference results long bench setup clean
 
 setup: $(READY)
 
@@ -37,6 +37,10 @@ check: $(READY)
 docs: $(READY)
 	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs . docs/_build/html
 
+# measures the benches of bench/results again, about 20 minutes on an idle machine
+results: $(READY)
+	$(PY) tools/benchmark_reference.py --measure
+
 # writes the generated pages anew: commands, settings, errors, facts, benchmarks
 reference: $(READY)
 	$(PY) tools/reference.py
@@ -51,7 +55,7 @@ long: $(READY)
 	ATOLL_FUZZ=100000 $(PY) -m pytest -m long --timeout=3600
 	$(PY) -m atoll simulate siege $(SIEGE) --swarm --minutes $(MINUTES) --jobs $(JOBS)
 
-# each at most 90 s on two cores (bench/RESULTS.md says how long); not among them, though they have a --quick, too:
+# each at most 90 s on two cores; not among them, though they have a --quick, too:
 # topology (root), mnist, under_attack and pareto (want data), allreduce, robust_reduce and aggregate (beside others)
 BENCHES := handshake transport codec wire way_back consensus verify sim_scale reduce_scale meet survive straggler \
 	blackout soak growth exact effort hostile convergence scores twins utilisation round_cost erasure apart power_loss \
