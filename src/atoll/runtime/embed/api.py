@@ -93,8 +93,8 @@ def found(
     Training begins when `start_peers` are present. `folder` keeps keys and state: the same folder is the same peer.
 
     `trust="community"` or "open" tolerates liars among up to a third of the members (docs/how-to/choose-trust.md).
-    Updates are weighed by distances, with "open" sorted, or combined by the `statistic` of the options. Both need at
-    least four members. Members then evaluate the agreed model, and go back behind a bad one, if their loops pass
+    Updates are weighed by distances, with "open" sorted, or combined by the `statistic` of the options. Both need
+    at least four members. Members then evaluate the agreed model, and go back behind a bad one, if their loops pass
     `attach(…, validate=…)`.
 
     `recipe=cooperative(rounds=20)` replaces rounds, steps, outer step and codecs by those of a published method
