@@ -65,7 +65,9 @@ class KeepSection(ConfigSection, frozen=True):
 class NodeSection(ConfigSection, frozen=True):
     """This peer. Stays on this computer, except the name and the group."""
 
-    name: Annotated[Text, Setting("Name of this peer at the others. Empty: the computer's name.")] = ""
+    name: Annotated[Text, Setting(
+        "Name of this peer at the others. Empty: the computer's name, followed by the folder's unless that is "
+        "atoll-run.")] = ""
     group: Annotated[Group, Setting(
         "Owner of this peer's data, such as a hospital, for run.sample with run.trust = \"private\". Groups get "
         "equally many turns, however many members they have, and so do the members of a group. It follows an @ in "
