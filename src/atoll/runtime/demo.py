@@ -125,7 +125,7 @@ class DemoRun:
         s = self.settings
         founder = await self._found("peer-1", s.peers, self._sets())
         ticket = founder.news["ticket"]
-        self.on_change(f"peer-1 founded a run; {s.peers - 1} others join with its ticket")
+        self.on_change(f"peer-1 founded a run; {s.peers - 1} more join with its ticket")
         for k in range(2, s.peers + 1):
             await self._start(f"peer-{k}", ["join"], ticket)
         start = await send_request_async(founder.folder, "evaluate")

@@ -45,7 +45,7 @@ def decode_values(tree: Mapping[str, Any]) -> RunConfig:
         key = at.rstrip("`").split("[")[0]
         for theirs, ours in IN_WORDS.items():
             text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
-        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{_nearest(tree, key)}"
+        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{_given(tree, key)}{_nearest(tree, key)}"
         raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
     for key in keys():
         value = value_of(config, key)
@@ -65,6 +65,13 @@ def choices_of(key: str) -> list[str | int]:
     """Values of a key that takes one of several; empty for other keys."""
     base = get_args(type_hints()[key])[0]
     return [word for choice in (base, *get_args(base)) for word in get_args(choice) if isinstance(word, str | int)]
+
+
+def _given(tree: Mapping[str, Any], key: str) -> str:
+    """The refused value, for the message; empty if there is none or it is a table."""
+    section, _, name = key.partition(".")
+    table = _as_table(tree.get(section))
+    return f", not {table[name]!r}" if table is not None and isinstance(table.get(name), str | int | float) else ""
 
 
 def _nearest(tree: Mapping[str, Any], key: str) -> str:

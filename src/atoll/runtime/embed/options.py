@@ -35,7 +35,7 @@ class RunOptions:
 
     Length of a round (specs/effort.md), never below `inner_steps_min` or above `inner_steps` steps:
     `round_time`: seconds of training. `target_samples`: samples of all members together; `attach(batch=…)` sets
-    the samples per step. `adaptive_steps`: more steps as the loss of `run.report` falls.
+    the samples per step. `adaptive_steps`: fewer steps as the loss of `run.report` falls.
 
     Network:
     `listen`: addresses, for members on other computers such as /ip4/0.0.0.0/tcp/7071; default: ATOLL_LISTEN.

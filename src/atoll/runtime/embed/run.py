@@ -117,6 +117,10 @@ class Run:
         self._in_step = False  # True during optimizer.step()
         self._resumed = 0.0  # monotonic time at which the loop got control
 
+    def __repr__(self) -> str:
+        state = "is over" if self.done else f"round {self.round}" if self._joined else "not attached"
+        return f"<atoll.Run {self._request.folder}: {state}, {self.trained} rounds trained, {self.members} members>"
+
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
     @arguments("run.attach", "E-ATT-11")
