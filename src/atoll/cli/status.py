@@ -50,7 +50,8 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
         return
     of = f" of {s['rounds']}" if s["rounds"] else ""
     step = f" {s['step']}/{s['inner_steps']}" if s["phase"] == "training" else ""
-    say(f"run {s['run']} ({s['run_id'][:8]}): {s['trained']}{of} rounds trained, {s['phase']}{step}")
+    title = " ".join(filter(None, ("run", s["run"], f"({s['run_id'][:8]})")))
+    say(f"{title}: {s['trained']}{of} rounds trained, {s['phase']}{step}")
     if s["paused"]:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):
@@ -97,7 +98,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
     _say_checks(s)
     raft = "; they agree by Raft" if s.get("protocol") == "raft" else ""
     say(f"  {s['present']} of {s['voters']} voting members present, {s['quorum']} needed{raft}")
-    say(f"  this peer: {s['name']}, {s['role']}, {s['standing']}, in {s['folder']}")
+    say(f"  this peer: {s['name'] or 'no name'}, {s['role']}, {s['standing']}, in {s['folder']}")
     for text in (s.get("unaudited"), s.get("vote")):
         if text:
             say(f"  ! {text}")
