@@ -574,6 +574,7 @@ def test_what_is_recommended_follows_the_swarm_its_links_and_its_tokens():
     hidden, waits = auto(exchange_steps=4), auto(exchange_steps=10)
     assert hidden.schedule.inner_steps == auto().schedule.inner_steps == 32
     assert waits.schedule.inner_steps == 9 * 4 * (10 - 4), "four fragments wait six steps each: a tenth of the time"
+    assert auto(exchange_steps=9.4).schedule.inner_steps == 196, "fragments divide a round"
     few, more = auto(tokens=10**7, batch=8), auto(tokens=10**7, batch=8, peers=8)
     assert few.schedule.rounds == round(10**7 / (4 * 32 * 8 * few.seq_len)) == 2 * more.schedule.rounds + 1
     assert auto(tokens=1).schedule.rounds == 1

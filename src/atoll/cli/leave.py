@@ -63,7 +63,8 @@ def recover(
     found = send_request(folder, "status")
     if not yes and found["present"] < found["quorum"]:
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
-        lose = f"{', '.join(gone)} will lose their votes until they join again; are they gone for good?"
+        vote, they = ("its vote", "it joins") if len(gone) == 1 else ("their votes", "they join")
+        lose = f"{', '.join(gone)} will lose {vote} until {they} again; gone for good?"
         _sure(lose if gone else "the key in this folder becomes the key of its member; is the old one lost?")
     elif not yes:
         _sure(

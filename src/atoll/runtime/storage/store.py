@@ -64,7 +64,8 @@ def damaged(what: str, folder: Path) -> UsageError:
         f"{what} in {folder} is damaged or gone",
         cause="this disk changed what was written; a peer that resumed from it would refuse what others agree on",
         fix=f"atoll verify {folder} names all that is damaged. To go on, ask a member for a ticket (atoll invite), "
-        "copy peer.key, and nothing else, into an empty folder, and join there: the others know that identity",
+        "copy peer.key, and nothing else, into a new folder (mkdir -m 700), and join there: the others know that "
+        "identity",
     )
 
 

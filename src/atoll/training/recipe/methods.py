@@ -530,7 +530,7 @@ def auto(
     """
     if inner_steps is None:
         waiting = fragments * max(0.0, exchange_steps - overlap)
-        inner_steps = max(32, ceil(9 * waiting))
+        inner_steps = fragments * ceil(max(32, 9 * waiting) / fragments)
     if rounds is None:
         sample = fitting_seq_len(model, setting.get("seq_len"))
         a_round = peers * inner_steps * setting.get("batch", BATCH) * sample
