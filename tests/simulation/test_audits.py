@@ -259,6 +259,7 @@ def test_if_one_auditor_were_enough_anybody_could_be_framed(monkeypatch: pytest.
         run_scenario("accusers", 1)
 
 
+@pytest.mark.long
 def test_if_moments_were_not_carried_nobody_would_see_chosen_ones(monkeypatch: pytest.MonkeyPatch):
     """Mutant: an auditor takes whatever moments a chain begins with."""
 

@@ -35,7 +35,7 @@ KINDS = {
     [
         *((kind, 7, 2) for kind in KINDS),
         *(pytest.param(kind, 7, 4, marks=pytest.mark.long) for kind in KINDS),
-        ("private", 12, 4),
+        pytest.param("private", 12, 4, marks=pytest.mark.long),
     ],
 )
 def test_what_a_broken_link_keeps_from_an_owner_comes_through_others(kind: str, peers: int, far: int):

@@ -185,7 +185,7 @@ def test_a_fresh_machine_repeats_what_the_run_did(name: str):
 
 
 @pytest.mark.parametrize("name", TABLE)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(number=st.integers(0, 3), seed=st.integers(0, 2**32))
 def test_repeated_and_strange_messages_do_no_harm(name: str, number: int, seed: int):
     """Two machines with the same repeated and strange messages have equal effects; only PeerFault is raised."""

@@ -21,6 +21,7 @@ def test_liars_that_try_bodies_have_their_turns_and_no_more():
     assert report.measured["audited_by_liars"] == 0 < 0.1 < report.measured["audited_by_honest"]
 
 
+@pytest.mark.long
 def test_where_the_id_of_a_vertex_draws_the_next_proposer_liars_keep_the_chair(monkeypatch: pytest.MonkeyPatch):
     """Mutant: as it was. Once one of them has it, no other member gets it."""
     drawn = property(lambda plan: sorted(plan.voters)[draw_below(plan.head, "proposer", len(plan.voters))])

@@ -33,7 +33,8 @@ def brittle_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(VirtualWorld, "sleep", brittle)
 
 
-@pytest.mark.parametrize("seed", [9, 28])  # many faults and no join
+# many faults and no join
+@pytest.mark.parametrize("seed", [9, pytest.param(28, marks=pytest.mark.long)])
 def test_a_failure_shrinks_to_the_faults_that_matter(
     seed: int, brittle_sleep: None, capsys: pytest.CaptureFixture[str]
 ):

@@ -65,7 +65,7 @@ def test_who_shows_nothing_that_it_committed_to_loses_its_place_and_is_never_exp
     assert {how for _, how in told.left.values()} == {"away"} and set(told.findings) == {"withheld"}
 
 
-@pytest.mark.parametrize("statistic", ["trimmed_mean", "robust"])
+@pytest.mark.parametrize("statistic", [pytest.param("trimmed_mean", marks=pytest.mark.long), "robust"])
 def test_sorted_and_weighed_answers_are_opened_too(statistic: str):
     told = played({2: "all_blocks", 5: "forger"}, peers=7, rounds=6, statistic=statistic)
     assert {told.left[peer_name(place)][1] for place in (2, 5)} == {"expelled"}

@@ -179,7 +179,7 @@ def test_rows_of_a_failed_attempt_do_not_stand_in_front_of_those_of_the_next():
     assert story.length(8) + story.length(9) < 60.0  # 280 s where every attempt queues its rows behind the others'
 
 
-@pytest.mark.parametrize("bytes_s", [0.2e6, 0.06e6])
+@pytest.mark.parametrize("bytes_s", [0.2e6, pytest.param(0.06e6, marks=pytest.mark.long)])
 def test_an_owner_to_which_rows_come_late_is_not_complained_of(bytes_s: float):
     """Its downlink falls to a sixtieth, or a two-hundredth: what it answers lacks rows that others got, and as soon
     as it is a round behind it answers nothing. Nor does it complain of the others that it cannot receive from.

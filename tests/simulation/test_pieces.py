@@ -197,7 +197,8 @@ def test_the_story_of_pieces_ends_well(seed: int):
     assert report.rounds >= 14 and report.faults == {"leave": 2, "vanish": 3}
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_in_bad_weather_goes_back_to_states_that_lie_in_pieces(seed: int):
     report = run_scenario("pieces_churn", seed, peers=6, rounds=20)
     assert report.rounds >= 20 and report.faults["rollback"] > 3

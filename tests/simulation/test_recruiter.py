@@ -14,6 +14,7 @@ def test_one_invited_member_never_has_more_votes_than_agreement_withstands():
     assert run_scenario("recruiter", 1).measured["votes_of_one"] <= 2
 
 
+@pytest.mark.long
 def test_without_the_rule_the_same_story_ends_with_most_votes_in_one_hand(monkeypatch: pytest.MonkeyPatch):
     """What the rule is for: nothing else in a run bounds how many names one invited person votes by."""
     monkeypatch.setitem(play_recruiter.__globals__, "TURNS", 0)  # its names come; none needs to leave

@@ -126,6 +126,7 @@ def test_nobody_is_counted_twice_whoever_notices_first(name: str, seed: int):
     assert not outcome.miscounted and all(part.twice == 0 for part in outcome.parts)
 
 
+@pytest.mark.long
 def test_three_hundred_peers_with_deaths_are_reduced_hierarchically():
     """Fifteen die; the busiest of the others still sends a handful of updates, not hundreds."""
     peers = names(300)

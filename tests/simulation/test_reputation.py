@@ -57,7 +57,10 @@ def test_records_weather_everything(seed: int):
     run_scenario("reputed_churn", seed, peers=6, rounds=8)
 
 
-@pytest.mark.parametrize("trust", [{}, {"statistic": "trimmed_mean", "tolerance": 0.33, "witnessed": True}])
+SORTED = {"statistic": "trimmed_mean", "tolerance": 0.33, "witnessed": True}
+
+
+@pytest.mark.parametrize("trust", [{}, pytest.param(SORTED, marks=pytest.mark.long)])
 def test_an_idler_and_a_boaster_stay_on_probation_and_weigh_half_of_the_others(trust: dict[str, object]):
     records = played({1: "idler", 2: "boaster"}, **trust)
     worth = final(records)
@@ -295,6 +298,7 @@ def test_runs_without_records_are_encoded_as_they_always_were():
 # ---- a rule is deleted, and the scenario notices ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_if_boasting_were_believed_boasters_would_be_trusted(monkeypatch: pytest.MonkeyPatch):
     believe = lambda losses: dict.fromkeys(losses, SCORE_ONE)  # noqa: E731
     monkeypatch.setattr(shown_by_bodies, "beliefs", believe)
@@ -308,6 +312,7 @@ def test_if_newcomers_began_in_the_middle_leaving_would_pay(monkeypatch: pytest.
         run_scenario("reputation", 4)
 
 
+@pytest.mark.long
 def test_if_missing_rounds_cost_nothing_flappers_would_be_trusted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reputation, "FALL", 10**9)
     with pytest.raises(ScenarioFailed, match="the flapper"):

@@ -24,6 +24,9 @@ def played(lie: str = "honest", poison: str = "huge", rounds: tuple[int, ...] = 
     )
 
 
+MORE_LIES = ("flatterer", "lifter", "silent")
+
+
 @pytest.mark.parametrize("lie", sorted(LIES))
 def test_a_ruined_model_is_left_within_a_few_rounds_whatever_liars_say_of_it(lie: str):
     """The state of round 8 is bad; round 10 goes back to what was agreed in round 7. Its contributors are named."""
@@ -67,7 +70,7 @@ def test_it_is_so_on_a_network_that_loses_words():
     assert told.returns and all(back.back_to <= 8 for back in told.returns.values())
 
 
-@pytest.mark.parametrize("lie", ["wolf", "flatterer", "lifter", "silent"])
+@pytest.mark.parametrize("lie", ["wolf", *(pytest.param(lie, marks=pytest.mark.long) for lie in MORE_LIES)])
 def test_liars_never_send_a_good_model_back(lie: str):
     told = played(lie, poison="")
     assert told.returns == {} and {fact.opinion for fact in told.judged.values()} == {"good"}
@@ -123,6 +126,7 @@ def test_if_one_voice_were_enough_any_liar_would_send_anybody_back(monkeypatch: 
         run_scenario("wolves", 1)
 
 
+@pytest.mark.long
 def test_if_nobody_went_back_the_model_would_stay_ruined(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(policy.ValidationLedger, "demanded", lambda self, head: None)
     with pytest.raises(InvariantBroken, match="from where it should be"):
