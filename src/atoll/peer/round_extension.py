@@ -15,17 +15,18 @@ from atoll.peer.round.context import RoundContext
 
 
 class RoundExtension:
-    """`gone`: unreachable peers. `is_idle`: the update is made, the trainer has no task, and no vertex is known."""
+    """`gone`: unreachable peers. `is_idle`: the update is made, the trainer has no task, and no vertex is known.
 
-    def __init__(
-        self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool], is_idle: Callable[[], bool]
-    ) -> None:
-        self.ground, self.me, self.gone, self.is_idle = ground, me, gone, is_idle
+    An extension holds no reference to its round: a cycle would keep the rows of closed rounds in memory.
+    """
 
-    def on_attempt_failed(self) -> list[Effect]:
+    def __init__(self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
+        self.ground, self.me, self.gone = ground, me, gone
+
+    def on_attempt_failed(self, is_idle: bool) -> list[Effect]:
         """The time of an attempt is over."""
         return []
 
-    def on_task_done(self, event: TaskDone | TaskFailed) -> list[Effect] | None:
+    def on_task_done(self, event: TaskDone | TaskFailed, is_idle: bool) -> list[Effect] | None:
         """A task has ended; None: it is not one of this extension."""
         return None

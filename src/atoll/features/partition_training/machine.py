@@ -21,17 +21,15 @@ from atoll.peer.tasks import TrainingResult, TrainWithoutQuorum
 
 
 class PartitionTraining(RoundExtension):
-    def __init__(
-        self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool], is_idle: Callable[[], bool]
-    ) -> None:
-        super().__init__(ground, me, gone, is_idle)
+    def __init__(self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
+        super().__init__(ground, me, gone)
         self.job = f"round/{ground.plan.round}/apart"
         self.under_way = self.spent = False
 
-    def on_attempt_failed(self) -> list[Effect]:
+    def on_attempt_failed(self, is_idle: bool) -> list[Effect]:
         """Request the next steps, if the local peer is cut off."""
         plan, terms = self.ground.plan, self.ground.apart
-        if terms is None or self.under_way or self.spent or not self.is_idle():
+        if terms is None or self.under_way or self.spent or not is_idle:
             return []
         if not too_few(self.me, plan.committee, plan.quorum, self.gone):
             return []
@@ -44,7 +42,7 @@ class PartitionTraining(RoundExtension):
             )
         ]
 
-    def on_task_done(self, event: TaskDone | TaskFailed) -> list[Effect] | None:
+    def on_task_done(self, event: TaskDone | TaskFailed, is_idle: bool) -> list[Effect] | None:
         """Report these steps and request the next ones. After a failure the next failed attempt requests them."""
         if event.job != self.job:
             return None
@@ -62,4 +60,4 @@ class PartitionTraining(RoundExtension):
             round=plan.round,
             trace=plan.trace,
         )
-        return [Emit(fact), *self.on_attempt_failed()]
+        return [Emit(fact), *self.on_attempt_failed(is_idle)]

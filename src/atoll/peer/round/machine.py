@@ -111,7 +111,7 @@ class RoundMachine:
         self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
         self.parts = PartExchange(self.plan, self.patience, env.held)
-        self.extension = env.extension(ground, self.me, env.gone, self._is_idle)
+        self.extension = env.extension(ground, self.me, env.gone)
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
         self.next_state = StateTransition(ground, self.parts.held)
@@ -154,7 +154,9 @@ class RoundMachine:
                 return self._try_all(now) + self._propose_if_ready(now)
             case TaskFailed(job) if (state := self.next_state.failed(job)) is not None:
                 return [self._report(RollbackStateUnavailable(state=state)), *self._go_on_without(now)]
-            case TaskDone() | TaskFailed() if (effects := self.extension.on_task_done(event)) is not None:
+            case TaskDone() | TaskFailed() if (
+                effects := self.extension.on_task_done(event, self._is_idle())
+            ) is not None:
                 return effects
             case TaskDone(job, _) if job == f"{name}/adopt":
                 return self._close()
@@ -395,7 +397,7 @@ class RoundMachine:
             return []
         failed, self.attempt = self.attempt, max(self.attempt + 1, self.views.attempt_due(now))
         effects: list[Effect] = [self._report(RoundAttemptFailed(attempt=failed))]
-        effects += [*self.extension.on_attempt_failed(), *self._begin_attempt(now)]
+        effects += [*self.extension.on_attempt_failed(self._is_idle()), *self._begin_attempt(now)]
         return effects + self.agreement.close_view(self.views.last_of(self.attempt - 1))
 
     def _is_idle(self) -> bool:
