@@ -106,21 +106,21 @@ def test_a_newcomer_brings_no_late_work():
 def test_it_goes_on_only_while_too_few_are_heard_and_stops_at_its_bound():
     """Four voters, three needed: with one gone a quorum is left; a trainer that fails is started again."""
     ground, gone = Stand().peer.round.ground, set[PeerId]()
-    apart = Apartness(ground, ME, gone.__contains__, lambda: True)
-    assert apart.on_attempt_failed() == []
+    apart = Apartness(ground, ME, gone.__contains__)
+    assert apart.on_attempt_failed(is_idle=True) == []
     gone.add(peer_name(1))
-    assert apart.on_attempt_failed() == []
+    assert apart.on_attempt_failed(is_idle=True) == []
     gone.add(peer_name(2))
-    (asked,) = apart.on_attempt_failed()
+    (asked,) = apart.on_attempt_failed(is_idle=True)
     assert (asked.work.steps, asked.work.steps_max, asked.work.merge) == (20, 60, True)
-    assert apart.on_attempt_failed() == [], "one worth at a time"
-    assert apart.on_task_done(TaskFailed("another", "")) is None
-    assert apart.on_task_done(TaskFailed(apart.job, "")) == []
-    assert apart.on_attempt_failed() == [asked]
-    told, again = apart.on_task_done(TaskDone(apart.job, TrainingResult(20, 320, 2.0, 0.1)))
+    assert apart.on_attempt_failed(is_idle=True) == [], "one worth at a time"
+    assert apart.on_task_done(TaskFailed("another", ""), is_idle=True) is None
+    assert apart.on_task_done(TaskFailed(apart.job, ""), is_idle=True) == []
+    assert apart.on_attempt_failed(is_idle=True) == [asked]
+    told, again = apart.on_task_done(TaskDone(apart.job, TrainingResult(20, 320, 2.0, 0.1)), is_idle=True)
     assert (told.fact.steps, told.fact.heard, told.fact.quorum, again) == (20, 2, 3, asked)
-    (_,) = apart.on_task_done(TaskDone(apart.job, TrainingResult(0, 0, 0.0, 0.0)))
-    assert apart.on_attempt_failed() == []
+    (_,) = apart.on_task_done(TaskDone(apart.job, TrainingResult(0, 0, 0.0, 0.0)), is_idle=True)
+    assert apart.on_attempt_failed(is_idle=True) == []
 
 
 def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
