@@ -259,8 +259,7 @@ def _call(module: Module, node: ast.Call) -> Iterator[Site]:
         code = f"E-TRN-{TRAINER[node.args[0].value]:02d}"
         yield [code], "RunFailedError", values | {"what": node.args[1]}
     elif name == "AuthorityRight":
-        text = "only the run's recovery identity can {action}, and this peer is another one"
-        what = ast.parse(f'f"{text}"', mode="eval").body
+        what = module.constants["ONLY_AUTHORITY"]
         yield _codes(module, node.args[0]), "RefusedError", {"what": what, "fix": node.args[2]}
     elif codes := _codes(module, values.get("code") or (node.args[0] if node.args else None)):
         fields = zip(POSITIONAL.get(name, ("what",)), node.args[1:], strict=False)

@@ -77,7 +77,7 @@ class WarmPeer:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, whatever it is doing; whoever reads its pipes has read them to the end."""
+        """Kill the process and close its pipes; readers of the pipes are done before."""
         self.kill()
         self.wait()
         for pipe in (self.stdin, self.stdout, self.stderr):

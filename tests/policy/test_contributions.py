@@ -51,7 +51,7 @@ def test_every_counted_update_and_combined_part_is_listed_once():
     made = body(parts, (signed(ADA, commit(20, 80)), signed(BOB, commit(10, 40, late))))
     found = contributions_of(made)
     assert {peer: contribution_of(made, peer) for peer in found} == found
-    assert contribution_of(made, PeerId("nobody")) is None
+    assert contribution_of(made, PeerId("stranger")) is None
     assert list(found) == [ADA, BOB, DAN]
     assert (found[ADA].steps, found[ADA].samples, found[ADA].parts) == (20, 80, (True, True))
     assert (found[BOB].steps, found[BOB].late_steps, found[BOB].parts) == (10, 4, (True, False))

@@ -68,10 +68,11 @@ def choices_of(key: str) -> list[str | int]:
 
 
 def _given(tree: Mapping[str, Any], key: str) -> str:
-    """The refused value, for the message; empty if there is none or it is a table."""
+    """The refused value, cut to fit a line; empty if there is none or it is a table."""
     section, _, name = key.partition(".")
     table = _as_table(tree.get(section))
-    return f", not {table[name]!r}" if table is not None and isinstance(table.get(name), str | int | float) else ""
+    value = table.get(name) if table is not None else None
+    return f", not {value!r:.60}" if isinstance(value, str | int | float) else ""
 
 
 def _nearest(tree: Mapping[str, Any], key: str) -> str:

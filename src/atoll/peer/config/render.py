@@ -72,7 +72,7 @@ INTRODUCTION = """# Settings of run.toml
 This page is generated from `src/atoll/peer/config/`.
 """
 PARTS = {
-    "first": "## The twelve settings that people change",
+    "first": "## Settings that most people change",
     "main": "## More settings",
     "expert": "## Expert settings\n\nMost runs never need these. Change one only for the reason in its text.",
 }

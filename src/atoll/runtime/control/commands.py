@@ -84,6 +84,9 @@ class ExportArguments(msgspec.Struct, frozen=True):
     path: str | None = None  # None: the usual file in the peer's folder
 
 
+ONLY_AUTHORITY = "only the run's recovery identity can {action}, and this peer is another one"
+
+
 class AuthorityRight(NamedTuple):
     """Right to a command that only the run's authority has. Texts may name arguments, such as {0.round}."""
 
@@ -248,7 +251,7 @@ async def run_command(command: OperatorCommand, host: TrainingPeer, given: dict[
         action, fix = (text.format(arguments) for text in command.right[1:])
         raise RefusedError(
             command.right.code,
-            f"only the run's recovery identity can {action}, and this peer is another one",
+            ONLY_AUTHORITY.format(action=action),
             cause="genesis names the founder, unless the founder chose another identity",
             fix=fix,
         )
