@@ -10,6 +10,7 @@ from torch import nn
 
 from atoll.base.ids import Digest
 from atoll.base.limits import MIB
+from atoll.crypto.digest import BlobManifest
 from atoll.features.partition_training.tensors import DeferredUpdate
 from atoll.peer.config.sections import KeepSection
 from atoll.runtime.storage.blob_retention import BlobRetention
@@ -27,11 +28,10 @@ class TidiedMeanwhile(PeerStore):
 
     tidy = threading.Thread()
 
-    def put_spans(self, spans) -> Digest:
-        name = super().put_spans(spans)
+    def take_in(self, path: Path, name: Digest, manifest: BlobManifest) -> None:
+        super().take_in(path, name, manifest)
         self.tidy.start()
         self.tidy.join(0.5)  # it gets so long; whoever has to wait for us gets nothing done
-        return name
 
 
 def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):

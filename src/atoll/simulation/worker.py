@@ -73,7 +73,7 @@ from atoll.protocol.transfer.tasks import (
 from atoll.simulation.partition_training import OfflineSteps
 from atoll.simulation.simulated_audit_chain import VirtualChain, judged
 from atoll.wire.weights import RowWeights, packed_mixtures
-from atoll.worker.state_store import MemoryStateStore
+from atoll.worker.state_store import MemoryStateStore, stage
 
 
 class VirtualState(msgspec.Struct, frozen=True, array_like=True):
@@ -297,7 +297,7 @@ class VirtualWorker:
         return ExhibitBuilt(self._put(self.chain.exhibit(work.round)))
 
     def _judge_replay(self, work: JudgeReplay) -> JudgmentResult:
-        self.states.size_bytes(work.before)  # raises MissingStateError
+        self.states.view(work.before)  # raises MissingStateError
         return judged(work, self.blobs[work.blob])
 
     def _keep_rows(self, work: StoreArchivedRows) -> tuple[Digest, ...]:
@@ -345,10 +345,10 @@ class VirtualWorker:
     # ---- states --------------------------------------------------------------------------------------------
 
     def read_state(self, name: Digest) -> bytes:
-        return self.states.read(name, 0, self.states.size_bytes(name))
+        return bytes(self.states.view(name))
 
     def stage_state(self, data: bytes) -> StateAdvanced:
-        return StateAdvanced(self.states.stage(lambda: (data,)))
+        return StateAdvanced(stage(self.states, data))
 
     # ---- small helpers -------------------------------------------------------------------------------------
 

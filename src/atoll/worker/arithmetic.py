@@ -2,7 +2,8 @@
 
     combine_rows      the rows of a part become one result
     compare_rows      inner products of its rows, for weights by distance; `compute_weights` derives the weights
-    advance_state     the state that all results of a round lead to, the same bytes at every member
+    stage_advance     the state that all results of a round lead to, the same bytes at every member, into its store
+    advance_state     the same in memory
 
 Invariants:
 - Functions of the task, genesis and the round's state; the only other input is an owner's error feedback.
@@ -13,7 +14,6 @@ Not responsible for: the local update of this peer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,14 +36,23 @@ from atoll.training.exchange import distance_weights
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import find_outliers, weigh_rows
 from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.outer import SHARED
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format, reply_format_of
-from atoll.training.recipe.state import SharedState, apply_update, decode_parts, unchanged
+from atoll.training.recipe.state import (
+    SharedState,
+    advanced_spans,
+    apply_update,
+    decode_parts,
+    decoded_spans,
+    unchanged,
+)
 from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
 from atoll.training.spec import TrainingSpec
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
+from atoll.worker.shared_states import SharedStates
 
 Namer = Callable[[Buffer], Digest]  # digest of a wire
 
@@ -120,14 +129,9 @@ def advance_state(
     The update is None if the round counts no member.
     """
     recipe, layout, (lo, hi) = learning.recipe_after(before), learning.layout, learning.turn(before)
-    position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
-    adds: dict[str, Any] = {
-        "steps": work.steps,
-        "samples": position - before.samples,
-        "tokens": work.samples * recipe.seq_len,
-    }
+    adds = _increments(work, recipe, before)
     if all(part is None for part in work.parts):
-        return unchanged(before, **adds, room=room), None
+        return unchanged(before, **adds), None
     combined_N, agreement_N = _combined_update(work, learning, before, room)
     after = apply_update(
         combined_N,
@@ -140,6 +144,42 @@ def advance_state(
         room=room,
     )
     return after, combined_N
+
+
+def stage_advance(
+    work: AdvanceState,
+    learning: TrainingSpec,
+    before: SharedState,
+    states: SharedStates,
+    room: Room,
+    needs_update: bool = False,
+) -> tuple[Digest, Tensor | None]:
+    """Stage `advance_state`: (its name, the combined update (N,) if `needs_update` and the round counts a member).
+
+    If the outer step is elementwise, neither the state nor the update is ever in memory as a whole.
+    """
+    recipe, layout, turn = learning.recipe_after(before), learning.layout, learning.turn(before)
+    outer = shared_outer(recipe)
+    whole = needs_update or isinstance(outer, AdamW) or needs_reply_format(recipe) or turn[1] > layout.floats
+    if whole or all(part is None for part in work.parts):
+        after, combined_N = advance_state(work, learning, before, room)
+        return states.stage(after, layout), combined_N
+    adds, places = _increments(work, recipe, before), moved(part_bounds(turn[1] - turn[0], work.shares), turn[0])
+    downs = part_codecs(recipe.coding.down, learning.round_inputs(work.round, before, work.before), places)
+    updates = decoded_spans([None if p is None else p.data for p in work.parts], places, downs)
+    step = step_of_run(recipe, before)
+    spans = advanced_spans(updates, before, outer, tokens=adds["tokens"], step=step, room=room)
+    return states.stage_spans(unchanged(before, **adds), layout, turn, spans), None
+
+
+def _increments(work: AdvanceState, recipe: Recipe, before: SharedState) -> dict[str, int]:
+    """What a round adds to the counters of the run."""
+    position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
+    return {
+        "steps": work.steps,
+        "samples": position - before.samples,
+        "tokens": work.samples * recipe.seq_len,
+    }
 
 
 def _combined_update(

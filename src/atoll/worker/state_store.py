@@ -1,8 +1,9 @@
-"""StateStore: shared states by digest, as canonical bytes that are staged, committed and read span by span.
+"""StateStore: shared states by digest, as canonical bytes that are written span by span, committed and viewed.
 
 Implementations: files (`runtime/storage/state_files.py`) and memory (below, for virtual workers).
 Invariants:
-- A staged state is durable when `stage` returns; a voter votes only afterwards.
+- A staged state is durable when `finish` returns; a voter votes only afterwards.
+- A viewed state costs no memory that the system could not take back (files).
 - The head and the three newest states that were staged since are recoverable.
 - A failed attempt needs no undo: a later commit releases its staged state.
 Not responsible for: tensors (`shared_states.py`), which state is agreed (vertices decide), how long earlier states
@@ -11,15 +12,11 @@ stay (retention).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
-
-Spans = Callable[[], Iterable[Buffer]]
-"""The bytes of a state in order. A store may ask twice: for the digest, then to write."""
 
 
 class MissingStateError(RunFailedError):
@@ -29,26 +26,63 @@ class MissingStateError(RunFailedError):
         super().__init__("E-RUN-02", "the agreed state is not on this disk")
 
 
+class StateDraft(Protocol):
+    """A tentative next state that is being written. Call `finish` or `drop`."""
+
+    def write(self, at: int, data: Buffer) -> None:
+        """Write bytes from offset `at` on, in any order."""
+        ...
+
+    def finish(self) -> tuple[Digest, memoryview]:
+        """Make it durable: (its name, its bytes)."""
+        ...
+
+    def drop(self) -> None: ...
+
+
 class StateStore(Protocol):
     """Every method that takes a digest raises MissingStateError if that state is not here."""
 
-    def stage(self, spans: Spans) -> Digest:
-        """Make a tentative next state durable."""
-        ...
+    def draft(self, size_bytes: int) -> StateDraft: ...
 
     def commit(self, name: Digest) -> None:
         """Make a staged, fetched or earlier state the head."""
         ...
 
-    def read(self, name: Digest, begin: int, end: int) -> Buffer:
-        """Bytes `begin` to `end`, fewer at the end of the state. Memory follows the span, not the state."""
+    def view(self, name: Digest) -> memoryview:
+        """All bytes, verified and read-only. They stay what they are, also once the store drops the state."""
         ...
-
-    def size_bytes(self, name: Digest) -> int: ...
 
     def is_recoverable(self, name: Digest) -> bool:
         """Whether every byte can be read, also after a crash."""
         ...
+
+
+def stage(store: StateStore, *pieces: Buffer) -> Digest:
+    """Make the concatenated pieces a staged state."""
+    draft, at = store.draft(sum(map(len, pieces))), 0
+    for piece in pieces:
+        draft.write(at, piece)
+        at += len(piece)
+    return draft.finish()[0]
+
+
+class MemoryStateDraft:
+    def __init__(self, states: dict[Digest, bytes], size_bytes: int) -> None:
+        self._states, self._data = states, bytearray(size_bytes)
+
+    def write(self, at: int, data: Buffer) -> None:
+        self._data[at : at + len(data)] = data
+
+    def finish(self) -> tuple[Digest, memoryview]:
+        data = bytes(self._data)
+        name = blob_id(manifest_of(data))
+        self._states.pop(name, None)  # the newest is last
+        self._states[name] = data
+        return name, memoryview(data)
+
+    def drop(self) -> None:
+        pass
 
 
 class MemoryStateStore:
@@ -58,26 +92,17 @@ class MemoryStateStore:
         self._states = states
         self.head: Digest | None = None
 
-    def stage(self, spans: Spans) -> Digest:
-        data = b"".join(spans())
-        name = blob_id(manifest_of(data))
-        self._states.pop(name, None)  # the newest is last
-        self._states[name] = data
-        return name
+    def draft(self, size_bytes: int) -> MemoryStateDraft:
+        return MemoryStateDraft(self._states, size_bytes)
 
     def commit(self, name: Digest) -> None:
-        self.size_bytes(name)
+        self.view(name)
         self.head = name
 
-    def read(self, name: Digest, begin: int, end: int) -> bytes:
+    def view(self, name: Digest) -> memoryview:
         if name not in self._states:
             raise MissingStateError
-        return self._states[name][begin:end]
-
-    def size_bytes(self, name: Digest) -> int:
-        if name not in self._states:
-            raise MissingStateError
-        return len(self._states[name])
+        return memoryview(self._states[name])
 
     def is_recoverable(self, name: Digest) -> bool:
         return name in self._states

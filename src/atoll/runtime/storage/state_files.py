@@ -1,28 +1,81 @@
 """States as files of a peer's folder: the `StateStore` of real workers. One blob holds one state.
 
+A state in use is a map of its file. So the system holds its pages while there is room, and needs no memory for them
+otherwise. The next state is written while it is computed, over the file of a removed one where there is one.
+
 Invariants:
 - A state that was staged is whole, durable and named by its digest.
-- A span is verified chunk by chunk; a damaged file is set aside and counts as missing.
+- A viewed state was verified chunk by chunk; a damaged file is set aside and counts as missing.
 Not responsible for: how long a state stays (blob_retention.py).
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+from contextlib import suppress
+
 from atoll.base.ids import Digest
+from atoll.base.limits import MIB
+from atoll.crypto.digest import Buffer, blob_id, manifest_of_spans
+from atoll.runtime.storage.atomic_files import refused, write_at
 from atoll.runtime.storage.blob_retention import BlobRetention
+from atoll.runtime.storage.ownership import open_private
 from atoll.runtime.storage.store import PeerStore
-from atoll.worker.state_store import MissingStateError, Spans
+from atoll.worker.state_store import MissingStateError
+
+HASHED_BYTES = 16 * MIB  # bytes hashed at once
+
+
+def map_file(handle: int) -> memoryview:
+    """The bytes of an open file, read-only. The map lives as long as a view of it."""
+    if os.fstat(handle).st_size == 0:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ))
+
+
+class FileStateDraft:
+    def __init__(self, store: PeerStore, retention: BlobRetention, size_bytes: int) -> None:
+        self._store, self._retention = store, retention
+        self._path = store.take_spare("state.new")
+        try:
+            self._handle = open_private(self._path, os.O_RDWR | os.O_CREAT)
+            os.ftruncate(self._handle, size_bytes)
+        except OSError as why:
+            raise refused("write the next state", why.strerror, self._path.parent) from why
+
+    def write(self, at: int, data: Buffer) -> None:
+        try:
+            write_at(self._handle, data, at)
+        except OSError as why:
+            raise refused("write the next state", why.strerror, self._path.parent) from why
+
+    def finish(self) -> tuple[Digest, memoryview]:
+        view = map_file(self._handle)
+        manifest = manifest_of_spans(view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES))
+        try:
+            self._store.sync(self._handle)
+            with self._retention.adding:
+                self._store.take_in(self._path, name := blob_id(manifest), manifest)
+                self._retention.add_state(name)
+        except OSError as why:
+            self.drop()
+            raise refused("write the next state", why.strerror, self._path.parent) from why
+        os.close(self._handle)
+        return name, view
+
+    def drop(self) -> None:
+        with suppress(OSError):
+            os.close(self._handle)
+            self._path.unlink()
 
 
 class FileStateStore:
     def __init__(self, store: PeerStore, retention: BlobRetention) -> None:
         self._store, self._retention = store, retention
 
-    def stage(self, spans: Spans) -> Digest:
-        with self._retention.adding:
-            name = self._store.put_spans(spans)
-            self._retention.add_state(name)
-        return name
+    def draft(self, size_bytes: int) -> FileStateDraft:
+        return FileStateDraft(self._store, self._retention, size_bytes)
 
     def commit(self, name: Digest) -> None:
         with self._retention.adding:
@@ -31,18 +84,18 @@ class FileStateStore:
             self._retention.add_state(name)
             self._retention.head = name
 
-    def read(self, name: Digest, begin: int, end: int) -> memoryview:
+    def view(self, name: Digest) -> memoryview:
         self._retention.pin_for_a_while(name)
-        data = self._store.read_span(name, begin, end)
-        if data is None:
+        if not self._store.verify_blob(name):
             raise MissingStateError
-        return data
-
-    def size_bytes(self, name: Digest) -> int:
-        manifest = self._store.manifest(name)
-        if manifest is None:
-            raise MissingStateError
-        return manifest.size_bytes
+        try:
+            handle = os.open(self._store.blob_path(name), os.O_RDONLY)
+        except FileNotFoundError:  # removed meanwhile
+            raise MissingStateError from None
+        try:
+            return map_file(handle)
+        finally:
+            os.close(handle)
 
     def is_recoverable(self, name: Digest) -> bool:
         return self._store.verify_blob(name)

@@ -21,7 +21,7 @@ import errno
 import os
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -182,25 +182,32 @@ class PeerStore:
 
     def put_blob(self, *pieces: Buffer) -> Digest:
         """Store the concatenated pieces durably; returns the blob's name."""
-        return self.put_spans(lambda: pieces)
-
-    def put_spans(self, spans: Callable[[], Iterable[Buffer]]) -> Digest:
-        """`put_blob` of spans that are made one by one, twice: for the digest, and to be written."""
-        manifest = manifest_of_spans(spans())
+        manifest = manifest_of_spans(pieces)
         name = blob_id(manifest)
         path = self._path(name)
         written = not path.exists()
         if written and self._durable:
-            with suppress(FileNotFoundError):
-                if not open_elsewhere(self._spare):
-                    self._spare.rename(aside(path))
-            write_durably(path, spans())
+            self.take_spare(aside(path).name)
+            write_durably(path, pieces)
         elif written:
             with open(path, "wb", opener=open_private) as file:
-                file.writelines(spans())
+                file.writelines(pieces)
         self._remember(name, manifest, self._stamp(name) if written else None)
         self._write_manifest(name, manifest)
         return name
+
+    def take_spare(self, name: str) -> Path:
+        """Path of a file to be written, which is that of a removed blob where no process has it open."""
+        path = self.folder / "blobs" / name
+        with suppress(FileNotFoundError):
+            if not open_elsewhere(self._spare):
+                self._spare.rename(path)
+        return path
+
+    def sync(self, handle: int) -> None:
+        """Make an open file durable, if this folder is."""
+        if self._durable:
+            os.fsync(handle)
 
     def new_blob(self) -> NewBlob:
         """A blob that is written piece by piece and named at the end."""
@@ -294,20 +301,6 @@ class PeerStore:
         if manifest is None:
             return self.unfinished.read(name, index, memory, 0)
         return self._read_chunk(name, manifest, index, memory, 0)
-
-    def read_span(self, name: Digest, begin: int, end: int) -> memoryview | None:
-        """Verified bytes of a finished blob, at most to its end; None if it is not here or is damaged."""
-        manifest = self.manifest(name)
-        if manifest is None:
-            return None
-        data = for_once(max(0, min(end, manifest.size_bytes) - begin))
-        for index in range(begin // BLOB_CHUNK, -(-(begin + len(data)) // BLOB_CHUNK)):
-            chunk, at = self._read_chunk(name, manifest, index, fresh, 0), index * BLOB_CHUNK
-            if chunk is None:
-                return None
-            piece = memoryview(chunk.data)[max(0, begin - at) : begin + len(data) - at]
-            data[max(0, at - begin) :][: len(piece)] = piece
-        return data.toreadonly()
 
     def verify_blob(self, name: Digest) -> bool:
         """Whether the blob is here, byte for byte; a damaged file is set aside. Memory: one chunk."""

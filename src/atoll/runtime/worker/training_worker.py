@@ -83,7 +83,7 @@ from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.schedule import moments_due
-from atoll.training.recipe.state import SharedState, export_model, rolled_back
+from atoll.training.recipe.state import SharedState, export_model, rolled_back, size_bytes_of
 from atoll.training.recipe.update import RoundInputs, moved, part_codecs
 from atoll.training.spec import TrainingSpec, spec_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditStepCompleted
@@ -91,7 +91,7 @@ from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.update_cache import SentUpdateCache
 from atoll.wire.messages.statements import ChangedNumbers
-from atoll.worker.arithmetic import advance_state, combine_rows, compare_rows, compute_weights, payload_of
+from atoll.worker.arithmetic import combine_rows, compare_rows, compute_weights, payload_of, stage_advance
 from atoll.worker.context import Handler, Handlers, WorkerContext
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.worker.shared_states import SharedStates
@@ -341,8 +341,10 @@ class TrainingWorker:
 
     def _advance(self, work: AdvanceState) -> StateAdvanced:
         before = self.states.load(work.before, self._learning.layout)
-        after, combined_N = advance_state(work, self._learning_in(work.round), before, self._memory)
-        name = self.states.stage(after, self._learning.layout)
+        needs_update = self.mine.own is not None  # the mean moves the local anchor, too
+        name, combined_N = stage_advance(
+            work, self._learning_in(work.round), before, self.states, self._memory, needs_update
+        )
         self.mine.record_mean(name, combined_N)
         return StateAdvanced(name)
 
@@ -445,7 +447,7 @@ class TrainingWorker:
         self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(private.claim)
-        return StateRestored(self.states.store.size_bytes(work.state))
+        return StateRestored(size_bytes_of(state, self._learning.layout))
 
     def _private(
         self, files: list[PrivateState], work: RestoreState, mine: tuple[UpdateSettlement, ...], state: SharedState

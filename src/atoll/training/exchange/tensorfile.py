@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import tensor_over
 
 HEADER_MAX = 16 * 2**20  # bytes; a model of 100 000 tensors has a header of ~10 MB
-SPAN_BYTES = 16 * 2**20  # bytes read at once
 ALIGN = 8  # bytes; the format requires data to begin at a multiple of 8
 
 DTYPES = {
@@ -39,10 +38,6 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-ReadSpan = Callable[[int, int], Buffer]
-"""Bytes `begin` to `end` of a file, fewer at its end."""
-
-
 class TensorSpan(NamedTuple):
     dtype: torch.dtype
     shape: list[int]
@@ -57,31 +52,42 @@ def dump(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 def pieces_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[Buffer]:
     """The same bytes in pieces, as views of the tensors: a large model is written to disk without a copy."""
-    header, at, pieces = {"__metadata__": dict(sorted(metadata.items()))}, 0, []
+    kinds, pieces = {name: (value.dtype, list(value.shape)) for name, value in tensors.items()}, []
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
-        size_bytes = value.numel() * value.element_size()
-        header[name] = _entry(NAMES[value.dtype], list(value.shape), at, at + size_bytes)
-        pieces.append(value.reshape(-1).view(torch.uint8).numpy().data if size_bytes else b"")
-        at += size_bytes
+        pieces.append(value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    return [header_of(kinds, metadata)[0], *pieces]
+
+
+def header_of(
+    kinds: Mapping[str, tuple[torch.dtype, list[int]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, TensorSpan]]:
+    """(header with its length, place of each tensor) of the file of tensors with these dtypes and shapes."""
+    header, at, spans = {"__metadata__": dict(sorted(metadata.items()))}, 0, {}
+    for name in sorted(kinds):
+        dtype, shape = kinds[name]
+        spans[name] = TensorSpan(dtype, shape, at, at + prod(shape) * dtype.itemsize)
+        header[name], at = _entry(NAMES[dtype], shape, at, spans[name].end), spans[name].end
     text = _header_bytes(header)
-    return [len(text).to_bytes(8, "little") + text, *pieces]
+    body = 8 + len(text)
+    moved = {name: span._replace(begin=body + span.begin, end=body + span.end) for name, span in spans.items()}
+    return len(text).to_bytes(8, "little") + text, moved
 
 
 def load(data: Buffer) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata); the tensors are read-only views of `data`. PeerFault unless the bytes are canonical."""
     view = memoryview(data).cast("B")
-    spans, metadata = read_header(lambda begin, end: view[begin:end], len(view))
+    spans, metadata = read_header(view)
     return {name: tensor_over(view[s.begin : s.end], s.dtype).view(s.shape) for name, s in spans.items()}, metadata
 
 
-def read_header(read: ReadSpan, size_bytes: int) -> tuple[dict[str, TensorSpan], dict[str, str]]:
-    """(place of each tensor, metadata) of a file of this size. PeerFault unless its header is canonical."""
-    header_bytes = int.from_bytes(read(0, 8), "little")
+def read_header(view: memoryview) -> tuple[dict[str, TensorSpan], dict[str, str]]:
+    """(place of each tensor, metadata) of these bytes. PeerFault unless their header is canonical."""
+    size_bytes, header_bytes = len(view), int.from_bytes(view[:8], "little")
     if size_bytes < 8 or header_bytes > min(HEADER_MAX, size_bytes - 8):
         raise PeerFault("", "tensor file: the header is longer than the file")
     body = 8 + header_bytes
-    text = bytes(read(8, body))
+    text = bytes(view[8:body])
     try:
         header = json.loads(text)
         metadata = {str(key): str(value) for key, value in header["__metadata__"].items()}
@@ -96,16 +102,6 @@ def read_header(read: ReadSpan, size_bytes: int) -> tuple[dict[str, TensorSpan],
     if not canonical:
         raise PeerFault("", "tensor file: not in canonical form")
     return spans, metadata
-
-
-def read_tensor(read: ReadSpan, span: TensorSpan) -> Tensor:
-    """A new tensor, read in spans of `SPAN_BYTES`."""
-    tensor = torch.empty(span.shape, dtype=span.dtype)
-    into = tensor.reshape(-1).view(torch.uint8)
-    for at in range(0, span.end - span.begin, SPAN_BYTES):
-        data = read(span.begin + at, min(span.begin + at + SPAN_BYTES, span.end))
-        into[at : at + len(data)] = tensor_over(data, torch.uint8)
-    return tensor
 
 
 def _span_of(entry: dict[str, Any], body: int, at: int, size_bytes: int) -> TensorSpan:

@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
 from atoll.training.codec import Codec
-from atoll.training.codec.blocks import Room, new_wire, tensor_over
+from atoll.training.codec.blocks import SPAN, Room, largest_of, new_wire, spans_of, tensor_over
 from atoll.training.exchange.layout import (
     ModelLayout,
     base_digest,
@@ -28,7 +28,7 @@ from atoll.training.exchange.layout import (
     layout_of,
     tensors_by_name,
 )
-from atoll.training.exchange.tensorfile import ReadSpan, dump, pieces_of, read_header, read_tensor
+from atoll.training.exchange.tensorfile import TensorSpan, dump, header_of, load, pieces_of
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
 from atoll.training.recipe.outer_adamw import adamw_step
@@ -123,15 +123,42 @@ def apply_update(
     )
 
 
-def unchanged(state: SharedState, *, steps: int, samples: int, tokens: int, room: Room = new_wire) -> SharedState:
+def advanced_spans(
+    updates: Iterable[tuple[int, Tensor]],
+    state: SharedState,
+    outer: SHARED,
+    *,
+    tokens: int,
+    step: int,
+    room: Room = new_wire,
+) -> Iterator[tuple[int, SharedState]]:
+    """`apply_update`, span by span, with the same bits: (begin of a span in the vector, a state of its values).
+
+    `updates`: combined values and where they begin. For outer steps that are elementwise: not for AdamW, whose norm
+    needs all values, and not for moments behind the vector.
+    """
+    assert not isinstance(outer, AdamW)
+    parameters = len(state.momentum_P)
+    for lo, combined_S in updates:
+        hi = lo + len(combined_S)
+        momentum_S = state.momentum_P[min(lo, parameters) : min(hi, parameters)]
+        part = replace(state, anchor_F=state.anchor_F[lo:hi], momentum_P=momentum_S)
+        yield lo, apply_update(combined_S, part, outer, steps=0, samples=0, tokens=tokens, step=step, room=room)
+
+
+def unchanged(state: SharedState, *, steps: int, samples: int, tokens: int) -> SharedState:
     """The state after a round without counted updates: the run's counters advance, the model stays.
 
     An outer step without an update would move the model by the momentum alone in every such round. If all members
     die at once, the model would drift while no member trains.
     """
-    anchor_F, momentum_P = (_but_for(old, 0, 0, room) for old in (state.anchor_F, state.momentum_P))
-    counts = state.round + 1, state.steps + steps, state.samples + samples, state.tokens + tokens
-    return SharedState(anchor_F, momentum_P, state.counters_K, *counts, state.second_P)
+    return replace(
+        state,
+        round=state.round + 1,
+        steps=state.steps + steps,
+        samples=state.samples + samples,
+        tokens=state.tokens + tokens,
+    )
 
 
 def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
@@ -172,6 +199,18 @@ def decode_parts(
     return combined_F
 
 
+def decoded_spans(
+    parts: Sequence[Buffer | None], bounds: Sequence[tuple[int, int]], codecs: Sequence[Codec]
+) -> Iterator[tuple[int, Tensor]]:
+    """`decode_parts`, span by span: (begin, values), each valid until the next. PeerFault as above."""
+    room_S = torch.empty(max((min(hi - lo, SPAN) for lo, hi in bounds), default=0), dtype=torch.float32)
+    for part, codec, (lo, hi) in zip(parts, codecs, bounds, strict=True):
+        opened = None if part is None else codec.open_wire(part, hi - lo)
+        for a, b in spans_of(hi - lo):
+            value_S = room_S[: b - a].zero_() if part is None else codec.read_span(opened, a, room_S[: b - a])
+            yield lo + a, value_S
+
+
 def state_bytes(state: SharedState, layout: ModelLayout) -> bytes:
     """Canonical bytes: equal states give equal bytes. Any safetensors reader opens them."""
     return b"".join(state_pieces(state, layout))
@@ -179,14 +218,29 @@ def state_bytes(state: SharedState, layout: ModelLayout) -> bytes:
 
 def state_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
     """The same bytes in pieces, mostly views of the state's own memory."""
-    counts = {name: str(getattr(state, name)) for name in COUNTS}
+    return pieces_of(tensors_in(state), _metadata(state, layout))
+
+
+def state_header(state: SharedState, layout: ModelLayout) -> tuple[bytes, dict[str, TensorSpan]]:
+    """(first bytes, place of each tensor) of the canonical bytes of a state with these counters and shapes."""
+    kinds = {name: (value.dtype, list(value.shape)) for name, value in tensors_in(state).items()}
+    return header_of(kinds, _metadata(state, layout))
+
+
+def size_bytes_of(state: SharedState, layout: ModelLayout) -> int:
+    """Length of the canonical bytes."""
+    return max(span.end for span in state_header(state, layout)[1].values())
+
+
+def tensors_in(state: SharedState) -> dict[str, Tensor]:
+    """The tensors of a state by their name in its bytes."""
     tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
-    if state.second_P is not None:
-        tensors["second"] = state.second_P
-    return pieces_of(
-        tensors,
-        {"format": FORMAT, "layout": layout_digest(layout).hex(), **counts},
-    )
+    return tensors if state.second_P is None else tensors | {"second": state.second_P}
+
+
+def _metadata(state: SharedState, layout: ModelLayout) -> dict[str, str]:
+    counts = {name: str(getattr(state, name)) for name in COUNTS}
+    return {"format": FORMAT, "layout": layout_digest(layout).hex(), **counts}
 
 
 def state_hash(data: Buffer) -> Digest:
@@ -195,14 +249,22 @@ def state_hash(data: Buffer) -> Digest:
 
 
 def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
-    """The state from its canonical bytes. PeerFault unless they are canonical, finite and of this layout."""
-    view = memoryview(data).cast("B")
-    return read_state(lambda begin, end: view[begin:end], len(view), layout)
+    """The state over its canonical bytes. PeerFault unless they are canonical, finite and of this layout."""
+    state = state_over(data, layout)
+    floats = [part for name, whole in tensors_in(state).items() if name != "counters" for part in whole.split(SPAN)]
+    if not all(largest_of(part) < torch.inf for part in floats):
+        raise PeerFault("", "the state holds values that are not finite")
+    if state.second_P is not None and any(bool((part < 0).any()) for part in state.second_P.split(SPAN)):
+        raise PeerFault("", "the state holds a negative second moment")
+    return state
 
 
-def read_state(read: ReadSpan, size_bytes: int, layout: ModelLayout) -> SharedState:
-    """`state_from_bytes` of bytes that are read span by span, so memory holds the state once."""
-    spans, metadata = read_header(read, size_bytes)
+def state_over(data: Buffer, layout: ModelLayout) -> SharedState:
+    """The state over its canonical bytes, without a copy and without a look at its values.
+
+    PeerFault unless the bytes are canonical and of this layout.
+    """
+    tensors, metadata = load(data)
     if metadata.get("format") != FORMAT or metadata.get("layout") != layout_digest(layout).hex():
         raise PeerFault("", f"not a state of this model: {metadata.get('format')}, {metadata.get('layout')}")
     expected = {
@@ -210,21 +272,17 @@ def read_state(read: ReadSpan, size_bytes: int, layout: ModelLayout) -> SharedSt
         "momentum": ([layout.parameters], torch.float32),
         "counters": ([layout.counters], torch.int64),
     }
-    if "second" in spans:
+    if "second" in tensors:
         expected["second"] = expected["momentum"]
-    if {name: (span.shape, span.dtype) for name, span in spans.items()} != expected:
+    if {name: (list(value.shape), value.dtype) for name, value in tensors.items()} != expected:
         raise PeerFault("", "the state's tensors are not those of the layout")
     counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
-    tensors = {name: read_tensor(read, span) for name, span in spans.items()}
-    floats = [part for name in expected.keys() - {"counters"} for part in tensors[name].split(2**20)]
-    if not all(bool(part.isfinite().all()) for part in floats):  # part by part: a whole check needs a copy
-        raise PeerFault("", "the state holds values that are not finite")
-    second_P = tensors.get("second")
-    if second_P is not None and bool((second_P < 0).any()):
-        raise PeerFault("", "the state holds a negative second moment")
-    state = SharedState(tensors["anchor"], tensors["momentum"], tensors["counters"], **counts, second_P=second_P)
-    header, *_ = state_pieces(state, layout)  # the tensors are equal bit for bit
-    if header != read(0, len(header)):
+    counters_K = tensors["counters"].clone()  # not aligned in the bytes
+    state = SharedState(
+        tensors["anchor"], tensors["momentum"], counters_K, **counts, second_P=tensors.get("second")
+    )
+    header, _ = state_header(state, layout)
+    if header != memoryview(data).cast("B")[: len(header)]:
         raise PeerFault("", "the state is not in canonical form")
     return state
 
