@@ -1,11 +1,11 @@
 """What a run of two members costs by model size: memory of peer and loop, time of a round beside `atoll.reduce`.
 
-    python bench/model_scale.py [--parameters 10M,50M,200M] [--rounds 12] [--recipe diloco,auto]
+    python bench/model_scale.py [--parameters 10M,50M,200M] [--rounds 12] [--recipe diloco,cooperative]
                                 [--state-memory memory,disk] [--limit] [--dtype bf16]
                                 [--quick] [--json]
 
-Two loops on loopback, each with its peer process, train a vector of that many values with SGD for two steps a round,
-int8 both ways. Peers live in memory cgroups of their own (Linux, cgroup v1, root).
+Two loops on loopback, each with its peer process, train a vector of that many values with SGD for two steps a
+round, int8 both ways. Peers live in memory cgroups of their own (Linux, cgroup v1, root).
 
     peer_memory_ratio    peak of anonymous and shared memory of the greediest peer, less that of an empty peer,
                          beside the fp32 model; files that are mapped or cached do not count

@@ -100,7 +100,7 @@ class Swarm:
         self.base, self.book = base, book
         self.trainers = [Near(), Near(), Near(cheat)]
         self.stores = [PeerStore(base / name, durable=False) for name in NAMES]
-        self.state = {store.put_blob(self.founded.state) for store in self.stores}.pop()
+        self.state = {store.put_blob(*self.founded.state) for store in self.stores}.pop()
         for store in self.stores:
             store.put_blob(self.founded.data)  # members fetch it before they train
         self.islands = [self.island(k) for k in range(3)]

@@ -145,7 +145,7 @@ class Members:
         self.trainers = [self.trainer() for _ in range(peers)]
         self.stores = [PeerStore(base / f"{k}", durable=False) for k in range(peers)]
         self.islands = [self.island(k) for k in range(peers)]
-        self.state = {store.put_blob(founded.state) for store in self.stores}.pop()
+        self.state = {store.put_blob(*founded.state) for store in self.stores}.pop()
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
         self.fewer: dict[int, int] = {}  # steps of members that are asked for fewer

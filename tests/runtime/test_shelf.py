@@ -81,12 +81,12 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
     assert (again.late.since, again.late.steps, again.late.samples) == (3, 4, 8)
     assert torch.equal(again.kept.x_F, kept.x_F) and again.kept.state == kept.state
     assert read_private(store, 11) == []
-    whole = store.private.read()
+    whole = bytes(store.private.read())
     for damaged in (whole[:-1], b"", b"\x84\xa6vertex"):
         store.private.write(damaged)
         assert read_private(store, 10) == []
     write_private(store, PrivateState(vertex, memory_F + 1, memoryview(b"later"), b"claim", late, kept))
-    later, half = store.private.read(), len(whole) // 2
+    later, half = bytes(store.private.read()), len(whole) // 2
     store.private.write(later[:-half] + whole[-half:])  # written over, and half of its pages when the power went
     assert len(later) == len(whole) and read_private(store, 10) == []
     write_private(store, PrivateState(vertex))

@@ -61,7 +61,7 @@ def test_a_llama_of_others_is_named_by_its_config(tmp_path: Path):
 def test_the_first_state_of_a_run_holds_them(tmp_path: Path):
     theirs = exported("gpt-nano", tmp_path)
     beginning = start_of_built_in(diloco("gpt-nano"), "stdlib", weights=str(tmp_path))
-    anchor = state_from_bytes(beginning.state, beginning.layout).anchor_F
+    anchor = state_from_bytes(b"".join(beginning.state), beginning.layout).anchor_F
     assert torch.equal(anchor, flatten(theirs, beginning.layout)[0])
 
 

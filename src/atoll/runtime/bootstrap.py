@@ -156,7 +156,7 @@ async def found_run(
     founder = Member(
         identity.peer, vote_key, addresses, "trainer", "member", -1, 0.0, name, identity=digest(public)
     )
-    genesis = Vertex(encode(write_genesis(settings, store.put_blob(founded.state), founder, (use,), now)), None)
+    genesis = Vertex(encode(write_genesis(settings, store.put_blob(*founded.state), founder, (use,), now)), None)
     store.put_blob(founded.data)
     for blob in (founded.canary, founded.tokenizer, founded.base):
         if blob:

@@ -13,6 +13,7 @@ from torch import nn
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
 from atoll.base.workload import WorkloadPolicy
+from atoll.crypto.digest import Buffer
 from atoll.peer.round.topology_choice import parts_planned
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings, features_of, pacing_problem
 from atoll.policy.capability_terms import SumCheckTerms
@@ -39,7 +40,7 @@ from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, swarm_problem
 from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format
 from atoll.training.recipe.schedule import fragments_of, longest_turn, phase_rounds
-from atoll.training.recipe.state import initial_state, state_bytes, state_hash
+from atoll.training.recipe.state import initial_state, state_hash, state_pieces
 from atoll.training.spec import ATTACHED, TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
@@ -210,7 +211,7 @@ class RunStart(msgspec.Struct, frozen=True):
 
     recipe: Recipe
     layout: ModelLayout
-    state: bytes  # canonical bytes of the first shared state
+    state: tuple[Buffer, ...]  # canonical bytes of the first shared state, in pieces
     data: str
     blob: bytes  # data set; empty if data stays at its peer
     canary: bytes = b""  # held-out data for validators; may be empty
@@ -258,7 +259,7 @@ def start_of_built_in(
     if weights:
         load_weights(model, recipe.model, Path(weights))
     layout, base = _exchanged(model, exchanged_patterns(recipe.model, only))
-    state = state_bytes(initial_state(model, layout), layout)
+    state = tuple(state_pieces(initial_state(model, layout), layout))
     return RunStart(recipe, layout, state, _label(data), data_blob(loaded), watched, tokenizer, base)
 
 

@@ -1,7 +1,7 @@
 """Cache of combined parts of recent rounds, for members that are behind.
 
 Invariants:
-- The cache holds at most `ROUNDS_KEPT` rounds and `HELD_BYTES_MAX` bytes.
+- Beside the current round it holds at most `ROUNDS_KEPT` rounds, and `HELD_BYTES_MAX` bytes or two rounds.
 - A peer receives one part a few times only: a closed round has no new attempts that would reset the count.
 """
 
@@ -13,6 +13,8 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import HELD_BYTES_MAX, PART_GIVEN_MAX, ROUNDS_KEPT
 from atoll.base.machine import Effect, Lane, Payload, Send
 from atoll.wire.messages.round import PartRequest, PartResponse
+
+ROUNDS_HELD_LEAST = 2  # rounds held whatever their size: a member just behind needs no whole state
 
 
 class RecentPartCache:
@@ -26,7 +28,7 @@ class RecentPartCache:
         size = 0
         for r in sorted(self.held, reverse=True):
             size += sum(p.size_bytes for p in self.held[r].values())
-            if r <= round - ROUNDS_KEPT or size > HELD_BYTES_MAX:
+            if r <= round - ROUNDS_KEPT or (size > HELD_BYTES_MAX and len(kept) >= ROUNDS_HELD_LEAST):
                 break
             kept[r] = self.held[r]
         self.held = kept

@@ -135,7 +135,7 @@ def found(
 
 
 async def _found_group(settings: RunSettings, wish: ReduceOptions) -> tuple[GroupDriver, str]:
-    founded = FoundingBlobs(settings, STATE)
+    founded = FoundingBlobs(settings, (STATE,))
     where = ListenOptions(listening(wish.listen), wish.announce, wish.upload_bytes_s)
     invitation = TicketTerms(uses=PEERS_MAX)  # members of a group come and go
     with own_folder() as folder:

@@ -48,7 +48,7 @@ from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.state import SharedState, state_bytes
+from atoll.training.recipe.state import SharedState, state_pieces
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
@@ -185,8 +185,8 @@ def _run_start(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
     assert request.recipe is not None
     layout, recipe = wish.layout, _outer_interval_in_samples(request.recipe, wish.batch)
     momentum_P = torch.zeros(layout.parameters, dtype=torch.float32)
-    first = SharedState(x_F.clone(), momentum_P, torch.zeros(layout.counters, dtype=torch.int64))
-    beginning = RunStart(recipe, layout, state_bytes(first, layout), ATTACHED, b"")
+    first = SharedState(x_F, momentum_P, torch.zeros(layout.counters, dtype=torch.int64))  # views of the mailbox
+    beginning = RunStart(recipe, layout, tuple(state_pieces(first, layout)), ATTACHED, b"")
     schedule = recipe.schedule
     preset = PRESETS[request.trust]
     statistic, min_peers = rule_of(request.trust, request.statistic, request.start_peers, request.min_peers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import mmap
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -86,6 +87,13 @@ def open_elsewhere(path: Path) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def map_file(handle: int) -> memoryview:
+    """The bytes of an open file. The map lives as long as a view of it; what is written to it stays in memory."""
+    if os.fstat(handle).st_size == 0:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_COPY))
 
 
 def make_room(path: Path, size_bytes: int) -> None:

@@ -15,7 +15,7 @@ Not responsible for: what a vertex counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
@@ -23,17 +23,20 @@ from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.limits import MIB
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
 from atoll.features.partition_training.tensors import DeferredUpdate, late_bytes, late_from_bytes
 from atoll.peer.tasks import UpdateSettlement
 from atoll.runtime.storage.store import PeerStore
-from atoll.training.codec.blocks import tensor_over
+from atoll.training.codec.blocks import largest_of, tensor_over
 from atoll.training.exchange.tensorfile import load, pieces_of
 from atoll.training.recipe.error_feedback import EncodedUpdate
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.update import Bounds
 
-FORMAT = "atoll/private/3"
+FORMAT = "atoll/private/4"
+MAPPED_FROM_BYTES = MIB  # smaller files are not mapped after they were written
+VECTOR, RAW = "f32/", "u8/"  # prefixes of names: vectors come first in the file, so that they are aligned
 BYTES = ("inner", "claim", "late")  # fields stored as bytes; the others are vectors
 
 
@@ -117,8 +120,11 @@ class _InFlightHeader(msgspec.Struct, frozen=True):
 _SENT = msgspec.msgpack.Decoder(_InFlightHeader)
 
 
-def write_private(store: PeerStore, private: PrivateState) -> None:
-    """Write without copying tensors; a state with `sent` is staged."""
+def write_private(store: PeerStore, private: PrivateState) -> PrivateState:
+    """Write without copying tensors; a state with `sent` is staged.
+
+    Returns the same state. Its long vectors are maps of the file: they need no memory that cannot be taken back.
+    """
     assert private.vertex is not None
     late = late_bytes(private.late) if private.late is not None else b""
     beside: dict[str, Buffer] = dict(zip(BYTES, (private.inner, private.claim, late), strict=True))
@@ -132,10 +138,19 @@ def write_private(store: PeerStore, private: PrivateState) -> None:
         word = _InFlightHeader(sent.root, sent.claim, sent.state, sent.begins, sent.update.bounds)
         vectors["left"], beside["sent"] = sent.update.memory_F, msgspec.msgpack.encode(word)
         beside |= {f"wire/{part:06}": wire for part, wire in enumerate(sent.update.wires)}
-    tensors = vectors | {name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
+    tensors = {VECTOR + name: vector for name, vector in vectors.items()}
+    tensors |= {RAW + name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
     _, *body = pieces_of(tensors, {})
     told["body"] = blob_id(manifest_of(*body)).hex()
-    store.private.write(*pieces_of(tensors, told), ahead=sent is not None)
+    view = store.private.write(*pieces_of(tensors, told), ahead=sent is not None)
+    if len(view) < MAPPED_FROM_BYTES:
+        return private
+    mapped, _ = load(view)
+    if private.kept is not None:
+        private = replace(private, kept=replace(private.kept, x_F=mapped[VECTOR + "kept"]))
+    if sent is not None:
+        private = replace(private, sent=replace(sent, update=replace(sent.update, memory_F=mapped[VECTOR + "left"])))
+    return replace(private, memory_F=mapped.get(VECTOR + "memory"))
 
 
 def read_private(store: PeerStore, floats: int) -> list[PrivateState]:
@@ -147,18 +162,19 @@ def read_private(store: PeerStore, floats: int) -> list[PrivateState]:
     return [one for data in found if data is not None and (one := _read(data, floats)) is not None]
 
 
-def _read(data: bytes, floats: int) -> PrivateState | None:
+def _read(data: memoryview, floats: int) -> PrivateState | None:
     try:
         tensors, told = load(data)
         if told.get("body") != blob_id(manifest_of(*pieces_of(tensors, {})[1:])).hex():
             return None  # files are overwritten: a power cut may leave pages of another round
-        vectors = {name: tensors.pop(name).clone() for name in ("memory", "kept", "left") if name in tensors}
+        names = [name for name in tensors if name.startswith(VECTOR)]
+        vectors = {name.removeprefix(VECTOR): tensors.pop(name) for name in names}
         whole = {name: vector for name, vector in vectors.items() if name != "left"}
         if told.get("format") != FORMAT or any(vector.shape != (floats,) for vector in whole.values()):
             return None
         if not all(_fits(vector) for vector in vectors.values()):
             return None
-        beside = {name: value.numpy().tobytes() for name, value in tensors.items()}
+        beside = {name.removeprefix(RAW): value.numpy().tobytes() for name, value in tensors.items()}
         inner, claim, late = (beside.get(name, b"") for name in BYTES)
         kept_F, left_N = vectors.get("kept"), vectors.get("left")
         return PrivateState(
@@ -186,7 +202,7 @@ def _sent(beside: dict[str, bytes], left_N: Tensor) -> InFlightUpdate:
 
 
 def _fits(vector: Tensor) -> bool:
-    return vector.ndim == 1 and vector.dtype == torch.float32 and bool(vector.isfinite().all())
+    return vector.ndim == 1 and vector.dtype == torch.float32 and largest_of(vector) < torch.inf
 
 
 def _digest(data: bytes) -> Digest:

@@ -11,27 +11,19 @@ Not responsible for: how long a state stays (blob_retention.py).
 
 from __future__ import annotations
 
-import mmap
 import os
 from contextlib import suppress
 
 from atoll.base.ids import Digest
 from atoll.base.limits import MIB
 from atoll.crypto.digest import Buffer, blob_id, manifest_of_spans
-from atoll.runtime.storage.atomic_files import refused, write_at
+from atoll.runtime.storage.atomic_files import map_file, refused, write_at
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.ownership import open_private
 from atoll.runtime.storage.store import PeerStore
 from atoll.worker.state_store import MissingStateError
 
 HASHED_BYTES = 16 * MIB  # bytes hashed at once
-
-
-def map_file(handle: int) -> memoryview:
-    """The bytes of an open file, read-only. The map lives as long as a view of it."""
-    if os.fstat(handle).st_size == 0:
-        return memoryview(b"")
-    return memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ))
 
 
 class FileStateDraft:
@@ -51,7 +43,7 @@ class FileStateDraft:
             raise refused("write the next state", why.strerror, self._path.parent) from why
 
     def finish(self) -> tuple[Digest, memoryview]:
-        view = map_file(self._handle)
+        view = map_file(self._handle).toreadonly()
         manifest = manifest_of_spans(view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES))
         try:
             self._store.sync(self._handle)
@@ -93,7 +85,7 @@ class FileStateStore:
         except FileNotFoundError:  # removed meanwhile
             raise MissingStateError from None
         try:
-            return map_file(handle)
+            return map_file(handle).toreadonly()
         finally:
             os.close(handle)
 

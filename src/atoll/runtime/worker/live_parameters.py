@@ -259,7 +259,8 @@ class LiveParameters:
         try:
             if not sent and before is not None and self.steps_since:
                 # no local update was encoded: keep the local steps on top of the new anchor
-                await self._trainer.write_x(after.anchor_F + (self._trainer.read_x() - before.anchor_F))
+                x_F = self._trainer.read_x()
+                await self._trainer.write_x(x_F.sub_(before.anchor_F).add_(after.anchor_F))
             else:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else there are no moments

@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.features.partition_training.worker import PartitionedTrainingProgress
 from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
-from atoll.runtime.storage.private_state import write_span
+from atoll.runtime.storage.private_state import PrivateState, write_span
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
@@ -120,6 +120,17 @@ class LocalUpdateState:
         assert before is not None
         self.memory_F = write_span(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
+
+    def use_mapped(self, private: PrivateState) -> None:
+        """Use the same values from the file to which they were written."""
+        if private.kept is not None:
+            self.kept = private.kept
+        if private.sent is None:
+            self.memory_F = private.memory_F
+        else:
+            self.update = private.sent.update
+            if private.memory_F is not None:
+                self.memory_F = private.memory_F
 
     def restore_sent(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
         """Restore an update that an earlier process sent and that the next vertex counts."""

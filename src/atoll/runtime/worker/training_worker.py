@@ -530,12 +530,15 @@ class TrainingWorker:
         if self.auditing is not None and not self.auditing.lives_on(round):
             inner = b""  # the moments at the end of the claim are gone
         private = replace(private, inner=inner)
+        sent = self.mine.update
         try:
-            await asyncio.get_running_loop().run_in_executor(self._disk, write_private, self.store, private)
+            private = await self._run_on_disk(write_private, self.store, private)
         except (OSError, MemoryError) as why:  # required writes meet the same disk error
             log.warning("private state could not be written ahead: %r", why)
         else:
             self._ahead = private
+            if self.mine.update is sent and private.sent is not None:
+                self.mine.use_mapped(private)
 
     async def _written(self) -> None:
         """Wait until the private state that is written ahead is on disk."""
@@ -582,7 +585,8 @@ class TrainingWorker:
         if foreseen:
             self.store.private.promote()
         else:
-            write_private(self.store, PrivateState(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept))
+            private = PrivateState(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept)
+            mine.use_mapped(write_private(self.store, private))
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [self._learning.data_blob, *self._learning.beside]
         self.retention.tidy({*data, *needed}, self.agreed.round)
