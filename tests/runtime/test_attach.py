@@ -22,12 +22,12 @@ from msgspec.structs import replace
 from torch import nn
 
 import atoll
-from atoll.runtime.embed.loop_model import LoopModel
+from atoll.runtime.embed.loop_model import HandedOver, LoopModel
 from atoll.runtime.embed.messages import AttachLoop, LoopRunOver
 from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchorIntoParameters, WriteParameters
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec
-from atoll.training.exchange.layout import layout_of
+from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.recipe.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
 from atoll.training.recipe.recipes import BATCH, SEQ_LEN, Recipe, for_real_run, over_tokens
 from training import network, train
@@ -243,9 +243,9 @@ def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_p
     model = nn.Linear(2, 2)
     run = atoll.found(folder=tmp_path / "one")
     run._local = LoopModel(model, torch.optim.SGD(model.parameters()))
-    values = run._local.values()
+    values, _ = flatten(model, run._local.layout)
     run._local.mailbox = SimpleNamespace(x_F=values.clone())
-    run._sent_F, run._steps_ahead_next, run._steps_ahead, run._span.steps = values, 8, 4, 1
+    run._sent, run._steps_ahead_next, run._steps_ahead, run._span.steps = HandedOver(0, values), 8, 4, 1
     run._channel = SimpleNamespace(send=lambda message: None)
     run._handle(CancelTraining(3, stands=True))
     run._handle(MergeAnchorIntoParameters(0, len(values), "delta"))
@@ -270,7 +270,7 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = atoll.found(folder=tmp_path / "one")
     run._local, run._joined, channel = LoopModel(model, optimizer), True, run._channel
-    run._local.mailbox = SimpleNamespace(x_F=run._local.values())
+    run._local.mailbox = SimpleNamespace(x_F=flatten(model, run._local.layout)[0])
     channel._process, channel._owner_pid = SimpleNamespace(wait=lambda timeout=None: 0), os.getpid()
     ours, theirs = socket.socketpair()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from torch import Tensor
@@ -44,9 +44,6 @@ from atoll.training.codec.blocks import Room, new_wire
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.recipes import Recipe
 from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 _FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
@@ -109,13 +106,15 @@ class AttachedTrainer:
         ahead: int | None = None,
         apart: bool = False,  # ignored: the loop chooses its data
         batch: int = 0,  # ignored: the loop chooses its batch
+        span: tuple[int, int] | None = None,
     ) -> StepsTrained:
         if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
             steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
         async with self._lock:
             self._job, self._training = self._job + 1, True
             try:
-                message = TrainSteps(self._job, steps, until, cursor, shard, shards, global_step, ahead)
+                where = cursor, shard, shards, global_step
+                message = TrainSteps(self._job, steps, until, *where, ahead, span=span)
                 return await self._request(message, StepsTrained)
             finally:
                 self._training = False

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import SupportsFloat
 
 import torch
@@ -17,9 +18,9 @@ from torch import nn
 
 from atoll.base.errors import UsageError
 from atoll.runtime.embed.messages import mailbox_room_bytes
-from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchorIntoParameters
+from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchorIntoParameters, Taken
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
-from atoll.training.exchange.layout import base_digest, flatten, layout_of, tensors_of, unflatten
+from atoll.training.exchange.layout import base_digest, layout_of, tensors_of
 from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
 from atoll.training.recipe.inner import (
     GradientAccumulation,
@@ -31,6 +32,16 @@ from atoll.training.recipe.inner import (
 from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import AdamMoments, GradientSums, optimizer_problem
+
+MERGED_AT_ONCE = 2**22  # values
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """Values of the model as they were handed over, from `begin` on."""
+
+    begin: int
+    values_N: torch.Tensor
 
 
 class LoopModel:
@@ -78,16 +89,30 @@ class LoopModel:
         if problem := self._base.problem():
             raise UsageError("E-ATT-06", problem)
 
-    def values(self) -> torch.Tensor:
-        """(F,) current values of the model."""
-        return flatten(self.model, self.layout)[0]
+    @torch.no_grad()
+    def copy_out(self, into_F: torch.Tensor, lo: int, hi: int) -> None:
+        """Copy values lo … hi of the model into this vector (F,)."""
+        for a, b, tensor, at in self._spans(lo, hi):
+            into_F[a:b].copy_(tensor.detach().reshape(-1)[at : at + b - a])
 
-    def take_update(self) -> torch.Tensor:
-        """(F,) values of the model; the parameters' places hold the gradient sums if members agree on them."""
-        x_F = self.values()
+    @torch.no_grad()
+    def copy_in(self, from_F: torch.Tensor) -> None:
+        """Copy this vector (F,) into the model."""
+        for a, b, tensor, _ in self._spans(0, self.layout.floats):
+            tensor.copy_(from_F[a:b].view(tensor.shape))
+
+    def _spans(self, lo: int, hi: int) -> Iterator[tuple[int, int, torch.Tensor, int]]:
+        """Values lo … hi, tensor by tensor: (begin, end, tensor, place of the first of them in the tensor)."""
+        for slot, tensor in tensors_of(self.model, self.layout):
+            a, b = max(lo, slot.at), min(hi, slot.at + slot.size)
+            if slot.kind != "counter" and a < b:
+                yield a, b, tensor, a - slot.at
+
+    def take_update(self, into_F: torch.Tensor, lo: int, hi: int) -> None:
+        """Values lo … hi of the model; the parameters' places hold the gradient sums if members agree on them."""
+        self.copy_out(into_F, lo, hi)
         if self.gradients is not None:
-            x_F[: self.layout.parameters] = self.gradients.pop_sum()
-        return x_F
+            into_F[: self.layout.parameters] = self.gradients.pop_sum()
 
     def drop_gradients(self) -> None:
         if self.gradients is not None:
@@ -95,29 +120,30 @@ class LoopModel:
 
     def write_agreed(self) -> None:
         """Copy the mailbox into the model."""
-        counters_K = flatten(self.model, self.layout)[1]
-        unflatten(self.mailbox.x_F, counters_K, self.model, self.layout)
+        self.copy_in(self.mailbox.x_F)
 
-    def merge(self, message: MergeAnchorIntoParameters, sent_F: torch.Tensor | None) -> None:
-        """Merge agreed values [lo, hi) of the mailbox; `sent_F`: values handed over, if steps were taken since."""
-        x_F, counters_K = flatten(self.model, self.layout)
-        here = slice(message.lo, message.hi)
-        x_N, new_N = x_F[here], self.mailbox.x_F[here]
-        if message.how == "shift":
-            x_N.add_(new_N)
-        else:
-            assert message.how != "afresh"  # the caller writes the agreed values instead
-            merge(message.how, x_N, x_N if sent_F is None else sent_F[here], new_N)
-        unflatten(x_F, counters_K, self.model, self.layout)
+    @torch.no_grad()
+    def merge(self, message: MergeAnchorIntoParameters, sent: HandedOver | None) -> None:
+        """Merge agreed values [lo, hi) of the mailbox; `sent`: values handed over, if steps were taken since."""
+        for a, b, tensor, at in self._spans(message.lo, message.hi):
+            flat = tensor.detach().reshape(-1)  # a view, unless the tensor has gaps
+            for lo in range(a, b, MERGED_AT_ONCE):
+                hi = min(lo + MERGED_AT_ONCE, b)
+                here_S = flat[at + lo - a : at + hi - a]
+                x_S = here_S.to("cpu", torch.float32)
+                _merge_span(message.how, x_S, sent, lo, self.mailbox.x_F[lo:hi])
+                if x_S is not here_S:
+                    here_S.copy_(x_S)
+            if not tensor.is_contiguous():
+                tensor.copy_(flat.view(tensor.shape))
 
     def evaluate(self, validate: Callable[[], SupportsFloat]) -> LossesMeasured | CommandFailed:
         """Held-out loss of the model in the mailbox. Parameters, modes and CPU random numbers are restored."""
         own = [(tensor, tensor.detach().clone()) for _, tensor in tensors_of(self.model, self.layout)]
         modes = [(module, module.training) for module in self.model.modules()]
-        counters_K = flatten(self.model, self.layout)[1]
         try:
             with torch.random.fork_rng([]), torch.no_grad():
-                unflatten(self.mailbox.shown(), counters_K, self.model, self.layout)
+                self.copy_in(self.mailbox.shown())
                 self.model.eval()
                 return LossesMeasured(True, (number_of(validate()),))
         except Exception as why:
@@ -141,6 +167,16 @@ class LoopModel:
         assert self._moments is not None
         parameters, data = self.layout.parameters, self.mailbox.take(size_bytes)
         self._moments.write(inner_from_bytes(data, parameters) if data else fresh_inner(parameters))
+
+
+def _merge_span(how: Taken, x_S: torch.Tensor, sent: HandedOver | None, lo: int, new_S: torch.Tensor) -> None:
+    """Merge agreed values from `lo` on into x, in place."""
+    if how == "shift":
+        x_S.add_(new_S)
+        return
+    assert how != "afresh"  # the caller writes the agreed values instead
+    sent_S = x_S if sent is None else sent.values_N[lo - sent.begin :][: len(x_S)]
+    merge(how, x_S, sent_S, new_S)
 
 
 def number_of(loss: SupportsFloat) -> float:

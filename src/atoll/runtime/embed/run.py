@@ -33,7 +33,7 @@ from torch import nn
 from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.workload import BATCH_MOST
-from atoll.runtime.embed.loop_model import LoopModel, number_of
+from atoll.runtime.embed.loop_model import HandedOver, LoopModel, number_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
     DeclineRounds,
@@ -58,6 +58,7 @@ from atoll.runtime.trainer.protocol import (
     TrainSteps,
     WriteParameters,
 )
+from atoll.training.codec.blocks import largest_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import is_skipped
 from atoll.wire.ticket import parse
@@ -108,7 +109,7 @@ class Run:
         self._cancelled_job = self._held_job = -1  # last job that was ended early; last one that pauses the loop
         self._steps_ahead = 0  # steps that the loop may take before the next job
         self._steps_ahead_next = 0  # the same, once the agreed values are merged
-        self._sent_F: torch.Tensor | None = None  # values handed over, while the loop takes steps ahead
+        self._sent: HandedOver | None = None  # values handed over, while the loop takes steps ahead
         self._queue = deque[tuple[_StepSpan, torch.Tensor]]()  # gradients of steps ahead, oldest first
         self._merging: MergeAnchorIntoParameters | None = (
             None  # merge that waits until the queued gradients are complete
@@ -168,7 +169,8 @@ class Run:
         if request.recipe is not None:
             self._use_recipe(request.recipe)
         memory = self._local.open_mailbox()
-        self._local.mailbox.x_F.copy_(self._require_finite(self._local.values()))
+        self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
+        self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
         self._channel.send(AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None))
         self._wait_for_turn()
@@ -256,7 +258,8 @@ class Run:
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed
         if self._local.queue_rounds and self._span.steps == self._asked_steps:
-            self._queue.append(self._end_span())
+            x_F = torch.empty(self.exchanged, dtype=torch.float32, device="cpu")
+            self._queue.append((self._end_span(x_F, 0, self.exchanged), x_F))
         self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
@@ -290,26 +293,31 @@ class Run:
     def _hand_over(self, job: TrainSteps) -> None:
         with self._close_on_refusal():
             self._local.check_base()
-        span, sent_F = self._queue.popleft() if self._queue else self._end_span()
-        self._local.mailbox.x_F.copy_(sent_F)
+        mailbox_F, (lo, hi) = self._local.mailbox.x_F, job.span or (0, self.exchanged)
+        if self._queue:
+            span, sent_F = self._queue.popleft()
+            mailbox_F.copy_(sent_F)
+        else:
+            span = self._end_span(mailbox_F, lo, hi)
         loss = span.loss_sum / span.reported if span.reported else 0.0
         samples, queues = span.steps * self._batch, self._local.queue_rounds > 0
         goes_ahead = job.ahead is not None and self._held_job < job.job
-        self._sent_F = sent_F if goes_ahead and not queues else None
+        self._sent = HandedOver(lo, mailbox_F[lo:hi].clone()) if goes_ahead and not queues else None
         self._steps_ahead_next = (job.ahead or 0 if queues else job.steps) if goes_ahead else 0
         self._steps_ahead = 0 if self._cancelled_job >= job.job else job.ahead or 0
         self._job = None
         self._channel.send(StepsTrained(span.steps, samples, samples, loss, span.seconds, 0, ()))
 
-    def _end_span(self) -> tuple[_StepSpan, torch.Tensor]:
-        """The steps taken and their outcome (F,): the model, with gradient sums if members agree on them."""
-        x_F = self._require_finite(self._local.take_update())
+    def _end_span(self, into_F: torch.Tensor, lo: int, hi: int) -> _StepSpan:
+        """The steps taken. Their outcome goes into values lo … hi of this vector (F,): see `take_update`."""
+        self._local.take_update(into_F, lo, hi)
+        self._require_finite(into_F[lo:hi])
         span, self._span = self._span, _StepSpan()
-        return span, x_F
+        return span
 
     def _drop_steps(self) -> None:
         """Reset the step count after the model got agreed values."""
-        self._span, self._steps_ahead, self._sent_F = _StepSpan(), 0, None
+        self._span, self._steps_ahead, self._sent = _StepSpan(), 0, None
         self._queue.clear()
         self._local.drop_gradients()
 
@@ -410,13 +418,13 @@ class Run:
         if message.how == "afresh":
             self._write_agreed()
         else:
-            self._local.merge(message, self._sent_F)
-        self._sent_F, self._steps_ahead, self._merging = None, self._steps_ahead_next, None
+            self._local.merge(message, self._sent)
+        self._sent, self._steps_ahead, self._merging = None, self._steps_ahead_next, None
         self._channel.send(TrainerCommandCompleted())
 
-    def _require_finite(self, x_F: torch.Tensor) -> torch.Tensor:
-        """The same values. RunFailedError if one is not finite, since no member could use them."""
-        if not bool(x_F.isfinite().all()):
+    def _require_finite(self, x_N: torch.Tensor) -> None:
+        """RunFailedError if a value is not finite, since no member could use them."""
+        if not largest_of(x_N) < math.inf:
             self.close()
             what = "the model" if self._local.gradients is None or not self._joined else "a gradient"
             when = (
@@ -428,7 +436,6 @@ class Run:
                 cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
                 fix="fix that and start the program again in the same folder: the last agreed state is good",
             )
-        return x_F
 
 
 def _print_invitation(ticket: str, request: RunRequest) -> None:

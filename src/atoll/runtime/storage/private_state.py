@@ -149,7 +149,9 @@ def write_private(store: PeerStore, private: PrivateState) -> PrivateState:
     if private.kept is not None:
         private = replace(private, kept=replace(private.kept, x_F=mapped[VECTOR + "kept"]))
     if sent is not None:
-        private = replace(private, sent=replace(sent, update=replace(sent.update, memory_F=mapped[VECTOR + "left"])))
+        private = replace(
+            private, sent=replace(sent, update=replace(sent.update, memory_F=mapped[VECTOR + "left"]))
+        )
     return replace(private, memory_F=mapped.get(VECTOR + "memory"))
 
 

@@ -156,6 +156,7 @@ class TrainerClient:
         batch: int = 0,
         inner: Inner | None = None,
         horizon: ScheduleHorizon | None = None,
+        span: tuple[int, int] | None = None,  # ignored: x lies in the mailbox as a whole
     ) -> StepsTrained:
         """At most `steps` inner steps from x, at most until `until` (time.monotonic()); x is then in `read_x()`.
 

@@ -62,6 +62,7 @@ class TrainSteps(msgspec.Struct, frozen=True, tag="TrainSteps"):
     batch: int = 0  # samples per step; 0: those of the spec
     inner: Inner | None = None  # optimizer numbers from now on; None: inner and horizon stay as they are
     horizon: ScheduleHorizon | None = None
+    span: tuple[int, int] | None = None  # values that this round exchanges; None: all
 
 
 class CancelTraining(msgspec.Struct, frozen=True, tag="CancelTraining"):

@@ -111,6 +111,8 @@ class LiveParameters:
                 recipe, self.members = learning.recipe, work.shards
                 more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
                 more |= self._tended.rates(recipe)
+                if recipe.schedule.fragments > 1 and recipe.merge != "swap" and self._mine.own is None:
+                    more["span"] = learning.turn(agreed.head)
                 if auditing is not None:
                     held = tuple(sorted(auditing.showing))
                     more |= {"assignment": auditing.assignment(work, agreed.head), "held": held}
