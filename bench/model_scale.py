@@ -8,7 +8,7 @@ Two loops on loopback, each with its peer process, train a vector of that many v
 round, int8 both ways. Peers live in memory cgroups of their own (Linux, cgroup v1, root).
 
     peer_memory_ratio    peak of anonymous and shared memory of the greediest peer, less that of an empty peer,
-                         beside the fp32 model; files that are mapped or cached do not count
+                         beside the fp32 model; what it shares with its loop counts here, files do not
     peer_limit_mb        memory that the cgroup allows, page cache included, if `--limit` is given:
                          3 models + 2 encoded updates + 256 MiB, or 1.6 models + 256 MiB with `disk`
     loop_extra_ratio     what the loop takes at most beyond its memory before `attach`, beside the fp32 model
@@ -166,13 +166,13 @@ class Cgroup:
                 return
 
 
-def loop_bytes(pid: int) -> int:
-    """Anonymous memory of a process, without its children and without what it shares with its peer."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss_Anon:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def loop_bytes(pid: int) -> tuple[int, int]:
+    """(anonymous memory of a process without its children, what it shares with its peer)."""
+    with suppress(OSError, KeyError):
+        figures = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        anonymous, shared = (int(figures[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
+        return anonymous, shared
+    return 0, 0
 
 
 class Member:
@@ -193,7 +193,7 @@ class Member:
         self.stdin: TextIO = self.process.stdin
         self.told: dict[str, dict[str, Any]] = {}
         self.rounds: list[float] = []
-        self.peak_bytes = self.loop_peak_bytes = self.loop_before_bytes = 0
+        self.peak_bytes = self.shared_bytes = self.loop_peak_bytes = self.loop_before_bytes = 0
         self.by_round: list[int] = []
         self.changed = threading.Condition()
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
@@ -206,11 +206,11 @@ class Member:
             said = json.loads(line)
             with self.changed:
                 if said["what"] == "ready":
-                    self.loop_before_bytes = loop_bytes(self.process.pid)
+                    self.loop_before_bytes, _ = loop_bytes(self.process.pid)
                     self.loop_peak_bytes = 0
                 if said["what"] == "round":
                     self.rounds.append(said["seconds"])
-                    self.by_round.append(self.group.held_bytes())
+                    self.by_round.append(self.group.held_bytes() + self.shared_bytes)
                 self.told[said["what"]] = said
                 self.changed.notify_all()
         with self.changed:
@@ -219,10 +219,11 @@ class Member:
 
     def _sample(self) -> None:
         while self.process.poll() is None:
+            anonymous, self.shared_bytes = loop_bytes(self.process.pid)
             with suppress(OSError, KeyError):
-                self.peak_bytes = max(self.peak_bytes, self.group.held_bytes())
+                self.peak_bytes = max(self.peak_bytes, self.group.held_bytes() + self.shared_bytes)
             if "ready" in self.told:
-                self.loop_peak_bytes = max(self.loop_peak_bytes, loop_bytes(self.process.pid))
+                self.loop_peak_bytes = max(self.loop_peak_bytes, anonymous)
             time.sleep(SAMPLE_S)
 
     def wait(self, what: str, seconds: float = 3600.0) -> dict[str, Any]:

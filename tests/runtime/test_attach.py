@@ -293,10 +293,10 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
         channel.receive()
     assert channel.receive() == WriteParameters((1, 2, 3)) and len(interrupted) > 3
 
-    def unflatten(*_: object) -> None:
+    def copy_in(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("atoll.runtime.embed.loop_model.unflatten", unflatten)
+    monkeypatch.setattr(LoopModel, "copy_in", copy_in)
     with pytest.raises(KeyboardInterrupt):
         run._handle(WriteParameters(()))
     assert words_in(theirs) == ["DetachLoop"], "what it wrote half is not said to be carried out"
