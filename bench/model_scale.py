@@ -74,7 +74,7 @@ def member(told: dict[str, Any]) -> None:
         run = atoll.join(ticket, folder=told["folder"])
     begin = time.monotonic()
     threading.Thread(target=tell_ticket, args=(run,), daemon=True).start()
-    run.attach(model, optimizer)
+    run.attach(model, optimizer, state_memory=told["state_memory"])
     say("attached", seconds=time.monotonic() - begin, ticket=run.ticket)
     plain_s, closing_s, turn = [], [], run.round
     while not run.done:
@@ -184,10 +184,9 @@ class Member:
         )
         launcher.chmod(0o700)
         told |= {"index": index, "folder": str(base / f"member{index}"), "launcher": str(launcher), "cgroup": True}
-        environment = os.environ | told.pop("environment")
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--member", json.dumps(told)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         self.stdin: TextIO = self.process.stdin
@@ -322,7 +321,7 @@ def terms(values: int, recipe: str, memory: str, options: Any) -> dict[str, Any]
         "reductions": 0 if options.no_reduce or values <= EMPTY_VALUES else REDUCTIONS,
         "dtype": {"fp32": "float32", "bf16": "bfloat16"}[options.dtype],
         "where": options.where,
-        "environment": {"ATOLL_STATE_MEMORY": memory} if memory == "disk" else {},
+        "state_memory": memory,
     }
 
 

@@ -81,6 +81,7 @@ class Inside:
         batch=0,
         inner=None,
         horizon=None,
+        span=None,
     ) -> StepsTrained:
         self.jobs += 1
         named = steps, until, cursor, shard, shards, global_step, ahead, assignment, held, apart, batch

@@ -224,10 +224,10 @@ def test_what_cannot_be_written_ahead_costs_no_round(
 ):
     """Nor can the member come back, where whatever it waits for has failed for good."""
 
-    def write(store: PeerStore, private: PrivateState) -> None:
+    def write(store: PeerStore, private: PrivateState) -> PrivateState:
         if private.sent is not None:
             raise trouble
-        write_private(store, private)
+        return write_private(store, private)
 
     async def tell(members: Members) -> None:
         monkeypatch.setattr("atoll.runtime.worker.training_worker.write_private", write)

@@ -244,6 +244,7 @@ def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path
     assert STATES_KEPT_S > 1
     history.retention.pin_state(history.state[3])
     history.retention._kept_since.clear()
+    history.retention._replaced.clear()
     history.retention.tidy(set(), 10)
     assert 3 in history.here() and 4 not in history.here()
 

@@ -59,6 +59,7 @@ class FilePlace:
 
     def tidy(self) -> None:
         self.retention._kept_since.clear()  # a minute has passed
+        self.retention._replaced.clear()
         self.retention.tidy(set(), 0)
 
     def close(self) -> None:

@@ -161,6 +161,7 @@ def test_canaries_are_a_set_of_their_own_and_all_of_them_are_looked_at(tmp_path:
         for _ in range(6):
             await members.play()
             island.retention._kept_since.clear()
+            island.retention._replaced.clear()
         assert members.stores[0].has_blob(learning.canary)
         held_out, later = (await island.run(ValidateAsked(0, members.state))).losses
         assert later > held_out + 0.5
@@ -220,10 +221,12 @@ def test_states_that_validation_needs_stay_whatever_else_is_tidied_away(tmp_path
         for _ in range(6):
             await members.play()
             island.retention._kept_since.clear()  # a minute went by
+            island.retention._replaced.clear()
         assert store.has_blob(good)
         await island.run(PinBlobs((), "validation"))
         await members.play()
         island.retention._kept_since.clear()
+        island.retention._replaced.clear()
         await members.play()
         assert not store.has_blob(good)
 

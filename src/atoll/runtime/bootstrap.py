@@ -25,6 +25,7 @@ from atoll.base.limits import CLOCK_ZONE_S
 from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
 from atoll.crypto.identity import Identity, new_vote_key, public_bytes
+from atoll.peer.config.node_sections import StateMemory
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
@@ -82,6 +83,7 @@ def training_peer_factory(
     trainer: AttachedTrainer | None = None,
     keep: KeepSection = KeepSection(),  # a frozen value
     device: str = "cpu",
+    state_memory: StateMemory = "memory",
 ) -> Callable[[PeerConfig], TrainingPeer]:
     """Factory of training peers."""
 
@@ -89,7 +91,9 @@ def training_peer_factory(
         trains = me.wish.role != "observer"
         if trains and trainer is None and device != "cpu":
             me = replace(me, wish=replace(me.wish, unaudited=True))
-        island = TrainingWorker(me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device)
+        island = TrainingWorker(
+            me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device, state_memory=state_memory
+        )
         return TrainingPeer(me, island, on_fact=on_fact)
 
     return make

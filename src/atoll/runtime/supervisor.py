@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -41,6 +41,10 @@ from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.runtime.peer_folder import default_name
 from atoll.wire.ticket import Ticket, parse
+
+if TYPE_CHECKING:
+    from atoll.runtime.bootstrap import Make
+    from atoll.runtime.training_peer import TrainingPeer
 
 FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard requests what it lacks
@@ -90,14 +94,14 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
         weights_of(start.config, start.file)
-    from atoll.runtime.bootstrap import holds_run, resume_run, training_peer_factory
+    from atoll.runtime.bootstrap import holds_run, resume_run
 
     listening, threads, name = _ready(start)
     if holds_run(start.folder):
         if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
             shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
-        make = training_peer_factory(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+        make = _factory(threads, start.config)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     host, ticket = await _found_new_run(start, shell, listening, threads, name)
@@ -115,7 +119,7 @@ async def _found_new_run(
     start: PeerOptions, shell: PeerView, listening: Any, threads: int, name: str
 ) -> tuple[Any, Ticket]:
     """Found a run. The first state, the data set and the base lie on disk afterwards, not in memory."""
-    from atoll.runtime.bootstrap import TicketTerms, found_run, training_peer_factory
+    from atoll.runtime.bootstrap import TicketTerms, found_run
     from atoll.runtime.training_spec import founding_blobs, start_of_built_in
     from atoll.training.data.tokens import read_tokenizer
 
@@ -133,7 +137,7 @@ async def _found_new_run(
         founded = founding_blobs(beginning, settings_of(config, recipe, floats))
         for text in missing_protections(config, recipe, floats):
             shell.notice(text)
-        make = training_peer_factory(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+        make = _factory(threads, start.config)
         return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
@@ -153,12 +157,12 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
     _check_addresses(start)
-    from atoll.runtime.bootstrap import join_run, training_peer_factory
+    from atoll.runtime.bootstrap import join_run
 
     for address in bootstrap:
         endpoint_of(address)
     listening, threads, name = _ready(start)
-    make = training_peer_factory(threads, _ignore, keep=start.config.keep, device=start.config.node.device)
+    make = _factory(threads, start.config)
     host = await join_run(start.folder, ticket, role, name, listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
@@ -400,6 +404,15 @@ def _sum(host: Any) -> dict[str, Any]:
         "bytes_in": p.bytes_in,
         "bytes_data_parallel": p.bytes_data_parallel,
     }
+
+
+def _factory(threads: int, config: RunConfig) -> Make[TrainingPeer]:
+    from atoll.runtime.bootstrap import training_peer_factory
+
+    node = config.node
+    return training_peer_factory(
+        threads, _ignore, keep=config.keep, device=node.device, state_memory=node.state_memory
+    )
 
 
 def _ignore(fact: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -12,6 +12,7 @@ from atoll.peer.config.setting import Bytes, ConfigSection, Duration, Setting, T
 
 # fmt: off
 Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # part of a name, behind an @
+StateMemory = Literal["memory", "disk"]
 Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")]
 
 
@@ -79,3 +80,6 @@ class NodeSection(ConfigSection, frozen=True):
         'Where the trainer computes: "cpu", "cuda" (the first GPU) or "cuda:1". Untested on a real GPU. Steps of '
         "a GPU cannot be audited (run.audit_rate): no other machine computes the same bits.",
         level="first")] = "cpu"
+    state_memory: Annotated[StateMemory, Setting(
+        'Where this peer keeps vectors of the model\'s size, beside its state on disk: "memory", or "disk" for '
+        "models that hardly fit. Rounds then take longer.", level="expert")] = "memory"

@@ -133,12 +133,12 @@ class AttachedTrainer:
 
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         async with self._lock:
-            self._mailbox.x_F.copy_(x_F)
+            await asyncio.to_thread(self._mailbox.x_F.copy_, x_F)  # a large model takes a second
             await self._request(WriteParameters(counters), TrainerCommandCompleted)
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         async with self._lock:
-            self._mailbox.x_F[lo : lo + len(value_N)].copy_(value_N)
+            await asyncio.to_thread(self._mailbox.x_F[lo : lo + len(value_N)].copy_, value_N)
             await self._request(MergeAnchorIntoParameters(lo, lo + len(value_N), how), TrainerCommandCompleted)
 
     async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import SupportsFloat
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 
 from atoll.base.errors import UsageError
 from atoll.runtime.embed.messages import mailbox_room_bytes
+from atoll.runtime.network.file_memory import unnamed_file
 from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchorIntoParameters, Taken
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.exchange.layout import base_digest, layout_of, tensors_of
@@ -63,9 +65,12 @@ class LoopModel:
         self._moments: AdamMoments | None = None  # set if members average moments
         self._base = FrozenBaseGuard(model, names, by_name=bool(only))
 
-    def open_mailbox(self) -> int:
-        """Create the shared mailbox; returns its descriptor, which the caller closes."""
-        memory = anonymous()
+    def open_mailbox(self, folder: Path | None = None) -> int:
+        """Create the shared mailbox; returns its descriptor, which the caller closes.
+
+        `folder`: the mailbox is a file there instead of memory.
+        """
+        memory = anonymous() if folder is None else unnamed_file(folder, 4 * self.layout.floats)
         self.mailbox = SharedMailbox(memory, self.layout.floats, mailbox_room_bytes(self.layout))
         return memory
 

@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.base.arguments import Peers, Whole
 from atoll.base.workload import WorkloadPolicy
+from atoll.peer.config.node_sections import StateMemory
 from atoll.policy.fault_tolerance import StatisticName
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.presets import Trust
@@ -55,6 +56,7 @@ class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
     batch: int = 1  # samples behind one optimizer step
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: unknown
     validates: bool = False  # the loop can measure a held-out loss
+    state_memory: StateMemory = "memory"
 
 
 class PeerIdentityAnnouncement(msgspec.Struct, frozen=True, tag="PeerIdentityAnnouncement"):

@@ -87,8 +87,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         _watch(fact, trainer, over, trouble)
 
     reading = asyncio.create_task(trainer.read_messages())
+    make = training_peer_factory(1, watch, trainer, state_memory=wish.state_memory)
     try:
-        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), training_peer_factory(1, watch, trainer))
+        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), make)
     except AtollError as why:
         trainer.send(PeerError(why.code, why.what, why.cause, why.fix))
         with suppress(ConnectionError):  # the loop may have ended in between

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, SupportsFloat, TypeVar
 
 import torch
@@ -33,7 +34,9 @@ from torch import nn
 from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.workload import BATCH_MOST
+from atoll.peer.config.node_sections import StateMemory
 from atoll.runtime.embed.loop_model import HandedOver, LoopModel, number_of
+from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
     DeclineRounds,
@@ -134,6 +137,7 @@ class Run:
         pass_steps: Whole = 0,
         only: Sequence[str] = (),
         validate: Callable[[], SupportsFloat] | None = None,
+        state_memory: StateMemory = "memory",
     ) -> Run:
         """Join with this model; returns when the first round begins. The model then holds the agreed parameters.
 
@@ -146,6 +150,9 @@ class Run:
         member, since losses are compared. If members may lie, some are drawn from time to time to call it between
         two steps, with an agreed state in the model. If enough of them find it bad, all go back to the last good
         one. Parameters, `training` flags and the CPU's random numbers are restored afterwards.
+
+        `state_memory="disk"` keeps the vectors of this peer that are as large as the model in files of its folder,
+        for models that hardly fit: rounds take longer.
 
         Raises RefusedError if the model is not the run's, UsageError if nothing could be exchanged, or the ticket's
         own error.
@@ -168,11 +175,13 @@ class Run:
         self.exchanged, self.base = self._local.layout.floats, self._local.base_digest
         if request.recipe is not None:
             self._use_recipe(request.recipe)
-        memory = self._local.open_mailbox()
+        memory = self._local.open_mailbox(self._room(state_memory))
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
-        self._channel.send(AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None))
+        self._channel.send(
+            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, state_memory)
+        )
         self._wait_for_turn()
         self._joined = True
         if not self.done:
@@ -231,6 +240,14 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _room(self, state_memory: StateMemory) -> Path | None:
+        """The folder for the mailbox, None: memory. Raises UsageError if the model does not fit this computer."""
+        folder = Path(self._request.folder)
+        nearest = next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), Path())
+        if text := check_room(needs_of(self._local.layout, state_memory), nearest):
+            print(text, file=sys.stderr, flush=True)
+        return nearest if state_memory == "disk" else None
 
     # ---- between steps -------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
@@ -35,8 +36,12 @@ class _PooledBlock(NamedTuple):
 class BufferPool:
     """Allocator of uninitialized memory: `pool(size_bytes)`."""
 
-    def __init__(self, kept_bytes_max: int = 4 * BULK_FRAME_MAX) -> None:
+    def __init__(
+        self, kept_bytes_max: int = 4 * BULK_FRAME_MAX, allocate: Callable[[int], mmap.mmap] | None = None
+    ) -> None:
+        """`allocate` makes the memory of blocks, of at most their size; None: anonymous memory."""
         self.kept_bytes_max = kept_bytes_max  # more if rows are kept longer
+        self._allocate = allocate
         self._free: list[_PooledBlock] = []  # oldest first
         self._kept_bytes = 0  # in free blocks
         self._unused = 0  # number of oldest free blocks not used since the last sweep
@@ -69,6 +74,8 @@ class BufferPool:
             capacity_bytes *= STEP
         index = self._best_fit(capacity_bytes, size_bytes)
         if index is None:
+            if self._allocate is not None:  # without spare room, which would be reserved on disk
+                return _PooledBlock(np.frombuffer(self._allocate(size_bytes), np.uint8), size_bytes)
             return _PooledBlock(_fresh(capacity_bytes, size_bytes), size_bytes)
         self._unused -= index < self._unused
         memory, used_bytes = self._free.pop(index)
@@ -81,7 +88,8 @@ class BufferPool:
         for index in range(len(self._free) - 1, -1, -1):
             block = self._free[index]
             off = abs(block.used_bytes - size_bytes)
-            if len(block.memory) == capacity_bytes and (best is None or off < best_off):
+            wanted_bytes = capacity_bytes if self._allocate is None else size_bytes
+            if len(block.memory) == wanted_bytes and (best is None or off < best_off):
                 best, best_off = index, off
                 if off == 0:
                     break

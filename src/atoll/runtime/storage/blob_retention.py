@@ -1,9 +1,11 @@
 """Retention of blobs on disk: what stays beside the head, for how long and within which limits.
 
 Older states stay for a time for laggards that still fetch them. Some stay for long (retention.py), so that the run
-can go back to them.
+can go back to them. Both together take at most `keep.bytes_max`, and what is being fetched right now.
 
-Invariants: the head and the newest states stay; what was just written or read is not removed meanwhile.
+Invariants:
+- The head stays, and so do the newest states staged since.
+- What was just written, read or served is not removed meanwhile.
 Not responsible for: reading and writing states (state_files.py).
 """
 
@@ -20,9 +22,11 @@ from atoll.peer.config.sections import KeepSection
 from atoll.runtime.storage.retention import StateRetention
 from atoll.runtime.storage.store import PeerStore
 
-STATES_NEWEST = 4  # newest states stay: the head, its parent and proposals
-STATES_KEPT_S = 60.0  # older states stay on disk this long; a laggard's download of the head has to fit
-STATES_KEPT_MAX = 64  # older states on disk; rounds of one second would fill it
+STAGED_NEWEST = 3  # newest states staged since the head stay: this peer may have voted for them
+SERVED_KEPT_S = 30.0  # an older state stays as long as members fetch it, with pauses of at most this length
+SERVED_MAX = 2  # such states; they are beyond `keep.bytes_max`
+STATES_KEPT_S = 60.0  # older states stay on disk this long, for laggards that begin to fetch them
+STATES_KEPT_MAX = 64  # such states; rounds of one second would fill the disk
 VERDICTS_SHARE = 4  # at most a fourth of `keep.bytes_max` goes to the evidence of verdicts
 PINNED_MAX = 4  # pinned earlier states; the oldest pin is dropped
 
@@ -35,19 +39,28 @@ class BlobRetention:
         self.rows = RowStore(store)
         self.adding = Lock()
         self.head: Digest | None = None
-        self._newest: OrderedDict[Digest, None] = OrderedDict()
+        self._staged: OrderedDict[Digest, None] = OrderedDict()  # since the head
+        self._replaced: dict[Digest, float] = {}  # earlier state → time at which it was replaced
         self._pinned: OrderedDict[Digest, None] = OrderedDict()
         self._verdicts: Sequence[Digest] = ()  # exhibits and the states that replays need, newest first
         self._pieces: frozenset[Digest] = frozenset()  # pieces of older states, where those are coded
         self._kept_since: dict[Digest, float] = {}  # blob on disk → time at which it was stored or read
 
     def add_state(self, name: Digest) -> None:
-        """Keep a new state among the newest. The caller holds `adding`."""
-        self._kept_since[name] = time.monotonic()
-        self._newest[name] = None
-        self._newest.move_to_end(name)
-        while len(self._newest) > STATES_NEWEST:
-            self._newest.popitem(last=False)
+        """Keep a state that was staged. The caller holds `adding`."""
+        self._staged[name] = None
+        self._staged.move_to_end(name)
+        while len(self._staged) > STAGED_NEWEST:
+            self._replaced[self._staged.popitem(last=False)[0]] = time.monotonic()
+
+    def set_head(self, name: Digest) -> None:
+        """This state is agreed, and the others are of the past. The caller holds `adding`."""
+        for old in (self.head, *self._staged):
+            if old is not None and old != name:
+                self._replaced[old] = time.monotonic()
+        self._staged.clear()
+        self._replaced.pop(name, None)
+        self.head = name
 
     def pin_state(self, name: Digest) -> None:
         """Keep an earlier state, also one that has to be fetched first, until `clear_pins`."""
@@ -90,11 +103,18 @@ class BlobRetention:
         most = self._retention.keep.bytes_max
         verdicts = self._store.blobs_within(self._verdicts, most // VERDICTS_SHARE)
         beside = verdicts | self.rows.kept(most - self._retention.size_of(verdicts))
-        to_keep = self._retention.states(round, beside)
-        recent = time.monotonic() - STATES_KEPT_S
         with self.adding:
-            newest = list(self._kept_since.items())[-STATES_KEPT_MAX:]
-            self._kept_since = {name: since for name, since in newest if since > recent}
-            kept = {*self._newest, *self._kept_since, *self._pinned, *self._pieces}
+            self._kept_since, self._replaced = _recent(self._kept_since), _recent(self._replaced)
+            beside |= self._store.blobs_within([*reversed(self._replaced)], most - self._retention.size_of(beside))
+        to_keep = self._retention.states(round, beside)
+        with self.adding:
+            served = self._store.served_since(time.monotonic() - SERVED_KEPT_S)[:SERVED_MAX]
+            kept = {*self._staged, *self._kept_since, *self._pinned, *self._pieces, *served}
             head = () if self.head is None else (self.head,)
             self._store.drop_blobs({*kept, *to_keep, *beside, *needed, *head})
+
+
+def _recent(since: dict[Digest, float]) -> dict[Digest, float]:
+    """The newest of these blobs, as far as their time is less than `STATES_KEPT_S` ago."""
+    earliest = time.monotonic() - STATES_KEPT_S
+    return {name: at for name, at in list(since.items())[-STATES_KEPT_MAX:] if at > earliest}

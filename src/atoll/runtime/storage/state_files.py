@@ -73,8 +73,7 @@ class FileStateStore:
         with self._retention.adding:
             if not self._store.has_blob(name):
                 raise MissingStateError
-            self._retention.add_state(name)
-            self._retention.head = name
+            self._retention.set_head(name)
 
     def view(self, name: Digest) -> memoryview:
         self._retention.pin_for_a_while(name)

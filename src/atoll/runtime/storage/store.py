@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -100,6 +101,7 @@ class PeerStore:
             raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, BlobManifest] = OrderedDict()
         self._proofs: dict[Digest, VerifiedChunks] = {}  # only for blobs with a manifest in memory
+        self._served: dict[Digest, float] = {}  # blob → time at which one of its chunks was read for a member
         self.unfinished = PartialBlobStore(folder / "blobs", durable)
         self.private = StagedFile(folder, "private")  # private_state.py
 
@@ -297,10 +299,16 @@ class PeerStore:
 
     def read_chunk(self, name: Digest, index: int, memory: Memory = fresh) -> Payload | None:
         """None if the chunk is not here or is damaged; a damaged file is set aside."""
+        self._served[name] = time.monotonic()
         manifest = self.manifest(name)
         if manifest is None:
             return self.unfinished.read(name, index, memory, 0)
         return self._read_chunk(name, manifest, index, memory, 0)
+
+    def served_since(self, earliest: float) -> list[Digest]:
+        """Blobs of which chunks were read for members since this monotonic time, last read first."""
+        self._served = {name: at for name, at in list(self._served.items()) if at >= earliest}
+        return sorted(self._served, key=self._served.__getitem__, reverse=True)
 
     def verify_blob(self, name: Digest) -> bool:
         """Whether the blob is here, byte for byte; a damaged file is set aside. Memory: one chunk."""
@@ -315,6 +323,7 @@ class PeerStore:
 
         A chunk that stayed in memory since it was hashed is returned as a `FileSlice`, not read yet.
         """
+        self._served[name] = time.monotonic()
         manifest = self._manifests.get(name)
         if manifest is None or not AT_ONCE:
             raise NotInMemory

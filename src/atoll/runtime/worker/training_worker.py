@@ -29,6 +29,7 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.features.partition_training.worker import PartitionedTrainingProgress
+from atoll.peer.config.node_sections import StateMemory
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
     AdoptState,
@@ -55,6 +56,7 @@ from atoll.protocol.allreduce.tasks import (
 )
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.buffer_pool import BufferPool
+from atoll.runtime.network.file_memory import file_memory
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.private_state import (
     NOTHING,
@@ -113,6 +115,7 @@ class TrainingWorker:
         trainer: AttachedTrainer | None = None,
         keep: KeepSection = KeepSection(),  # a frozen value
         device: str = "cpu",
+        state_memory: StateMemory = "memory",
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
         self.learning: TrainingSpec | None = None  # spec in genesis
@@ -126,7 +129,8 @@ class TrainingWorker:
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds; no round waits
         self.away = PartitionedTrainingProgress(self.tended)
         # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
-        room = self._memory = BufferPool(sys.maxsize)
+        files = file_memory(store.folder) if state_memory == "disk" else None
+        room = self._memory = BufferPool(sys.maxsize, files)
         self.mine = LocalUpdateState(self.away, self._arithmetic, room)
         self.agreed = AgreedHead()
         self.live = LiveParameters(self.tended, self.away, self.mine, self.agreed, room)

@@ -1,0 +1,92 @@
+"""Memory and disk that a member's peer needs for a model, and the refusal of what cannot fit.
+
+Not responsible for: the loop's own model, optimizer and activations.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from atoll.base.errors import UsageError
+from atoll.base.limits import MIB
+from atoll.peer.config.node_sections import StateMemory
+from atoll.training.exchange.layout import ModelLayout
+
+TOLD_FROM_BYTES = 64 * MIB  # smaller models fit anywhere
+PROCESS_BYTES = 256 * MIB  # a peer without a model, and its buffers
+# Vectors of the model's size in the peer's memory: handed over, left by the codec, and encoded updates. Its state
+# is in files. With `disk` only encoded updates remain.
+MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.0, "disk": 1.2}
+# Two states of two vectors and one file to write over, two private files, and with `disk` what else is in memory
+MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 8.5, "disk": 10.5}
+BYTES_A_VALUE = 1.01  # of an int8 update
+SLOW_BYTES_S = 6.25e6  # 50 Mbit/s
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class MemberNeeds:
+    values: int
+    state_memory: StateMemory
+    memory_bytes: int
+    disk_bytes: int
+
+    def text(self) -> str:
+        update_bytes = BYTES_A_VALUE * self.values
+        return (
+            f"{self.values / 1e6:,.0f} M values: this peer takes up to {_gb(self.memory_bytes)} of memory and "
+            f"{_gb(self.disk_bytes)} of disk, beside older states (keep.bytes_max); an int8 update is "
+            f"{_gb(update_bytes)}, {update_bytes / SLOW_BYTES_S:.0f} s at 50 Mbit/s"
+        )
+
+
+def needs_of(layout: ModelLayout, state_memory: StateMemory) -> MemberNeeds:
+    model_bytes = 4 * layout.floats
+    return MemberNeeds(
+        layout.floats,
+        state_memory,
+        int(MODELS_IN_MEMORY[state_memory] * model_bytes) + PROCESS_BYTES,
+        int(MODELS_ON_DISK[state_memory] * model_bytes),
+    )
+
+
+def check_room(needs: MemberNeeds, folder: Path) -> str:
+    """What the member needs, for people; empty for a small model. Raises UsageError if it cannot fit."""
+    if 4 * needs.values < TOLD_FROM_BYTES:
+        return ""
+    memory_bytes, disk_bytes = free_memory_bytes(), shutil.disk_usage(folder).free
+    held_bytes = sum(file.stat().st_size for file in (folder / "blobs").glob("*")) if folder.is_dir() else 0
+    if memory_bytes < needs.memory_bytes:
+        less = 'run.attach(…, state_memory="disk"), ' if needs.state_memory == "memory" else ""
+        raise UsageError(
+            "E-ATT-16",
+            f"{needs.text()}; this computer has {_gb(memory_bytes)} of memory free",
+            fix=f"{less}exchange fewer values (only=[…], adapters), or close other programs",
+        )
+    if disk_bytes + held_bytes < needs.disk_bytes:
+        raise UsageError(
+            "E-ATT-16",
+            f"{needs.text()}; the disk of {folder} has {_gb(disk_bytes)} free",
+            fix="free some space there, or choose another folder=",
+        )
+    return needs.text()
+
+
+def free_memory_bytes() -> int:
+    """Memory that this process could take, within the limit of its container."""
+    free = psutil.virtual_memory().available
+    for path in map(Path, LIMITS):
+        try:
+            limit = int(path.read_text())
+        except (OSError, ValueError):  # there is none
+            continue
+        free = min(free, limit)
+    return free
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"
