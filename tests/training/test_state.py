@@ -6,20 +6,28 @@ from torch import nn
 
 from atoll.base.errors import PeerFault
 from atoll.training.codec import CODECS
+from atoll.training.codec.blocks import BLOCK
 from atoll.training.exchange.layout import layout_of
 from atoll.training.exchange.tensorfile import dump, load
 from atoll.training.models import build_model
 from atoll.training.recipe.error_feedback import encode_update, settle_error_feedback
-from atoll.training.recipe.outer import Nesterov, outer_step
+from atoll.training.recipe.outer import AgreementNesterov, DelayedNesterov, Nesterov, SignOuter, outer_step
 from atoll.training.recipe.state import (
     SharedState,
+    advanced_spans,
+    apply_update,
+    decode_parts,
+    decoded_spans,
     export_model,
     initial_state,
     state_bytes,
     state_from_bytes,
     state_hash,
+    unchanged,
 )
-from atoll.training.recipe.update import part_bounds
+from atoll.training.recipe.update import moved, part_bounds
+from atoll.worker.shared_states import SharedStates
+from atoll.worker.state_store import MemoryStateStore
 
 FP32, TWO_BIT = CODECS["fp32"], CODECS["2bit"]
 
@@ -167,3 +175,31 @@ def test_encoding_commits_to_nothing():
     kept = [t.clone() for t in (state.anchor_F, x, memory)]
     encode_update(state.anchor_F, x, memory, part_bounds(layout.floats, (1,) * 2), TWO_BIT, beta=0.95)
     assert all(torch.equal(now, then) for now, then in zip((state.anchor_F, x, memory), kept, strict=True))
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "2bit"])
+@pytest.mark.parametrize(
+    "outer",
+    [Nesterov(0.7, 0.9, 0.5, 0.5, 10), SignOuter(0.01), DelayedNesterov(0.7, 0.9, 4), AgreementNesterov(0.7, 0.9)],
+    ids=lambda outer: type(outer).__name__,
+)
+@pytest.mark.parametrize("fragment", [False, True], ids=["whole", "fragment"])
+def test_a_state_that_is_staged_span_by_span_has_the_bytes_of_the_step_in_memory(codec: str, outer, fragment: bool):
+    """Three rounds of several parts, one without a result; values, buffers and momentum outside a fragment stay."""
+    model = nn.Sequential(nn.Linear(700, 800), nn.BatchNorm1d(800))
+    layout, before = layout_of(model), initial_state(model)
+    states = SharedStates(MemoryStateStore({}))
+    lo, hi = (200 * BLOCK, 2000 * BLOCK) if fragment else (0, layout.floats)
+    for round in range(3):
+        bounds = moved(part_bounds(hi - lo, (3, 1, 2)), lo)
+        wires = [CODECS[codec].encode(random(b - a, round * 10 + a)) for a, b in bounds[:2]]
+        parts, codecs = [*wires, None], [CODECS[codec]] * 3
+        adds = {"steps": 2, "samples": 8, "tokens": 3}
+        combined_N = decode_parts(parts, moved(bounds, -lo), codecs, hi - lo)
+        after = apply_update(combined_N, before, outer, **adds, turn=(lo, hi))
+        spans = advanced_spans(
+            decoded_spans(parts, bounds, codecs), before, outer, tokens=adds["tokens"], step=before.steps
+        )
+        name = states.stage_spans(unchanged(before, **adds), layout, (lo, hi), spans)
+        assert states.store.view(name) == state_bytes(after, layout)
+        before = states.commit(name, layout)
