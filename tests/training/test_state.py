@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import safetensors.torch
 import torch
@@ -111,9 +113,11 @@ def test_a_state_survives_the_trip_through_bytes():
 
 
 def test_the_state_is_a_safetensors_file_for_everybody_else():
-    """Read by the library itself, the state as well as the exported model."""
+    """Read by the library itself, the state as well as the exported model. A first state has no momentum."""
     layout, state = nano()
-    assert set(safetensors.torch.load(state_bytes(state, layout))) == {"anchor", "momentum", "counters"}
+    assert set(safetensors.torch.load(state_bytes(state, layout))) == {"anchor", "counters"}
+    later = replace(state, round=1)
+    assert set(safetensors.torch.load(state_bytes(later, layout))) == {"anchor", "momentum", "counters"}
     model = build_model("gpt-nano", 5)
     model.load_state_dict(safetensors.torch.load(export_model(state, layout)))
     assert torch.equal(initial_state(model).anchor_F, state.anchor_F)
@@ -122,7 +126,7 @@ def test_the_state_is_a_safetensors_file_for_everybody_else():
 def test_a_strangers_state_is_believed_only_in_canonical_form():
     """Another model, NaN, spare metadata, a cut file, rubbish, a lying header: each is a fault of the peer."""
     layout, state = nano()
-    data = state_bytes(state, layout)
+    data = state_bytes(replace(state, round=1), layout)
     tensors, metadata = load(data)
     poisoned = tensors["anchor"].clone()
     poisoned[0] = float("nan")
@@ -132,6 +136,7 @@ def test_a_strangers_state_is_believed_only_in_canonical_form():
         dump(tensors, {**metadata, "note": "hello"}),
         dump(tensors, {**metadata, "round": "-1"}),
         dump(tensors, {**metadata, "round": "007"}),
+        dump(tensors, {**metadata, "round": "0"}),  # a zero momentum that belongs left out
         dump({**tensors, "momentum": tensors["momentum"][:-1]}, metadata),
         *(data[:-1], data + b"\0", data[:40], b"", b"\xff" * 100),
         (2**40).to_bytes(8, "little") + data[8:],

@@ -33,7 +33,7 @@ from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
 from atoll.training.recipe.outer_adamw import adamw_step
 
-FORMAT = "atoll/state/1"
+FORMAT = "atoll/state/2"
 COUNTS = ("round", "steps", "samples", "tokens")
 COUNT_MAX = 2**62
 
@@ -233,8 +233,13 @@ def size_bytes_of(state: SharedState, layout: ModelLayout) -> int:
 
 
 def tensors_in(state: SharedState) -> dict[str, Tensor]:
-    """The tensors of a state by their name in its bytes."""
-    tensors = {"anchor": state.anchor_F, "momentum": state.momentum_P, "counters": state.counters_K}
+    """The tensors of a state by their name in its bytes.
+
+    The momentum of a first state is zero and left out: every joiner of a beginning run fetches that state.
+    """
+    tensors = {"anchor": state.anchor_F, "counters": state.counters_K}
+    if state.round > 0 or largest_of(state.momentum_P) > 0:
+        tensors["momentum"] = state.momentum_P
     return tensors if state.second_P is None else tensors | {"second": state.second_P}
 
 
@@ -274,6 +279,8 @@ def state_over(data: Buffer, layout: ModelLayout) -> SharedState:
     }
     if "second" in tensors:
         expected["second"] = expected["momentum"]
+    if "momentum" not in tensors:
+        tensors["momentum"] = torch.zeros(layout.parameters, dtype=torch.float32)  # takes no memory until written
     if {name: (list(value.shape), value.dtype) for name, value in tensors.items()} != expected:
         raise PeerFault("", "the state's tensors are not those of the layout")
     counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
