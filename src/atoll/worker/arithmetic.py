@@ -21,7 +21,7 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import AdvanceState
+from atoll.peer.tasks import AdvanceState, RollbackState, StateAdvanced
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
@@ -47,6 +47,7 @@ from atoll.training.recipe.state import (
     apply_update,
     decode_parts,
     decoded_spans,
+    rolled_back,
     unchanged,
 )
 from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
@@ -170,6 +171,14 @@ def stage_advance(
     step = step_of_run(recipe, before)
     spans = advanced_spans(updates, before, outer, tokens=adds["tokens"], step=step, room=room)
     return states.stage_spans(unchanged(before, **adds), layout, turn, spans), None
+
+
+def stage_rollback(work: RollbackState, learning: TrainingSpec, states: SharedStates) -> StateAdvanced:
+    """Stage the earlier state at the run's current position in the data."""
+    before, earlier = (states.load(name, learning.layout) for name in (work.before, work.back_to))
+    taken = work.steps * (work.batch or learning.recipe.batch)
+    samples = position_after(before.samples, work.shards, taken) - before.samples
+    return StateAdvanced(states.stage(rolled_back(earlier, before, samples), learning.layout))
 
 
 def _increments(work: AdvanceState, recipe: Recipe, before: SharedState) -> dict[str, int]:

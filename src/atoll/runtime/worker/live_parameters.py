@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import RunFailedError
@@ -25,7 +26,7 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.features.partition_training.worker import PartitionedTrainingProgress
 from atoll.peer.tasks import TrainingResult, TrainRound, TrainWithoutQuorum
-from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
 from atoll.runtime.trainer.protocol import Taken
 from atoll.runtime.worker.head import AgreedHead
 from atoll.runtime.worker.local_update import LocalUpdateState, gathers
@@ -200,6 +201,27 @@ class LiveParameters:
                     await self._trainer.set_inner_state(inner)
             except TrainerFailed:
                 await self._tended.failed()
+
+    async def evaluate(self, learning: TrainingSpec, samples: int) -> ModelEvaluated:
+        """Validation loss and accuracy of the head. Raises TrainerFailed."""
+        await self._tended.equipped()
+        async with self._tended.turn:
+            await self.ready(learning)
+            return await self._trainer.evaluate(samples, self.head_if_different(learning.recipe))
+
+    async def sample(self, learning: TrainingSpec, prompt: str, count: int, seed: int) -> str:
+        """Text of the head. Raises TrainerFailed."""
+        if learning.tokenizer is not UNSET:
+            raise TrainerFailed(
+                "refused",
+                "this model writes tokens of the run's tokenizer, not bytes",
+                fix="atoll checkpoint export ROUND FOLDER --hf writes both for other programs",
+                alive=True,
+            )
+        await self._tended.equipped()
+        async with self._tended.turn:
+            await self.ready(learning)
+            return await self._trainer.sample(prompt, count, seed, self.head_if_different(learning.recipe))
 
     async def train_apart(
         self, work: TrainWithoutQuorum, learning: TrainingSpec, keep: Callable[[Digest], Awaitable[None]]

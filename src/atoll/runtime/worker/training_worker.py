@@ -78,14 +78,13 @@ from atoll.runtime.worker.local_update import LocalUpdateState
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
-from atoll.training.data import position_after
 from atoll.training.recipe.error_feedback import settle_error_feedback
 from atoll.training.recipe.moments import adopt_moments_bytes, as_bytes, joiner_state
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.schedule import moments_due
-from atoll.training.recipe.state import SharedState, export_model, rolled_back, size_bytes_of
+from atoll.training.recipe.state import SharedState, export_model, size_bytes_of
 from atoll.training.recipe.update import RoundInputs, moved, part_codecs
 from atoll.training.spec import TrainingSpec, spec_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditStepCompleted
@@ -93,7 +92,14 @@ from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.update_cache import SentUpdateCache
 from atoll.wire.messages.statements import ChangedNumbers
-from atoll.worker.arithmetic import combine_rows, compare_rows, compute_weights, payload_of, stage_advance
+from atoll.worker.arithmetic import (
+    combine_rows,
+    compare_rows,
+    compute_weights,
+    payload_of,
+    stage_advance,
+    stage_rollback,
+)
 from atoll.worker.context import Handler, Handlers, WorkerContext
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
 from atoll.worker.shared_states import SharedStates
@@ -163,7 +169,7 @@ class TrainingWorker:
             WeighRows: partial(self.context.run_tensor_job, compute_weights),
             AdvanceState: self._advance_state,
             AdoptState: self._adopt,
-            RollbackState: partial(self.context.run_tensor_job, self._roll_back),
+            RollbackState: self._roll_back,
             RestoreState: self._restore_state,
             PinBlobs: self._pin_blobs,
         }
@@ -172,7 +178,6 @@ class TrainingWorker:
 
     @property
     def head(self) -> SharedState | None:
-        """The agreed state that training continues from."""
         return self.agreed.head
 
     def register(self, handlers: Handlers) -> None:
@@ -255,6 +260,9 @@ class TrainingWorker:
         await self._written()  # before this peer can vote: no vertex is kept before it
         return await self.context.run_tensor_job(self._advance, work)
 
+    async def _roll_back(self, work: RollbackState) -> StateAdvanced:
+        return await self.context.run_tensor_job(stage_rollback, work, self._learning, self.states)
+
     async def _restore_state(self, work: RestoreState) -> StateRestored | None:
         await self._written()
         if work.left is not None:
@@ -287,25 +295,10 @@ class TrainingWorker:
 
     async def evaluate(self, samples: int = 512) -> ModelEvaluated:
         """Validation loss and accuracy of the head."""
-        await self.tended.equipped()
-        async with self.tended.turn:
-            await self._ready()
-            return await self.trainer.evaluate(samples, self.live.head_if_different(self._learning.recipe))
+        return await self.live.evaluate(self._learning, samples)
 
     async def sample(self, prompt: str, count: int, seed: int) -> str:
-        if self._learning.tokenizer is not UNSET:
-            raise TrainerFailed(
-                "refused",
-                "this model writes tokens of the run's tokenizer, not bytes",
-                fix="atoll checkpoint export ROUND FOLDER --hf writes both for other programs",
-                alive=True,
-            )
-        await self.tended.equipped()
-        async with self.tended.turn:
-            await self._ready()
-            return await self.trainer.sample(
-                prompt, count, seed, self.live.head_if_different(self._learning.recipe)
-            )
+        return await self.live.sample(self._learning, prompt, count, seed)
 
     async def end_on_head(self) -> None:
         """At the end of the run, set the live parameters to the agreed ones."""
@@ -346,17 +339,10 @@ class TrainingWorker:
     def _advance(self, work: AdvanceState) -> StateAdvanced:
         before = self.states.load(work.before, self._learning.layout)
         needs_update = self.mine.own is not None  # the mean moves the local anchor, too
-        name, combined_N = stage_advance(
-            work, self._learning_in(work.round), before, self.states, self._memory, needs_update
-        )
+        learning = self._learning_in(work.round)
+        name, combined_N = stage_advance(work, learning, before, self.states, self._memory, needs_update)
         self.mine.record_mean(name, combined_N)
         return StateAdvanced(name)
-
-    def _roll_back(self, work: RollbackState) -> StateAdvanced:
-        before, earlier = (self.states.load(name, self._learning.layout) for name in (work.before, work.back_to))
-        taken = work.steps * (work.batch or self._learning.recipe.batch)
-        samples = position_after(before.samples, work.shards, taken) - before.samples
-        return StateAdvanced(self.states.stage(rolled_back(earlier, before, samples), self._learning.layout))
 
     # ---- agreed states -------------------------------------------------------------------------------------
 
