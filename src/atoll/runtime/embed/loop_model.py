@@ -56,6 +56,7 @@ class LoopModel:
         """Create the shared mailbox; returns its descriptor, which the caller closes."""
         memory = anonymous()
         self.mailbox = SharedMailbox(memory, self.layout.floats, mailbox_room_bytes(self.layout))
+        self.mailbox.pin(tensors_of(self.model, self.layout)[0][1].device)
         return memory
 
     def use_recipe(self, recipe: Recipe) -> None:
