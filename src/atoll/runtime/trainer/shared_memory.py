@@ -13,6 +13,7 @@ import sys
 import tempfile
 import weakref
 from contextlib import suppress
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class SharedMailbox:
         """
         if where.type != "cuda" or not self.floats:
             return
-        at, runtime = self.x_F.data_ptr(), torch.cuda.cudart()
+        at, runtime = self.x_F.data_ptr(), cast(Any, torch.cuda.cudart())
         with torch.cuda.device(where):
             runtime.cudaHostRegister(at, 4 * self.floats, 0)
             if self.x_F.is_pinned():
