@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from form import asking, report, versions
@@ -291,8 +291,10 @@ def is_wrong(part: str, figures: Any) -> bool:
             return False
 
 
-def measure(parts: list[str], device: str, settings: dict[str, Any], quick: bool) -> tuple[dict[str, Any], bool]:
-    """(figures of each part, whether all is as it should be)"""
+def measure(
+    parts: list[str], device: str, settings: dict[str, Any], quick: bool, out: TextIO
+) -> tuple[dict[str, Any], bool]:
+    """(figures of each part, whether all is as it should be); writes a table as soon as a part is over."""
     work: dict[str, Callable[[], Any]] = {
         "bytes": lambda: bytes_of_codecs(device, quick),
         "copies": lambda: copies(device, settings["model"]),
@@ -306,6 +308,7 @@ def measure(parts: list[str], device: str, settings: dict[str, Any], quick: bool
             fine &= not is_wrong(part, figures[part])
         except Exception as trouble:  # one run on a GPU has to tell as much as it can
             figures[part], fine = {"trouble": f"{type(trouble).__name__}: {trouble}"[:500]}, False
+        print(text_of(part, figures[part]), file=out, flush=True)
     return figures, fine
 
 
@@ -316,14 +319,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("  ".join(word.rjust(w) for word, w in zip(line, widths, strict=True)) for line in cells)
 
 
-def text_of(figures: dict[str, Any]) -> str:
-    shown = []
-    for part, found in figures.items():
-        rows = found if isinstance(found, list) else [{k: v for k, v in found.items() if k != "stages"}]
-        shown += [f"{part}:", table(rows)]
-        if isinstance(found, dict) and "stages" in found:
-            shown.append(table(found["stages"]))
-    return "\n".join(shown)
+def text_of(part: str, found: Any) -> str:
+    rows = found if isinstance(found, list) else [{k: v for k, v in found.items() if k != "stages"}]
+    stages = found.get("stages", []) if isinstance(found, dict) else []
+    return "\n".join([f"{part}:", table(rows), *([table(stages)] if stages else [])])
 
 
 def main() -> None:
@@ -338,6 +337,8 @@ def main() -> None:
     asked.add_argument("--rank", help="internal: one rank of torch.distributed")
     asked.add_argument("--peer", type=int, default=0, help="internal: its number")
     options = asked.parse_args()
+    if unknown := set(options.only.split(",")) - set(PARTS):
+        asked.error(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
     if options.loop:
         return loop(**json.loads(options.loop))
     if options.rank:
@@ -355,11 +356,13 @@ def main() -> None:
         "rounds": options.rounds or (2 if options.quick else 5),
         "steps": options.steps or (4 if options.quick else 20),
     }
-    figures, fine = measure(options.only.split(","), options.device, settings, options.quick)
     gpu = torch.cuda.get_device_name(options.device) if options.device != "cpu" else "none"
     said = settings | {"device": options.device, "gpu": gpu, "peers": PEERS}
-    told = report("gpu", said, figures, versions("torch")) if options.json else f"{gpu}\n{text_of(figures)}"
-    print(told, file=answers, flush=True)
+    out = sys.stderr if options.json else answers
+    print(f"GPU: {gpu}", file=out, flush=True)
+    figures, fine = measure(options.only.split(","), options.device, settings, options.quick, out)
+    if options.json:
+        print(report("gpu", said, figures, versions("torch")), file=answers, flush=True)
     sys.exit(0 if fine else 1)
 
 
