@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # containers like to forbid compiled modules: each of the hundred processes of our stories would compile Atoll anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check docs reference results long bench setup clean
+.PHONY: demo test gpu check docs reference results long bench setup clean
 
 setup: $(READY)
 
@@ -26,6 +26,11 @@ demo: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest
+
+# what only a machine with a GPU can tell, 10 minutes: the tests that need one, then memory and times;
+# with packages and torch of your own, which nothing then touches: make gpu PY=python3 READY=
+gpu: $(READY)
+	failed=0; $(PY) -m pytest -m gpu -n 0 -rs || failed=1; $(PY) bench/gpu.py || failed=1; exit $$failed
 
 check: $(READY)
 	$(VENV)/bin/ruff format --check .

@@ -13,11 +13,7 @@ headers and encryption included. Several `--peers` and `--megabytes` (comma betw
 takes the `src` of another version: the peers of both run in turn, so that what the box does befalls both alike.
 
 `--device cuda` has the vectors of atoll and gloo lie on the GPU, one for all peers; a time ends when the mean is
-there. Nobody has run it yet. Whoever has a GPU checks and measures all of it with one line:
-
-    python -m pytest -n 0 -rs tests/training/test_device.py tests/runtime/test_fusing.py
-    tests/runtime/test_trainer.py && \
-    python bench/allreduce.py --device cuda --codec fp32,fp16,int8,2bit --against gloo
+there. `make gpu` runs that, after the tests of it.
 
 `--way-back` is how means come back: in the same codec, in another one by its name, as the rows themselves
 (`gathered`), or from owners that remember what answers left out (`remembered`; the errors below are then those of

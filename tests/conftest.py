@@ -26,6 +26,14 @@ def doors_of_their_own() -> Iterator[None]:
         yield
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU here: torch.cuda.is_available() is False")
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests live to the end: collecting them again and again took up to two fifths of the time."""
     gc.freeze()

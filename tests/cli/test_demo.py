@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from processes import PATIENCE_S, SMALL, started
 
 from atoll.runtime import demo
@@ -35,11 +36,16 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def test_a_killed_peer_and_a_late_one_end_with_everybody_else_on_the_same_bits(tmp_path: Path):
-    """Three peers, the founder killed mid-round, a fourth invited by another: one JSON object, no process left."""
-    done = started(
-        "demo", "--peers", "3", "--rounds", "6", "--chaos", "--json", "--dir", tmp_path, *SMALL, timeout_s=300
-    )
+    """Three peers, the founder killed mid-round, a fourth invited by another: one JSON object, no process left.
+
+    All of them were to choose their device, and the log of each has which one it is.
+    """
+    words = ("--peers", "3", "--rounds", "6", "--chaos", "--json", "--device", "auto", "--dir", tmp_path)
+    done = started("demo", *words, *SMALL, timeout_s=300)
     assert done.returncode == 0, done.stderr
+    chosen = f'node.device = "auto": the trainer computes on {"cuda" if torch.cuda.is_available() else "cpu"}'
+    logs = [log.read_text() for log in tmp_path.glob("peer-*/atoll.log")]
+    assert len(logs) == 4 and all(chosen in log for log in logs)
     told = json.loads(done.stdout)
     assert set(told) == {"bench", "settings", "figures", "versions"} and told["bench"] == "demo"
     figures = told["figures"]
@@ -63,6 +69,18 @@ def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monke
     why = "crashed"
     with pytest.raises(TrainerFailed):
         asyncio.run(swarm._sample(tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_demo_on_a_gpu_ends_with_one_state_for_all(precision: str, tmp_path: Path):
+    """Two trainers share the GPU, by its name: if there were none, they would refuse to start."""
+    words = ("--peers", "2", "--rounds", "3", "--device", "cuda", "--json", "--dir", tmp_path)
+    done = started("demo", *words, *SMALL, "--set", f"train.precision={precision}", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["figures"]
+    assert figures["state_hashes_equal"] and figures["val_loss_end"] < figures["val_loss_start"]
+    assert all("the trainer computes on cuda" in log.read_text() for log in tmp_path.glob("peer-*/atoll.log"))
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")

@@ -44,18 +44,21 @@ model = network(int(sys.argv[2]))
 if "peer-2" == os.environ["ATOLL_NAME"]:
     model = torch.compile(model, backend="eager")
 run = atoll.join(or_found={"rounds": 3, "inner_steps": 6})
-end = train(run, model, forks=True)
+end = train(run, model, forks=sys.argv[3] == "cpu", where=sys.argv[3])
 open(sys.argv[1] + f"/{run.peer[-8:]}.json", "w").write(json.dumps(end))
 run.close()
 """
 
 
-def two_loops(tmp_path: Path, leaves: bool = False, **wish: object) -> list[dict]:
+on_every_device = pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def two_loops(tmp_path: Path, leaves: bool = False, where: str = "cpu", **wish: object) -> list[dict]:
     """Each in a thread of its own; one of them `leaves` after the first round."""
 
     def whole(run: atoll.Run, seed: int) -> dict:
         with run:
-            return train(run, network(seed), leaves=leaves and seed == 2)
+            return train(run, network(seed), leaves=leaves and seed == 2, where=where)
 
     founder = found_loop(folder=tmp_path / "one", start_peers=2, **{"rounds": 3, "inner_steps": 6} | wish)
     with ThreadPoolExecutor(2) as pool:
@@ -66,14 +69,15 @@ def two_loops(tmp_path: Path, leaves: bool = False, **wish: object) -> list[dict
         return [end.result() for end in ends]
 
 
-def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path):
+@on_every_device
+def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model(tmp_path: Path, where: str):
     """Each of two scripts takes 18 counted steps and some that GradScaler skips; both end with the same values.
 
     One of them attaches what torch.compile made of its model; both have their data from a worker of a DataLoader.
     """
     script = tmp_path / "train.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{SCRIPT}")
-    atoll.local(script, str(tmp_path), "7", peers=2, folder=tmp_path / "swarm")
+    atoll.local(script, str(tmp_path), "7", where, peers=2, folder=tmp_path / "swarm")
     ends = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
     assert len(ends) == 2
     assert ends[0]["total"] == ends[1]["total"]
@@ -82,6 +86,7 @@ def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model
         assert end["skipped"] >= 2 and end["steps"] - end["skipped"] <= 18
 
 
+@on_every_device
 @pytest.mark.parametrize(
     ("recipe", "steps"),
     [
@@ -93,9 +98,11 @@ def test_two_loops_with_scheduler_accumulation_and_gradscaler_end_with_one_model
     ],
     ids=["streaming", "data_parallel", "pipelined", "des_loc", "delayed_nesterov"],
 )
-def test_two_loops_end_with_one_model(tmp_path: Path, peers_in_threads: None, recipe: Recipe, steps: int):
+def test_two_loops_end_with_one_model(
+    tmp_path: Path, peers_in_threads: None, recipe: Recipe, steps: int, where: str
+):
     """Whatever they agree on. A step that GradScaler skips is none, so another batch takes its place."""
-    ends = two_loops(tmp_path, recipe=recipe, **{"rounds": 0, "inner_steps": 50})
+    ends = two_loops(tmp_path, where=where, recipe=recipe, **{"rounds": 0, "inner_steps": 50})
     assert ends[0]["total"] == ends[1]["total"]
     for end in ends:
         assert end["trained"] == recipe.schedule.turns and end["members"] == 2 and end["same_objects"]

@@ -56,9 +56,9 @@ def test_members_compute_in_bf16_and_keep_fp32_and_agree_bit_for_bit(tmp_path, b
     story(tell, Members(tmp_path, BF16, book))
 
 
-def after_four_steps(book: str, computing: ComputeOptions, model: str = "gpt-nano") -> tuple[TrainerProcess, str]:
+def after_four_steps(book: str, computing: ComputeOptions, device: str = "cpu") -> tuple[TrainerProcess, str]:
     """A trainer, and what it said with its round."""
-    spec = TrainerSpec(model, 0, book, batch=2, seq_len=16, inner=AdamW(), computing=computing)
+    spec = TrainerSpec("gpt-nano", 0, book, batch=2, seq_len=16, inner=AdamW(), device=device, computing=computing)
     child = TrainerProcess(anonymous(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
     child.set_up()
     return child, child.carry_out(TrainSteps(1, 4, None, 0, 0, 2, 0)).notice
@@ -90,6 +90,17 @@ def test_what_cannot_be_compiled_trains_as_it_is_written_and_says_so_once(book, 
     assert "uncompiled" in notice and "C++ compiler" in notice
     assert torch.equal(fallen.x_F, after_four_steps(book, ComputeOptions())[0].x_F)
     assert fallen.carry_out(TrainSteps(2, 1, None, 8, 0, 2, 4)).notice == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # a compiler gives advice about speed
+@pytest.mark.parametrize("computing", [ComputeOptions("bf16"), ComputeOptions(compiled=True)], ids=str)
+def test_a_gpu_takes_steps_in_bf16_and_compiled_ones(book, computing):
+    """Compiled for good, not fallen back; near the plain steps, and its mailbox holds the end of them."""
+    child, notice = after_four_steps(book, computing, "cuda")
+    assert notice == "" and torch.equal(child.mailbox.x_F, child.x_F.cpu())
+    plain, _ = after_four_steps(book, ComputeOptions(), "cuda")
+    assert torch.allclose(child.x_F, plain.x_F, atol=2e-2)
 
 
 @pytest.mark.parametrize(("recipe", "word"), [(BF16, "bf16"), (COMPILED, "compiled")], ids=["bf16", "compiled"])

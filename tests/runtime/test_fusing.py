@@ -24,7 +24,6 @@ VALUES = 150_001  # parts of two owners, the last of which ends inside a block
 # the last works on the host, and like the others on a few values at a time: where parts are cut does not matter
 CODECS = ("fp32", "fp16", "int8", "2bit", "2means")
 every_codec = pytest.mark.parametrize("codec", CODECS)
-real_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 Move = Callable[[Tensor], Tensor]
 
 
@@ -191,14 +190,14 @@ def test_lazily_negated_tensors_are_plain_when_they_arrive(gpu: list[str]):
 # ---- where there is a GPU ----------------------------------------------------------------------------------------
 
 
-@real_device
+@pytest.mark.gpu
 @every_codec
 @pytest.mark.parametrize("cut", [alone, in_pieces])
 def test_a_gpu_gets_the_bits_of_the_cpu(codec: str, cut):
     assert same(means(rows(), cut, lambda x: x.cuda(), codec=codec), means(rows(), cut, stays, codec=codec))
 
 
-@real_device
+@pytest.mark.gpu
 @pytest.mark.parametrize("codec", ["fp32", "2bit"])
 def test_tensors_of_a_gpu_and_of_the_host_in_one_call(codec: str):
     places = iter([Tensor.cuda, stays, Tensor.cuda, stays, Tensor.cuda] * 2)
@@ -206,7 +205,7 @@ def test_tensors_of_a_gpu_and_of_the_host_in_one_call(codec: str):
     assert same(means(rows(), in_pieces, lambda x: next(places)(x), codec=codec), on_host)
 
 
-@real_device
+@pytest.mark.gpu
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_a_kernel_that_still_writes_the_tensor_is_waited_for(codec: str):
     """On a stream of its own, with a tenth of a second of work before it; its memory is dropped right after."""
@@ -225,7 +224,7 @@ def test_a_kernel_that_still_writes_the_tensor_is_waited_for(codec: str):
             assert torch.equal(tensor.cpu(), torch.full((2**22,), value))
 
 
-@real_device
+@pytest.mark.gpu
 def test_what_a_gpus_codecs_leave_out_comes_with_the_next_calls():
     """The sum of what was agreed in twenty calls by two bits comes close to that of what was given."""
     owed = [atoll.reduce.ErrorFeedback() for _ in range(2)]

@@ -55,11 +55,11 @@ def test_who_gets_the_mean_in_place_can_still_show_the_row_that_it_committed_to(
         assert found == {"accepted"}
 
 
-def test_tensors_of_all_sorts_are_fused_and_come_back_in_their_own_dtype():
+@pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_tensors_of_all_sorts_are_fused_and_come_back_in_their_own_dtype(where: str):
     with groups(2) as members:
         mine = [torch.ones(3, 5), torch.ones((), dtype=torch.float64), torch.ones(70, dtype=torch.bfloat16)[::2]]
-        if torch.cuda.is_available():
-            mine += [torch.ones(9, device="cuda"), torch.ones(2, 9, dtype=torch.bfloat16, device="cuda").t()]
+        mine += [torch.ones(9, device=where), torch.ones(2, 9, dtype=torch.bfloat16, device=where).t()]
         yours = [3 * t.clone() for t in mine]
         works = [members[0].all_reduce_async(mine), members[1].all_reduce_async(yours)]
         assert all(work.wait(PATIENCE_S).complete for work in works)

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from atoll.base.errors import UsageError
-from atoll.runtime.trainer import TrainerClient, TrainerFailed, TrainerSpec, check_device, threads_per_trainer
+from atoll.runtime.trainer import (
+    TrainerClient,
+    TrainerFailed,
+    TrainerSpec,
+    check_device,
+    chosen_device,
+    threads_per_trainer,
+)
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
 from atoll.training.data import load_data
@@ -27,7 +34,6 @@ pytestmark = pytest.mark.net  # real processes
 
 JOB = {"cursor": 0, "shard": 0, "shards": 2, "global_step": 0}
 FOR_EVER = 10**9  # steps
-real_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture
@@ -278,6 +284,12 @@ def test_a_gpu_that_is_not_here_is_said_before_anything_begins():
         check_device(f"cuda:{count}")
 
 
+def test_a_device_that_the_computer_is_to_choose_is_always_here():
+    check_device("auto")
+    assert chosen_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert chosen_device("cuda:1") == "cuda:1" and chosen_device("cpu") == "cpu"
+
+
 def test_a_claim_says_on_what_its_steps_were_taken(spec: TrainerSpec):
     """Else an auditor would hold the steps of a GPU to a tolerance that was measured on CPUs."""
     child = TrainerProcess(-1, msgspec.msgpack.encode(spec), None, None)
@@ -286,7 +298,7 @@ def test_a_claim_says_on_what_its_steps_were_taken(spec: TrainerSpec):
         assert child._profile().device == device
 
 
-@real_device
+@pytest.mark.gpu
 @pytest.mark.parametrize("inner", [AdamW(), SGD(), Muon()])
 def test_a_trainer_on_a_gpu_takes_the_steps_of_one_on_the_cpu(spec: TrainerSpec, inner: Inner):
     """But for roundings; with x and an inner state that are carried from one process to the other and back."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from atoll.base.errors import UsageError
 from atoll.base.ids import ZERO_DIGEST, PeerId
@@ -68,6 +69,7 @@ def test_a_founder_on_a_gpu_has_no_audits_and_may_not_ask_for_them():
         return settings_of(config, recipe_of(config)).audited_share
 
     assert rate() == 0.0 and rate("node.device=cpu") > 0
+    assert bool(rate("node.device=auto")) == (not torch.cuda.is_available())
     with pytest.raises(UsageError, match="E-RUN-16"):
         rate("run.audit_rate=0.1")
 

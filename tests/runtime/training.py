@@ -27,11 +27,11 @@ class Draws(torch.utils.data.IterableDataset):
             yield torch.randn(16, 64, generator=draw)
 
 
-def train(run: atoll.Run, model: nn.Module, forks: bool = False, leaves: bool = False) -> dict:
+def train(run: atoll.Run, model: nn.Module, forks: bool = False, leaves: bool = False, where: str = "cpu") -> dict:
     """A whole training script: a scheduler, accumulated gradients, and a GradScaler that skips every fifth step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.to(where).parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    scaler = torch.amp.GradScaler(where, init_scale=2.0**4)
     first = list(model.parameters())
     run.attach(model, optimizer, batch=32)
     if forks and not os.fork():
@@ -40,7 +40,7 @@ def train(run: atoll.Run, model: nn.Module, forks: bool = False, leaves: bool = 
     skipped = steps = 0
     while not run.done and not (leaves and run.trained):
         for _ in range(2):  # gradient accumulation: two backward passes, one step
-            x = next(batches)
+            x = next(batches).to(where)
             loss = nn.functional.cross_entropy(model(x), x[:, :4].argmax(1))
             scaler.scale(loss).backward()
         if steps % 5 == 3:

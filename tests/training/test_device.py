@@ -19,7 +19,6 @@ from atoll.training.codec.blocks import SPAN
 from atoll.training.codec.compiled import device, native
 
 every_form = pytest.mark.parametrize("name", device.FORMS)
-real_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +103,7 @@ def test_error_feedback_there_is_that_of_the_cpu(name: str):
 # ---- where there is a GPU ----------------------------------------------------------------------------------------
 
 
-@real_device
+@pytest.mark.gpu
 @every_form
 @given(x=vectors())
 @settings(max_examples=200, deadline=None)
@@ -123,8 +122,8 @@ def test_a_gpu_makes_the_same_bytes(name: str, x: torch.Tensor):
     assert bits(there_N.cpu()) == bits(codec.decode(wire, len(x)))
 
 
-@real_device
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*CODECS, "topk:0.1+int8", "dct+int8", "2bit+zstd:3"])
 def test_a_gpu_gets_the_same_bits_of_large_vectors_by_every_codec(name: str):
     torch.manual_seed(0)
     codec, x_N = codec_named(name), torch.randn(5 * SPAN + 77)

@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import rmtree
 from signal import SIGTERM
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from atoll.runtime.demo import DemoRun
+
+DemoDevice = Literal["cpu", "cuda", "auto"]
 
 
 def demo(
@@ -36,6 +38,7 @@ def demo(
         bool, Parameter(negative="", help="Kill the founder mid-round and let a new peer join late.")
     ] = False,
     solo: Annotated[bool, Parameter(negative="", help="Also train one peer alone, for comparison.")] = False,
+    device: Annotated[DemoDevice, Parameter(help="Where trainers compute; auto: a GPU if there is one.")] = "cpu",
     dir: Annotated[
         Path | None, Parameter(help="Where the peers' folders go. Default: a new temporary folder.")
     ] = None,
@@ -49,7 +52,7 @@ def demo(
     """
     from atoll.runtime.demo import DemoRun, DemoSettings, versions
 
-    settings = DemoSettings(peers, rounds, seed, chaos, solo, tuple(set))
+    settings = DemoSettings(peers, rounds, seed, chaos, solo, tuple(set), device)
     folder = dir or Path(mkdtemp(prefix="atoll-demo-"))
     screen = _DemoScreen(quiet=json)
 
@@ -81,6 +84,7 @@ def demo(
                     "seed": seed,
                     "chaos": chaos,
                     "solo": solo,
+                    "device": device,
                     "set": set,
                     "loss_bar": outcome.bar,
                 },

@@ -40,6 +40,7 @@ from atoll.runtime.session_keys import certify, kept_session, remember_session
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import make_private, private_folder
 from atoll.runtime.storage.store import PeerStore, damaged
+from atoll.runtime.trainer import chosen_device
 from atoll.runtime.training_peer import TrainingPeer
 from atoll.runtime.training_spec import FoundingBlobs
 from atoll.runtime.worker.training_worker import TrainingWorker
@@ -47,6 +48,7 @@ from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.vertex import Member, TicketUse, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
+log = logging.getLogger(__name__)
 LOG_LINE_MAX = 2000  # characters of one log message
 CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # environment variable: resume although the last round is dated later
 LAST_S = 253402300799.0  # end of the year 9999, the last printable time
@@ -88,11 +90,13 @@ def training_peer_factory(
     """Factory of training peers."""
 
     def make(me: PeerConfig) -> TrainingPeer:
-        trains = me.wish.role != "observer"
-        if trains and trainer is None and device != "cpu":
-            me = replace(me, wish=replace(me.wish, unaudited=True))
+        trains, chosen = me.wish.role != "observer", chosen_device(device)
+        if trains and trainer is None:
+            log.info('node.device = "%s": the trainer computes on %s', device, chosen)
+            if chosen != "cpu":
+                me = replace(me, wish=replace(me.wish, unaudited=True))
         island = TrainingWorker(
-            me.store, threads, trains=trains, trainer=trainer, keep=keep, device=device, state_memory=state_memory
+            me.store, threads, trains=trains, trainer=trainer, keep=keep, device=chosen, state_memory=state_memory
         )
         return TrainingPeer(me, island, on_fact=on_fact)
 

@@ -309,10 +309,10 @@ def _audit_rate(config: RunConfig, recipe: Recipe, floats: int) -> float:
 
     Raises UsageError if strangers could not be audited and the config does not accept that."""
     if config.run.audit_rate is not None:
-        if config.run.audit_rate and config.node.device != "cpu":
+        if config.run.audit_rate and (device := _device(config)) != "cpu":
             raise UsageError(
                 "E-RUN-16",
-                f'node.device = "{config.node.device}" cannot be audited, and run.audit_rate asks for audits',
+                f'node.device = "{device}" cannot be audited, and run.audit_rate asks for audits',
                 cause="a founder votes from the beginning, and its work could not be replayed",
                 fix='write node.device = "cpu", or run.audit_rate = 0',
             )
@@ -344,13 +344,19 @@ def _unauditable(config: RunConfig, recipe: Recipe, floats: int) -> str:
     from atoll.training.models import spec_of
     from atoll.verification.replay_audit.tolerance import recipe_problem
 
-    if config.node.device != "cpu":
-        return f"its founder trains on {config.node.device}, and no other machine comes to the same numbers"
+    if (device := _device(config)) != "cpu":
+        return f"its founder trains on {device}, and no other machine comes to the same numbers"
     if config.model.only or spec_of(recipe.model).numbers.get("lora"):
         return UNMEASURED
     if config.sync.apart != "wait":
         return f'sync.apart = "{config.sync.apart}" has members take steps that were not assigned'
     return recipe_problem(recipe, floats)
+
+
+def _device(config: RunConfig) -> str:
+    from atoll.runtime.trainer import chosen_device
+
+    return chosen_device(config.node.device)
 
 
 def _openings(config: RunConfig, recipe: Recipe) -> SumCheckTerms | UnsetType:

@@ -54,6 +54,7 @@ class DemoSettings:
     chaos: bool = False
     solo: bool = False
     sets: tuple[str, ...] = ()
+    device: str = "cpu"  # node.device of every peer
 
     def __post_init__(self) -> None:
         if not 1 <= self.peers <= PEERS_MAX:
@@ -249,6 +250,8 @@ class DemoRun:
         private_folder(folder)
         threads = max(1, (os.cpu_count() or 1) // self.settings.peers)
         # -P: no module comes from the working directory, which `-m` would search first
+        verb, *options = words
+        words = [verb, "--set", f"node.device={self.settings.device}", *options]  # a later --set replaces it
         command = [sys.executable, "-P", "-m", "atoll", *words, "--dir", str(folder), "--name", name]
         own = {"OMP_NUM_THREADS": str(threads), "ATOLL_TICKET": ticket}
         own["ATOLL_LISTEN"] = ""  # every process at a port of its own

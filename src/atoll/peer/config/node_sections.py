@@ -13,7 +13,7 @@ from atoll.peer.config.setting import Bytes, ConfigSection, Duration, Setting, T
 # fmt: off
 Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # part of a name, behind an @
 StateMemory = Literal["memory", "disk"]
-Device = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,2})?)$")]
+Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")]
 
 
 class NetworkSection(ConfigSection, frozen=True):
@@ -77,9 +77,9 @@ class NodeSection(ConfigSection, frozen=True):
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8 times "
         "the CPU per step.", "threads")] = 0
     device: Annotated[Device, Setting(
-        'Where the trainer computes: "cpu", "cuda" (the first GPU) or "cuda:1". Untested on a real GPU. Steps of '
-        "a GPU cannot be audited (run.audit_rate): no other machine computes the same bits.",
-        level="first")] = "cpu"
+        'Where the trainer computes: "cpu", "cuda" (the first GPU), "cuda:1", or "auto": the first GPU if there is '
+        "one, else the CPU; atoll.log has which. Untested on a real GPU. Steps of a GPU cannot be audited "
+        "(run.audit_rate): no other machine computes the same bits.", level="first")] = "cpu"
     state_memory: Annotated[StateMemory, Setting(
         'Where this peer keeps vectors of the model\'s size, beside its state on disk: "memory", or "disk" for '
         "models that hardly fit. Rounds then take longer.", level="expert")] = "memory"

@@ -22,6 +22,7 @@ from atoll.runtime.embed.messages import mailbox_room_bytes
 from atoll.runtime.network.file_memory import unnamed_file
 from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchorIntoParameters, Taken
 from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
+from atoll.training.exchange.device_copies import copy_across, device_copies
 from atoll.training.exchange.layout import base_digest, layout_of, tensors_of
 from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
 from atoll.training.recipe.inner import (
@@ -72,6 +73,7 @@ class LoopModel:
         """
         memory = anonymous() if folder is None else unnamed_file(folder, 4 * self.layout.floats)
         self.mailbox = SharedMailbox(memory, self.layout.floats, mailbox_room_bytes(self.layout))
+        self.mailbox.pin(tensors_of(self.model, self.layout)[0][1].device)
         return memory
 
     def use_recipe(self, recipe: Recipe) -> None:
@@ -97,14 +99,18 @@ class LoopModel:
     @torch.no_grad()
     def copy_out(self, into_F: torch.Tensor, lo: int, hi: int) -> None:
         """Copy values lo … hi of the model into this vector (F,)."""
-        for a, b, tensor, at in self._spans(lo, hi):
-            into_F[a:b].copy_(tensor.detach().reshape(-1)[at : at + b - a])
+        spans = [*self._spans(lo, hi)]
+        with device_copies([into_F, *(tensor for _, _, tensor, _ in spans)]):
+            for a, b, tensor, at in spans:
+                copy_across(into_F[a:b], tensor.detach().reshape(-1)[at : at + b - a])
 
     @torch.no_grad()
     def copy_in(self, from_F: torch.Tensor) -> None:
         """Copy this vector (F,) into the model."""
-        for a, b, tensor, _ in self._spans(0, self.layout.floats):
-            tensor.copy_(from_F[a:b].view(tensor.shape))
+        spans = [*self._spans(0, self.layout.floats)]
+        with device_copies([from_F, *(tensor for _, _, tensor, _ in spans)]):
+            for a, b, tensor, _ in spans:
+                copy_across(tensor, from_F[a:b].view(tensor.shape))
 
     def _spans(self, lo: int, hi: int) -> Iterator[tuple[int, int, torch.Tensor, int]]:
         """Values lo … hi, tensor by tensor: (begin, end, tensor, place of the first of them in the tensor)."""

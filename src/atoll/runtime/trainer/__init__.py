@@ -19,7 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
-from atoll.runtime.trainer.client import TrainerClient, check_device, threads_per_trainer
+from atoll.runtime.trainer.client import TrainerClient, check_device, chosen_device, threads_per_trainer
 from atoll.runtime.trainer.protocol import ModelEvaluated, TrainerHeartbeat
 from atoll.worker.trainer_commands import TrainerFailed, TrainerSpec
 
@@ -30,5 +30,6 @@ __all__ = [
     "TrainerHeartbeat",
     "TrainerSpec",
     "check_device",
+    "chosen_device",
     "threads_per_trainer",
 ]

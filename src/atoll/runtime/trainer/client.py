@@ -82,9 +82,14 @@ def threads_per_trainer(trainers: int) -> int:
     return max(1, cores // max(1, trainers))
 
 
+def chosen_device(name: str) -> str:
+    """The device that `node.device` means on this computer: "auto" is the first GPU, or the CPU."""
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def check_device(name: str) -> None:
     """UsageError unless this computer has the device."""
-    device = torch.device(name)
+    device = torch.device(chosen_device(name))
     count = torch.cuda.device_count()
     if device.type == "cpu" or (device.index or 0) < count:
         return

@@ -166,6 +166,7 @@ class TrainerProcess:
         room_bytes = sum(map(len, inner_pieces(self.inner))) + 64  # the step count may gain digits
         room_bytes = max(room_bytes, 4 * self.layout.floats)  # or a second model
         self.mailbox = SharedMailbox(self.fd, self.layout.floats, room_bytes)
+        self.mailbox.pin(self.x_F.device)
         self.mailbox.x_F.copy_(self.x_F)
         return TrainerReady(self.layout, room_bytes)
 

@@ -6,16 +6,22 @@ taken when they are touched. The kernel frees the file with its last user.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import sys
 import tempfile
+import weakref
+from contextlib import suppress
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import Room, new_wire, tensor_over
+
+log = logging.getLogger(__name__)
 
 
 def anonymous() -> int:
@@ -38,6 +44,23 @@ class SharedMailbox:
             os.ftruncate(fd, size_bytes)
         self._map = mmap.mmap(fd, size_bytes)
         self.x_F: Tensor = torch.frombuffer(self._map, dtype=torch.float32, count=floats)
+
+    def pin(self, where: torch.device) -> None:
+        """Pin the pages of x if this is a GPU: copies to and from it then pass no buffer of the driver.
+
+        If the driver refuses, copies are the usual ones.
+        """
+        if where.type != "cuda" or not self.floats:
+            return
+        at, runtime = self.x_F.data_ptr(), cast(Any, torch.cuda.cudart())
+        with torch.cuda.device(where):
+            runtime.cudaHostRegister(at, 4 * self.floats, 0)
+            if self.x_F.is_pinned():
+                weakref.finalize(self, runtime.cudaHostUnregister, at).atexit = False
+                return
+            log.warning("%d bytes of shared memory cannot be pinned: GPU copies take longer", 4 * self.floats)
+            with suppress(RuntimeError):  # the driver reports the refusal again at the next kernel
+                torch.zeros(1, device=where)
 
     def put(self, *pieces: Buffer) -> int:
         """Write pieces of bytes one after the other behind x; returns their total size in bytes."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from atoll.base.arguments import Amount
 from atoll.base.ids import Digest
 from atoll.crypto.digest import digest
+from atoll.training.exchange.device_copies import copy_across, device_copies, host_vector
 from atoll.training.exchange.parameter_names import buffers_of, kept_of, parameters_of
 from atoll.training.exchange.parameter_selection import as_bytes, exchanged_names
 
@@ -191,12 +192,15 @@ def check_same(ours: ModelLayout, theirs: ModelLayout) -> None:
 @torch.no_grad()
 def flatten(model: nn.Module, layout: ModelLayout) -> tuple[Tensor, Tensor]:
     """Copy the model out: (flat fp32 vector (F,), counters int64 (K,)), both on the CPU."""
-    # explicit, since a loop may set another default device
-    flat_F = torch.empty(layout.floats, dtype=torch.float32, device="cpu")
+    pairs = tensors_of(model, layout)
+    tensors = [tensor for _, tensor in pairs]
+    flat_F = host_vector(layout.floats, tensors)
+    # the device is explicit, since a loop may set another default one
     counters_K = torch.empty(layout.counters, dtype=torch.int64, device="cpu")
-    for slot, tensor in tensors_of(model, layout):
-        into = counters_K if slot.kind == "counter" else flat_F
-        into[slot.at : slot.at + slot.size].copy_(tensor.detach().reshape(-1))
+    with device_copies(tensors):
+        for slot, tensor in pairs:
+            into = counters_K if slot.kind == "counter" else flat_F
+            copy_across(into[slot.at : slot.at + slot.size], tensor.detach().reshape(-1))
     return flat_F, counters_K
 
 
@@ -204,9 +208,11 @@ def flatten(model: nn.Module, layout: ModelLayout) -> tuple[Tensor, Tensor]:
 def unflatten(flat_F: Tensor, counters_K: Tensor, model: nn.Module, layout: ModelLayout) -> None:
     """Copy (flat (F,), counters (K,)) into the model's own tensors."""
     assert flat_F.shape == (layout.floats,) and counters_K.shape == (layout.counters,)
-    for slot, tensor in tensors_of(model, layout):
-        source = counters_K if slot.kind == "counter" else flat_F
-        tensor.copy_(source[slot.at : slot.at + slot.size].view(slot.shape))
+    pairs = tensors_of(model, layout)
+    with device_copies([flat_F, *(tensor for _, tensor in pairs)]):
+        for slot, tensor in pairs:
+            source = counters_K if slot.kind == "counter" else flat_F
+            copy_across(tensor, source[slot.at : slot.at + slot.size].view(slot.shape))
 
 
 @torch.no_grad()
