@@ -1,7 +1,7 @@
 """Cache of combined parts of recent rounds, for members that are behind.
 
 Invariants:
-- Beside the current round it holds at most `ROUNDS_KEPT` rounds, and `HELD_BYTES_MAX` bytes or two rounds.
+- Beside the current round it holds at most `ROUNDS_KEPT` rounds, and `HELD_BYTES_MAX` bytes or one round.
 - A peer receives one part a few times only: a closed round has no new attempts that would reset the count.
 """
 
@@ -14,7 +14,7 @@ from atoll.base.limits import HELD_BYTES_MAX, PART_GIVEN_MAX, ROUNDS_KEPT
 from atoll.base.machine import Effect, Lane, Payload, Send
 from atoll.wire.messages.round import PartRequest, PartResponse
 
-ROUNDS_HELD_LEAST = 2  # rounds held whatever their size: a member just behind needs no whole state
+ROUNDS_HELD_LEAST = 1  # round held whatever its size: a member just behind needs no whole state
 
 
 class RecentPartCache:
