@@ -78,7 +78,7 @@ def member(told: dict[str, Any]) -> None:
     say("attached", seconds=time.monotonic() - begin, ticket=run.ticket)
     plain_s, closing_s, turn = [], [], run.round
     while not run.done:
-        x_F.grad.uniform_(-1e-3, 1e-3)
+        x_F.grad.neg_()
         begin = time.monotonic()
         optimizer.step()
         seconds = time.monotonic() - begin

@@ -14,6 +14,7 @@ Not responsible for: the local update of this peer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,7 +182,7 @@ def stage_rollback(work: RollbackState, learning: TrainingSpec, states: SharedSt
     return StateAdvanced(states.stage(rolled_back(earlier, before, samples), learning.layout))
 
 
-def _increments(work: AdvanceState, recipe: Recipe, before: SharedState) -> dict[str, int]:
+def _increments(work: AdvanceState, recipe: Recipe, before: SharedState) -> dict[str, Any]:
     """What a round adds to the counters of the run."""
     position = position_after(before.samples, work.shards, work.steps * (work.batch or recipe.batch))
     return {
