@@ -4,7 +4,7 @@
                                 [--state-memory memory,disk] [--limit] [--dtype bf16]
                                 [--quick] [--json]
 
-Two loops on loopback, each with its peer process, train a vector of that many values with SGD for two steps a
+Two loops on loopback, each with its peer process, train as many values with SGD for two steps a
 round, int8 both ways. Peers live in memory cgroups of their own (Linux, cgroup v1, root).
 
     peer_memory_ratio    peak of anonymous and shared memory of the greediest peer, less that of an empty peer,
@@ -36,6 +36,7 @@ from form import asking, report, versions
 
 MIB = 2**20
 CGROUPS = Path("/sys/fs/cgroup/memory")
+TENSORS = 16
 EMPTY_VALUES = 8192  # model of the "empty" peer
 SETTLED = 4  # rounds before the figures count
 REDUCTIONS = 5
@@ -61,9 +62,12 @@ def member(told: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     values = told["values"]
     reduce_s = [] if told["reductions"] == 0 else reductions(told)
-    x_F = torch.nn.Parameter(torch.full((values,), 0.5, dtype=getattr(torch, told["dtype"])))
-    model = torch.nn.ParameterDict({"x": x_F})
-    x_F.grad = torch.full_like(x_F, 1e-3)
+    dtype = getattr(torch, told["dtype"])
+    model = torch.nn.ParameterDict(
+        {f"x{i}": torch.full((values // TENSORS,), 0.5, dtype=dtype) for i in range(TENSORS)}
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.step()
     say("ready", pid=os.getpid(), reduce_s=reduce_s)
@@ -78,7 +82,8 @@ def member(told: dict[str, Any]) -> None:
     say("attached", seconds=time.monotonic() - begin, ticket=run.ticket)
     plain_s, closing_s, turn = [], [], run.round
     while not run.done:
-        x_F.grad.neg_()
+        for parameter in model.parameters():
+            parameter.grad.neg_()
         begin = time.monotonic()
         optimizer.step()
         seconds = time.monotonic() - begin
