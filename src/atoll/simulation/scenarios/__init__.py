@@ -101,7 +101,6 @@ from atoll.simulation.scenarios.harness import (
     ScenarioUnsupported,
     play,
 )
-from atoll.simulation.scenarios.link_rates import changing_link, equal_links, slow_downlink, slow_uplink
 from atoll.simulation.scenarios.loss_scoring import scores
 from atoll.simulation.scenarios.lying_owners import framers, owners, watched
 from atoll.simulation.scenarios.mixed_byzantine import siege, siege_opened
@@ -111,7 +110,7 @@ from atoll.simulation.scenarios.redundant_training import twins
 from atoll.simulation.scenarios.replay_audits import accusers, audited, audits, keepers
 from atoll.simulation.scenarios.reputation import reputation
 from atoll.simulation.scenarios.sampled_members import clients
-from atoll.simulation.scenarios.slow_links import slow
+from atoll.simulation.scenarios.slow_links import changing_link, equal_links, slow, slow_downlink, slow_uplink
 from atoll.simulation.scenarios.state_validation import validated, wolves
 from atoll.simulation.scenarios.straggler import by_speed, straggler
 from atoll.simulation.scenarios.strangers import strangers
