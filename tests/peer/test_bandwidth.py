@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import BandwidthMeasured
-from atoll.peer.bandwidth import ROUNDS, SPAN_S, BandwidthEstimator
+from atoll.peer.bandwidth import SPAN_S, BandwidthEstimator
 
 ADA, BOB, CYD = PeerId("ada"), PeerId("bob"), PeerId("cyd")
 EVERY_S = 0.5  # between two samples of a real peer
@@ -49,16 +49,25 @@ def test_only_spans_count_in_which_bulk_was_waiting_from_end_to_end():
     assert uploads.send(6e6, uploads.peers, PER_SPAN) == pytest.approx(6e6)
 
 
-def test_what_waits_for_few_peers_says_nothing_of_a_slow_uplink_and_something_of_a_fast_one():
+def test_what_waits_for_few_peers_lowers_no_rate_that_their_full_downlinks_would_explain():
     """A member without a part sends to owners that have full downlinks: once it took its own link for slow."""
     uploads = Uploads()
-    assert uploads.send(2e6, [ADA], 40) is None
     assert uploads.send(6e6, uploads.peers, PER_SPAN) == pytest.approx(6e6)
     for uploads.round in range(1, 20):
-        assert uploads.send(2e6, [ADA], 40) == pytest.approx(6e6)
-    for uploads.round in range(20, 20 + ROUNDS):
-        known = uploads.send(9e6, [ADA], PER_SPAN)
-    assert known == pytest.approx(9e6)
+        assert uploads.send(2.1e6, [ADA], 40) == pytest.approx(6e6)
+    uploads.round = 20
+    assert uploads.send(9e6, [ADA], 40) == pytest.approx(9e6)
+    for uploads.round in (21, 22):
+        known = uploads.send(1e6, [ADA], 40)
+    assert known == pytest.approx(3e6)
+
+
+def test_a_member_that_only_ever_sends_to_few_has_a_rate_as_well():
+    """In a tree a row goes to one peer. Slow uplinks are as much slower than others' as they are."""
+    uploads = Uploads()
+    for uploads.round in range(9):
+        known = uploads.send(6e5, [uploads.peers[uploads.round % 3]], PER_SPAN)
+    assert known == pytest.approx(3 * 6e5)
 
 
 def test_peers_that_never_got_bulk_are_not_counted():
@@ -99,9 +108,10 @@ def test_a_link_that_changes_is_known_in_the_second_round_and_a_single_odd_round
 
 def test_of_one_round_the_fastest_span_counts():
     """At its end only slow receivers are left."""
-    uploads = Uploads()
-    uploads.send(6e6, uploads.peers, PER_SPAN)
-    assert uploads.send(1e6, [ADA, BOB], 20 * PER_SPAN) == pytest.approx(6e6)
+    for left in ([ADA], [ADA, BOB]):
+        uploads = Uploads()
+        uploads.send(6e6, uploads.peers, PER_SPAN)
+        assert uploads.send(1e6, left, 20 * PER_SPAN) == pytest.approx(6e6)
 
 
 def test_of_peers_the_mean_over_one_round_counts_and_all_are_of_the_same_round():
