@@ -44,7 +44,7 @@ from atoll.wire.messages.statements import OwnerResult
 
 PEERS, TENSORS, STEP_S, PORT = 4, 30, 0.03, 7071
 BURST, QUEUE = "64kb", "100ms"  # of every link, each way
-PATIENCE_S = 400.0
+PATIENCE_S = 900.0
 
 
 class SleepingOptimizer(torch.optim.Optimizer):
@@ -136,8 +136,7 @@ class BridgedHosts:
 def played(recipe: str, mbit: float, values: int, inner_steps: int, rounds: int) -> dict[str, Any]:
     """The row of this recipe."""
     fragments = 4 if recipe == "auto" else 1
-    wish = {"recipe": recipe, "values": values, "inner_steps": inner_steps // fragments}
-    wish["rounds"] = rounds * fragments
+    wish = {"recipe": recipe, "values": values, "inner_steps": inner_steps, "rounds": rounds}
     with tempfile.TemporaryDirectory() as base, BridgedHosts() as hosts:
         folders = [Path(base) / f"peer-{index}" for index in range(PEERS)]
         loops: list[subprocess.Popen[str]] = []
@@ -235,19 +234,19 @@ def main() -> None:
     values, inner_steps = (3_000_000, 32) if options.quick else (30_000_000, 128)
     recipes = (options.recipes or ("diloco" if options.quick else "diloco,auto")).split(",")
     rounds = options.rounds or (4 if options.quick else 6)
-    rows = [played(recipe, options.mbit, values, inner_steps, rounds) for recipe in recipes]
+    rows: list[dict[str, Any]] = []
+    for recipe in recipes:
+        row = played(recipe, options.mbit, values, inner_steps, rounds)
+        rows.append(row)
+        if not options.json:
+            print(
+                "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
+                flush=True,
+            )
     settings = {"peers": PEERS, "values": values, "inner_steps": inner_steps, "step_s": STEP_S, "rounds": rounds}
     settings |= {"congestion": congestion(), "cores": len(os.sched_getaffinity(0))}
     if options.json:
         print(report("links", settings, rows, versions("torch")))
-        return
-    for row in rows:
-        print(
-            "  ".join(
-                f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
-                for name, value in row.items()
-            )
-        )
 
 
 if __name__ == "__main__":
