@@ -17,6 +17,7 @@ from atoll.policy.links import (
     STEP,
     TransferRates,
     agreed_links,
+    agreed_weights,
     report,
     report_flaw,
 )
@@ -128,13 +129,38 @@ def test_old_rows_do_not_stay_for_ever_where_nobody_reports_any_more():
     assert not any(m.links for m in crowd) and agreed_links(crowd, peers) is None
 
 
-def test_uplinks_that_nobody_saw_at_their_limit_are_the_fastest():
-    members = [
-        member(p, report(TransferRates(1e6 if p == "p0" else None), dict.fromkeys(PEERS, 0.01), PEERS))
-        for p in PEERS
-    ]
-    links = agreed_links(members, PEERS)
-    assert links is not None and links.up_bytes_s[0] < 2e6 and links.up_bytes_s[1] == RATES_BYTES_S[-1]
+@pytest.mark.parametrize(("known", "unseen"), [(0, RATES_BYTES_S[-1]), (1, RATES_BYTES_S[-1]), (2, 1e6), (3, 1e6)])
+def test_uplinks_that_nobody_saw_at_their_limit_are_as_fast_as_those_of_most_others(known: int, unseen: float):
+    """While few are known, these are known because they are slow."""
+    near = dict.fromkeys(PEERS, 0.01)
+    said = [TransferRates(1e6 if i < known else None) for i in range(4)]
+    links = agreed_links(
+        [member(p, report(rates, near, PEERS)) for p, rates in zip(PEERS, said, strict=True)], PEERS
+    )
+    assert links is not None and unseen <= links.up_bytes_s[3] <= STEP * unseen
+
+
+MEASURED_ON_EQUAL_LINKS = [  # MB/s that four members once measured on 50 Mbit/s each
+    (7.5, 6.0, 4.8, 6.0),
+    (7.5, 14.6, 7.5, 9.4),
+    (7.5, 14.6, 11.7, 9.4),
+    (7.5, 3.8, 7.5, 3.8),
+]
+
+
+@pytest.mark.parametrize("rates", MEASURED_ON_EQUAL_LINKS)
+def test_rates_that_differ_by_no_more_than_such_measurements_err_are_equal(rates: tuple[float, ...]):
+    """Once the slower ones of these owned a hundredth of the update, or nothing."""
+    near = dict.fromkeys(PEERS, 0.01)
+    said = [member(p, report(TransferRates(1e6 * rate), near, PEERS)) for p, rate in zip(PEERS, rates, strict=True)]
+    assert agreed_weights(said, PEERS) is None
+
+
+def test_an_eighth_of_the_fastest_uplink_weighs_a_quarter():
+    near = dict.fromkeys(PEERS, 0.01)
+    said = [member(p, report(TransferRates(8e6 if p != "p0" else 1e6), near, PEERS)) for p in PEERS]
+    weights = agreed_weights(said, PEERS)
+    assert weights is not None and weights[PEERS[0]] / weights[PEERS[1]] == pytest.approx(0.25, rel=0.26)
 
 
 def test_all_that_two_places_send_each_other_is_taken_to_share_one_link():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+
+import pytest
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Payload, Received
@@ -36,3 +39,20 @@ def test_two_that_come_at_once_share_a_downlink():
     network = VirtualNetwork(AT_ONCE, random.Random(1))
     arrivals = [sent(network, sender, CYD, 100) for sender in (ADA, BOB)]
     assert [network.through(at, CYD, said) for at, said in arrivals] == [1.0, 2.0]
+
+
+def test_what_is_acknowledged_is_no_more_than_an_uplink_carries_and_in_the_end_all():
+    """Ada sends to two; Bob's downlink is a tenth of her uplink, Cyd's is as fast."""
+    network = VirtualNetwork(replace(AT_ONCE, measured=True), random.Random(1))
+    network.downlink_bytes_s[BOB] = 10.0
+    for to in (BOB, CYD):
+        at, said = sent(network, ADA, to, 100)
+        network.through(at, to, said)
+    before = 0
+    for second in range(1, 30):
+        uploading = network.upload_progress(ADA, second - 1.0, float(second))
+        acked = sum(acked for acked, _ in uploading.values())
+        assert 0 <= acked - before <= 200
+        assert uploading[BOB][1] == (second < 10) and (second < 3 or not uploading[CYD][1])
+        before = acked
+    assert before == pytest.approx(200, abs=2)

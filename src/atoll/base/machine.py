@@ -138,7 +138,7 @@ class ResumedFromSleep(msgspec.Struct, frozen=True, gc=False):
 class BandwidthMeasured(msgspec.Struct, frozen=True, gc=False):
     """Bulk upload rate of this computer while more data was queued, measured by the driver."""
 
-    bytes_s: float  # bytes per second to all peers together
+    bytes_s: float | None  # bytes per second to all peers together; None: never seen at its limit
     to: tuple[tuple[PeerId, float], ...]  # bytes per second to single peers with queued data
     round: int | None = None  # round in which `to` was measured
 

@@ -28,6 +28,7 @@ from atoll.policy.topology_cost import AgreedLinks, Group, clusters_by_latency
 from atoll.wire.messages.vertex import Member
 
 STEP = 1.25
+DOUBT = 2.0  # if half of the members own parts, full downlinks of these may hide half of the others' uplinks
 REPORT_BYTES_MAX = 2 + 2 * FULL_MESH_MAX  # in larger runs no member measures all others, and none reports
 
 _STEPS = list(accumulate(repeat(STEP, 53), mul, initial=1.0))
@@ -79,10 +80,11 @@ def rearranged(said: bytes, before: Sequence[PeerId], after: Sequence[PeerId]) -
 def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> AgreedLinks | None:
     """Links between `peers` from the membership; None while a latency between two of them is unknown.
 
-    Of both directions' values the longer one counts. An uplink never seen at its limit counts as the fastest on the
-    scale, and downlinks count like uplinks. Peers near each other are assumed to reach distant ones over one shared
-    link, as sites do: its rate is the largest sum that they sent there in one round. Sums over different rounds say
-    less, since each peer may have had the link to itself.
+    Of both directions' values the longer one counts, and downlinks count like uplinks. An uplink never seen at its
+    limit counts as the fastest known one; while fewer than half are known, as the fastest on the scale. Peers near
+    each other are assumed to reach distant ones over one shared link, as sites do: its rate is the largest sum that
+    they sent there in one round. Sums over different rounds say less, since each peer may have had the link to
+    itself.
     """
     line = {m.peer: m for m in members if m.is_present}
     place = {peer: i for i, peer in enumerate(line)}
@@ -91,14 +93,22 @@ def agreed_links(members: Sequence[Member], peers: Sequence[PeerId]) -> AgreedLi
 
 
 def agreed_weights(members: Sequence[Member], peers: Sequence[PeerId]) -> dict[PeerId, float] | None:
-    """Weights for sharing out work: uplinks, once links are known and uplinks differ; None until then."""
+    """Weights for sharing out work: see `weights_of`, once links are known; None until then."""
     line = {m.peer: m for m in members if m.is_present}
     if len({line[peer].links[:1] for peer in peers}) == 1:
         return None
     links = agreed_links(members, peers)
-    if links is None or len(set(links.up_bytes_s)) == 1:
-        return None
-    return dict(zip(peers, links.up_bytes_s, strict=True))
+    return weights_of(links.peers, links.up_bytes_s) if links is not None else None
+
+
+def weights_of(peers: Sequence[PeerId], up_bytes_s: Sequence[float]) -> dict[PeerId, float] | None:
+    """Uplinks as weights, each `DOUBT` times as fast as measured, but not above the fastest; None if all are equal.
+
+    Shares react strongly to small differences: without this they would follow errors of measurement.
+    """
+    fastest = max(up_bytes_s)
+    weights = {peer: min(fastest, DOUBT * rate) for peer, rate in zip(peers, up_bytes_s, strict=True)}
+    return weights if len(set(weights.values())) > 1 else None
 
 
 @lru_cache(maxsize=32)  # reports seldom change between rounds; those of 64 peers take 2 ms to decode
@@ -115,7 +125,9 @@ def _read(
         rows.append([LATENCIES_S[step - 1] for step in steps])
         rows[i][i] = 0.0
     rates = [_value(RATES_BYTES_S, data, 0) for data in said]
-    up_bytes_s = [RATES_BYTES_S[-1] if rate is None else rate for rate in rates]
+    known = [rate for rate in rates if rate is not None]
+    unseen = max(known) if known and 2 * len(known) >= len(rates) else RATES_BYTES_S[-1]
+    up_bytes_s = [unseen if rate is None else rate for rate in rates]
     links = AgreedLinks(peers, rows, up_bytes_s, up_bytes_s)
     regions = _regions(links)
     if len(set(regions)) == len(peers):

@@ -58,6 +58,7 @@ from atoll.crypto.identity import (
 )
 from atoll.crypto.signer import IdentitySigner
 from atoll.peer import operator_commands
+from atoll.peer.bandwidth import BandwidthEstimator
 from atoll.peer.events import MembershipChanged, RoundAttemptFailed, RoundClosed
 from atoll.peer.governance.orders import RollbackGoal
 from atoll.peer.membership.admission import DesiredRole
@@ -67,7 +68,6 @@ from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
 from atoll.runtime.clock import SystemClock
 from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, paused_text, plain
 from atoll.runtime.network.addresses import advertised
-from atoll.runtime.network.bandwidth import BandwidthEstimator
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketAddresses
@@ -157,7 +157,7 @@ class Driver:
         self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
         self.discovery: Discovery = TicketAddresses(lambda: self.bootstrap)
         self.contacts: ContactsPolicy = contact_all
-        self._carriage = BandwidthEstimator()
+        self._bandwidth = BandwidthEstimator()
         self._upload_bytes_s = 0  # upload cap; 0: none
         self.stopped = asyncio.Event()
         self._round_closed = asyncio.Event()
@@ -541,7 +541,7 @@ class Driver:
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round
-        carried = self._carriage.look(
+        carried = self._bandwidth.sample(
             now, self.links.upload_progress(), round.plan.round if round is not None else None
         )
         if carried is not None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Received
 
+ACKED_AT_ONCE_MIN = 0.5  # least share of new acknowledgments in a sample; the rest comes with later ones
+
 
 @dataclass(frozen=True)
 class NetworkKnobs:
@@ -25,6 +27,7 @@ class NetworkKnobs:
     duplicate_rate: float = 0.0
     uplink_bytes_s: float = 12.5e6  # 100 Mbit/s
     downlink_bytes_s: float = 12.5e6
+    measured: bool = False  # peers measure their uplinks by their transfers; otherwise they know them
 
 
 @dataclass(slots=True)
@@ -41,6 +44,24 @@ class QueuedMessage:
 
 
 @dataclass
+class UploadProgress:
+    """Bulk from one peer to another: what a real sender can see of it."""
+
+    sent_bytes: int = 0
+    passing: list[tuple[Seconds, Seconds, int]] = field(default_factory=list)  # at the receiver: begin, end, size
+    passed_bytes: int = 0
+    acked_bytes: int = 0
+    reported_bytes: int = 0  # acknowledgments that have reached the sender
+
+    def unacked_bytes(self, now: Seconds) -> int:
+        """Bytes that have passed the receiver's downlink and are not acknowledged."""
+        self.passed_bytes += sum(size for _, end, size in self.passing if end <= now)
+        self.passing = [transfer for transfer in self.passing if transfer[1] > now]
+        part = sum(size * max(0.0, now - begin) / (end - begin) for begin, end, size in self.passing)
+        return self.passed_bytes + int(part) - self.acked_bytes
+
+
+@dataclass
 class VirtualNetwork:
     """Decides when, and how often, a message arrives."""
 
@@ -54,6 +75,7 @@ class VirtualNetwork:
     downlink_bytes_s: dict[PeerId, float] = field(default_factory=dict)
     # sender → messages that have not left
     waiting: dict[PeerId, dict[tuple[PeerId, Hashable], QueuedMessage]] = field(default_factory=dict)
+    uploads: dict[PeerId, dict[PeerId, UploadProgress]] = field(default_factory=dict)  # by sender, if measured
     sent: int = 0
     lost: int = 0
     bytes: int = 0
@@ -84,6 +106,9 @@ class VirtualNetwork:
             said.begins = max(now, self.uplink_free.get(sender, 0.0))
             left = self._queue(self.uplink_free, sender, now, payload.size_bytes / self.uplink_of(sender))
             said.whole_at = left + way_s
+            if self.knobs.measured:
+                to_all = self.uploads.setdefault(sender, {})
+                to_all.setdefault(to, UploadProgress()).sent_bytes += payload.size_bytes
         copies = [said.begins + way_s]
         if self.knobs.duplicate_rate and self.draw.random() < self.knobs.duplicate_rate:
             copies.append(copies[0] + self.draw.uniform(0, 10 * self.knobs.jitter_s))
@@ -91,8 +116,29 @@ class VirtualNetwork:
 
     def through(self, now: Seconds, to: PeerId, said: QueuedMessage) -> Seconds:
         """Time at which a payload is complete, if its first byte reaches the receiver's downlink now."""
+        begins = max(now, self.downlink_free.get(to, 0.0))
         worked_off = self._queue(self.downlink_free, to, now, said.size_bytes / self.downlink_of(to))
-        return max(said.whole_at, worked_off)
+        ends = max(said.whole_at, worked_off)
+        if self.knobs.measured:
+            self.uploads[said.event.sender][to].passing.append((begins, ends, said.size_bytes))
+        return ends
+
+    def upload_progress(self, sender: PeerId, since: Seconds, now: Seconds) -> dict[PeerId, tuple[int, bool]]:
+        """Per receiver: bytes acknowledged so far, and whether some still wait.
+
+        A real sender keeps what a full downlink does not take, so no more is acknowledged than its uplink carries.
+        Acknowledgments come in bursts, since they share its downlink with other traffic.
+        """
+        to_all = self.uploads.get(sender, {})
+        passed = {to: upload.unacked_bytes(now) for to, upload in to_all.items()}
+        most = min(1.0, self.uplink_of(sender) * (now - since) / max(1, sum(passed.values())))
+        here = self.draw.uniform(ACKED_AT_ONCE_MIN, 1.0)
+        for to, upload in to_all.items():
+            upload.acked_bytes += int(most * passed[to])
+            upload.reported_bytes += int(here * (upload.acked_bytes - upload.reported_bytes))
+        return {
+            to: (upload.reported_bytes, upload.acked_bytes < upload.sent_bytes) for to, upload in to_all.items()
+        }
 
     def uplink_of(self, peer: PeerId) -> float:
         return self.uplink_bytes_s.get(peer, self.knobs.uplink_bytes_s)

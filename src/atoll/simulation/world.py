@@ -45,6 +45,7 @@ from atoll.base.machine import (
     expand_broadcasts,
     tag_of,
 )
+from atoll.peer.bandwidth import BandwidthEstimator
 from atoll.peer.operator_commands import farewell
 from atoll.peer.peer import Peer
 from atoll.peer.tasks import EndTrainingEarly, TrainRound
@@ -54,6 +55,7 @@ from atoll.simulation.worker import VirtualWorker
 from atoll.wire.codec import encode
 
 REDIAL_S = 0.5  # interval at which a peer retries a connection
+MEASURED_EVERY_S = 0.5  # as in a real peer
 BROKEN_S = 2.0  # both ends give up a connection without traffic after this time
 
 
@@ -129,7 +131,10 @@ class VirtualWorld:
         node.life += 1
         node.machine, node.timers, node.asleep = node.make(), {}, False
         self._handle(node, Start(dict(node.kept)))
-        self._handle(node, BandwidthMeasured(self.network.uplink_of(name), ()))
+        if self.network.knobs.measured:
+            self._measure(node, node.life, BandwidthEstimator())
+        else:
+            self._handle(node, BandwidthMeasured(self.network.uplink_of(name), ()))
 
     def crash(self, name: PeerId) -> None:
         """Kill the process: unsynced writes are lost, its sockets are reset, redials are refused."""
@@ -301,6 +306,17 @@ class VirtualWorld:
                 node.missed.append((self.now, event))
             return
         self._handle(node, event)
+
+    def _measure(self, node: VirtualComputer, life: int, estimator: BandwidthEstimator) -> None:
+        """Sample the uploads of this process, now and from now on."""
+        if node.machine is None or node.life != life:
+            return
+        round = node.machine.round.plan.round if node.machine.round is not None else None
+        uploading = self.network.upload_progress(node.name, self.now - MEASURED_EVERY_S, self.now)
+        measured = estimator.sample(self.now, uploading, round)
+        if measured is not None and not node.asleep:
+            self._handle(node, measured)
+        self.at(self.now + MEASURED_EVERY_S, lambda: self._measure(node, life, estimator))
 
     def _set_timer(self, node: VirtualComputer, name: str, at: Seconds | None) -> None:
         if at is None:

@@ -19,7 +19,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import CODEC_EXTRA, CONTROL_FRAME_MAX, PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
 from atoll.peer.settings import RunSettings, TopologyName
-from atoll.policy.links import agreed_links, agreed_weights
+from atoll.policy.links import agreed_links, agreed_weights, weights_of
 from atoll.policy.plan import RoundPlan
 from atoll.policy.topology_cost import AgreedLinks, choose, clusters_by_latency
 from atoll.protocol.allreduce.topology import (
@@ -186,7 +186,7 @@ def _cheapest(
     """
     peers, seed = tuple(PeerId(f"{i:04}") for i in range(len(rates))), b"planner"
     links = AgreedLinks(peers, latency_s, rates, rates, regions=regions, wan_bytes_s=dict(between))
-    weights = dict(zip(peers, rates, strict=True)) if len(set(rates)) > 1 else None
+    weights = weights_of(peers, rates)
     near = clusters_by_latency(links)
     names = ["butterfly", "star", "tree", "ring"]  # the first shares the work of combining as well
     if any(isinstance(item, tuple) for item in near):

@@ -355,23 +355,28 @@ def _positive(pieces: int) -> int:
 
 
 def _shares(rates: Sequence[float], peers: int) -> list[int]:
-    """Shares with which the busiest uplink is free soonest, in SHARE_UNITS over their common divisor; may be 0.
+    """Shares with which the busiest link is free soonest, in SHARE_UNITS over their common divisor; may be 0.
 
     A peer with share s of the update sends 1 - s of it to other owners and s to peers - 1 listeners, so its
-    uplink is busy for (1 + (peers - 2) s) / rate. The least level t that all can keep gives
-    s = max(0, (t rate - 1) / (peers - 2)) with shares that add up to 1: water-filling (Boyd & Vandenberghe 2004,
-    example 5.2). Two peers each send one update, with any shares; these are proportional to their rates.
+    uplink is busy for (1 + (peers - 2) s) / rate. Its downlink takes the rows of its part in the first half of that
+    time, for which it is busy for (peers - 1) s / rate. So at the level t, s is at most (t rate - 1) / (peers - 2)
+    and t rate / (2 (peers - 1)), and the least level at which shares add up to 1 counts: water-filling (Boyd &
+    Vandenberghe 2004, example 5.2). Two peers each send one update with any shares: theirs are equal.
     """
     if peers <= 2:
-        total = fsum(rates)
-        parts = [rate / total for rate in rates]
-    else:
-        fast = sorted(rates, reverse=True)
-        # fsum, not sum: the rounding of sum differs between Python versions, and every peer must cut alike.
-        # One more owner lowers the level as long as its own share is positive.
-        level = min((peers - 2 + k) / fsum(fast[:k]) for k in range(1, len(fast) + 1))
-        parts = [max(0.0, level * rate - 1) / (peers - 2) for rate in rates]
-    units = [round(part * SHARE_UNITS) for part in parts]
+        return [1] * len(rates)
+
+    def cuts(level: float) -> list[float]:
+        filled = (min((level * rate - 1) / (peers - 2), level * rate / (2 * (peers - 1))) for rate in rates)
+        return [max(0.0, part) for part in filled]
+
+    # between two of these levels every share is linear: a peer starts to own, or its downlink becomes the limit
+    bends = sorted({bend / rate for rate in rates for bend in (1.0, 2 * (peers - 1) / peers)})
+    # fsum, not sum: the rounding of sum differs between Python versions, and every peer must cut alike
+    low = max(bend for bend in bends if fsum(cuts(bend)) <= 1)
+    high = next((bend for bend in bends if bend > low), 2 * low)
+    below, above = fsum(cuts(low)), fsum(cuts(high))
+    units = [round(part * SHARE_UNITS) for part in cuts(low + (high - low) * (1 - below) / (above - below))]
     divisor = gcd(*units)
     return [u // divisor for u in units]
 

@@ -34,6 +34,10 @@
     straggler    one of four is four times slower: no member waits for it, and its steps count
     by_speed     one of four is four times slower and takes a quarter of the steps: all finish together
     oceans       members on several continents train for 38 minutes a round; overlap hides an exchange
+    equal_links  links that all become slower at once: members own equal shares
+    slow_uplink  one uplink is eight times slower: its member owns little, and no exchange waits longer than it must
+    slow_downlink  one downlink is eight times slower, and shares stay equal
+    changing_link  one link becomes eight times slower and recovers: its share follows within some rounds
     poisoners    a third know all rows and send the worst known attacks; the statistic's proof holds
     siege        every kind of villain at once, nearly a third, in bad weather: their influence stays bounded
     siege_opened  siege with opened results, and fewer witnesses per part
@@ -106,7 +110,7 @@ from atoll.simulation.scenarios.redundant_training import twins
 from atoll.simulation.scenarios.replay_audits import accusers, audited, audits, keepers
 from atoll.simulation.scenarios.reputation import reputation
 from atoll.simulation.scenarios.sampled_members import clients
-from atoll.simulation.scenarios.slow_links import slow
+from atoll.simulation.scenarios.slow_links import changing_link, equal_links, slow, slow_downlink, slow_uplink
 from atoll.simulation.scenarios.state_validation import validated, wolves
 from atoll.simulation.scenarios.straggler import by_speed, straggler
 from atoll.simulation.scenarios.strangers import strangers
@@ -155,6 +159,10 @@ SCENARIOS: dict[str, Scenario] = {
     "straggler": Scenario(straggler, peers=4, rounds=20),
     "by_speed": Scenario(by_speed, peers=4, rounds=20),
     "oceans": Scenario(oceans, peers=8, rounds=5),
+    "equal_links": Scenario(equal_links, peers=4, rounds=12),
+    "slow_uplink": Scenario(slow_uplink, peers=4, rounds=10),
+    "slow_downlink": Scenario(slow_downlink, peers=4, rounds=10),
+    "changing_link": Scenario(changing_link, peers=4, rounds=21),
     "straggler_churn": Scenario(straggler_churn, peers=8, rounds=15),
     "clients": Scenario(clients, peers=7, rounds=40),
     "sampled_churn": Scenario(sampled_churn, peers=8, rounds=15),
