@@ -36,7 +36,7 @@ def swarm_history():
 
 def asked(regain: StateSync, history, now: float) -> list[tuple[PeerId, Digest]]:
     """Source and blob of the next download's first request."""
-    assert regain.fetch_from([ADA, BOB, CLEO], history, now)
+    assert regain.fetch_from([ADA, BOB, CLEO], {ADA, BOB, CLEO}, history, now)
     effects = regain.handle(Start({}), history, now)
     sent = [e for e in effects if isinstance(e, Send)]
     return [(e.to, e.message.blob) for e in sent if isinstance(e.message, ManifestRequest)]
@@ -160,3 +160,31 @@ def test_who_joins_while_another_fetches_the_state_is_asked_by_it():
 
     world.run(30, stop=is_asked)
     assert is_asked()
+
+
+@pytest.mark.parametrize("source", range(4))
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_source_that_is_killed_costs_a_fetch_no_patience(source: int, begun: bool):
+    """One member comes back six rounds late and fetches the state; a source dies just before or just after it asks.
+    The connection ends at once, but the record names the dead member for a round more."""
+    swarm = VirtualSwarm(7, SwarmKnobs(peers=5))
+    world, far, killed, told = swarm.world, peer_name(4), peer_name(source), {}
+
+    def watch(now, node, fact) -> None:
+        if node.name == far and isinstance(fact, StateDownloadBegan | BlobFetched):
+            told.setdefault(type(fact), now)
+        if begun and node.name == far and isinstance(fact, StateDownloadBegan):
+            world.at(now + 0.001, lambda: world.kill(killed))
+
+    world.watchers.append(watch)
+    world.run(60, stop=lambda: min(swarm.heads()) >= 2)
+    world.kill(far)
+    world.run(300, stop=lambda: max(swarm.heads()) >= 9)
+    began = world.now
+    world.start(far)
+    returned = world.nodes[far].machine
+    world.run(began + 30, stop=lambda: returned.regain.restoring and len(returned.linked) == 4)
+    if not begun:
+        world.kill(killed)
+    world.run(began + 60, stop=lambda: BlobFetched in told)
+    assert told[BlobFetched] - told[StateDownloadBegan] < 1.0

@@ -391,7 +391,7 @@ class Participation:
 
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.known.history
-        if not self.regain.fetch_from(self.within_reach(), history, now):
+        if not self.regain.fetch_from(self.within_reach(), self.linked, history, now):
             return [self.fact(StateDownloadBegan(why=f"{why}; no other member could serve it"))]
         return [self.fact(StateDownloadBegan(why=why)), *self.to_fetch(Start({}), now)]
 
