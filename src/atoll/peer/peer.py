@@ -445,9 +445,12 @@ class Peer:
     def _link_down(self, event: LinkDown, peer: PeerId, now: Seconds) -> list[Effect]:
         self.linked.discard(peer)
         self.readers.shown.pop(peer, None)
+        was_gone = self.heartbeat.is_gone(peer)
         effects = self.participation.from_heartbeat(self.heartbeat.on_link_event(event, now), now)
         if self.is_lost:
             return effects
+        if self.round is not None and was_gone != self.heartbeat.is_gone(peer):
+            effects += self.participation.from_round(self.round.poll(self.participation.run_time(now)), now)
         effects += self.downloads.unlinked(peer, now)
         return effects + (self.regain.fetch.on_link_down(peer, now) if self.regain.fetch is not None else [])
 
