@@ -98,9 +98,21 @@ def test_one_suspicion_does_not_end_the_wait_for_a_peer_whose_link_broke():
     assert not heart.is_gone(OTHERS[0])
 
 
+@pytest.mark.parametrize(
+    "returns",
+    [
+        lambda heart: heart.record_life(OTHERS[0], 102.0),
+        lambda heart: heart.on_link_event(LinkUp(OTHERS[0]), 100.1),
+    ],
+)
+def test_a_peer_whose_redial_was_refused_is_back_with_a_connection_or_with_its_next_heartbeat(returns):
+    heart = watching(*OTHERS)
+    heart.on_link_event(LinkDown(OTHERS[0], refused=True), 100.0)
+    assert returns(heart) and not heart.is_gone(OTHERS[0])
+
+
 def test_a_message_that_is_read_after_its_author_died_brings_it_not_back():
     """A payload is hashed for some time; the redial was refused meanwhile."""
     heart = watching(*OTHERS)
     heart.on_link_event(LinkDown(OTHERS[0], refused=True), 100.0)
-    assert not heart.record_life(OTHERS[0], 100.1) and heart.is_gone(OTHERS[0])
-    assert heart.on_link_event(LinkUp(OTHERS[0]), 105.0) and not heart.is_gone(OTHERS[0])
+    assert not heart.record_life(OTHERS[0], 101.9) and heart.is_gone(OTHERS[0])

@@ -71,3 +71,24 @@ def test_a_member_whose_redial_is_not_refused_delays_nobody(seed: int):
         LinkDown(event.peer, refused=False) if isinstance(event, LinkDown) else event, now
     )
     assert comeback.kill() < comeback.usual_s + SURPLUS_S
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("away_s", [4.0, 9.0, 14.0])
+def test_a_member_that_comes_back_asks_for_its_place_with_the_first_vertices(seed: int, away_s: Seconds):
+    """The next vertex makes it an observer, and the one after that lets it train. It waited up to two seconds for
+    its next heartbeat, and for parts of rounds that the others had dropped."""
+    swarm = VirtualSwarm(seed, SwarmKnobs(PEERS, LAN, WorkerKnobs(step_s=0.05, overlap=4), run=RUN))
+    world, back, counted = swarm.world, peer_name(seed), list[int]()
+    world.run(60, stop=lambda: min(swarm.heads()) >= 4)
+    world.kill(back)
+    world.run(world.now + away_s)
+    head = max(swarm.heads())
+    world.watchers.append(
+        lambda now, node, fact: (
+            counted.append(fact.round) if isinstance(fact, RoundClosed) and back in fact.counted else None
+        )
+    )
+    world.start(back)
+    world.run(world.now + 20, stop=lambda: bool(counted))
+    assert counted and counted[0] <= head + 4

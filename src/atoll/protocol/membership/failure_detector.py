@@ -84,7 +84,8 @@ class FailureDetector:
         self.beat_count = 0
         self.round_trips: dict[PeerId, deque[Seconds]] = {}  # member -> recent round round_trips
         self.refused: set[PeerId] = set()
-        self.unlinked: set[PeerId] = set()  # members with a connection that ended, until the next one
+        # members with a connection that ended, until the next one, and when it ended
+        self.unlinked: dict[PeerId, Seconds] = {}
         self.silent: set[PeerId] = set()
         self.called: dict[PeerId, Seconds] = {}  # called member -> local time of the first ping
         self.accused: dict[PeerId, set[PeerId]] = {}  # peer -> members with a signed suspicion of it
@@ -127,7 +128,7 @@ class FailureDetector:
         self.round_trips = {p: round_trips for p, round_trips in self.round_trips.items() if p in members}
         self.silent &= self.watched.keys()
         self.refused &= set(members)
-        self.unlinked &= set(members)
+        self.unlinked = {p: since for p, since in self.unlinked.items() if p in members}
         self.called = {p: since for p, since in self.called.items() if p in self.others}
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
 
@@ -156,8 +157,8 @@ class FailureDetector:
 
     def record_life(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """Record a sign of life: any message from this peer, unless it was sent before its process ended."""
-        if peer in self.refused and peer in self.unlinked:
-            return []  # read after its connection ended; a restarted process connects first
+        if peer in self.refused and now - self.unlinked.get(peer, -1e9) < self.beat_s:
+            return []  # read after its connection ended; a live peer sends more than that
         record = self.watched.get(peer)
         if record is not None:
             record.heard_s = now
@@ -182,10 +183,10 @@ class FailureDetector:
 
     def on_link_event(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
         if isinstance(event, LinkDown):
-            self.unlinked.add(event.peer)
+            self.unlinked[event.peer] = now
         match event:
             case LinkUp(peer):
-                self.unlinked.discard(peer)
+                self.unlinked.pop(peer, None)
                 self.unreachable.discard(peer)
                 return self.record_life(peer, now)
             case LinkDown(peer, refused=True) if peer not in self.refused:
