@@ -83,11 +83,12 @@ class BlobFetched(Fact, frozen=True, kw_only=True, tag="BlobFetched"):
 
 
 class FetchFailed(Fact, frozen=True, kw_only=True, tag="FetchFailed"):
-    """The download was given up, for the reason in `why`."""
+    """The download was given up, for the reason in `why`. `local`: the local disk refused it, not the sources."""
 
     phase = "transfer"
     blob: Digest
     why: str
+    local: bool = False
 
 
 class CorruptBlobSourceDetected(Fact, frozen=True, kw_only=True, tag="CorruptBlobSourceDetected"):
@@ -225,7 +226,7 @@ class BlobDownload:
                 return self._finish()
             case TaskFailed(job, why) if job.startswith(self._name("")):
                 self.over = True
-                return [Emit(FetchFailed(blob=self.blob, why=why))]
+                return [Emit(FetchFailed(blob=self.blob, why=why, local=True))]
             case _:
                 return []
 
