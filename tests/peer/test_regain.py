@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Emit, Received, RunTask, Send, Start, TaskDone
 from atoll.crypto.digest import manifest_of
 from atoll.peer.events import StateDownloadBegan
+from atoll.peer.membership.admission import AdmissionRequest, DesiredRole
 from atoll.peer.round.context import answered_bytes
 from atoll.peer.settings import RunSettings
 from atoll.peer.sync.state_sync import OUTRUN_S, StateSync
 from atoll.peer.tasks import RestoreState, RoundSettlement, StateRestored
+from atoll.policy.membership import RECENT
 from atoll.protocol.transfer.download import BlobFetched
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -189,3 +193,15 @@ def test_a_source_that_is_killed_costs_a_fetch_no_patience(source: int, begun: b
         world.kill(killed)
     world.run(began + 60, stop=lambda: BlobFetched in told)
     assert told[BlobFetched] - told[StateDownloadBegan] < 1.0
+
+
+def test_a_join_that_named_an_old_vertex_is_said_again_as_soon_as_the_history_is_here():
+    """Vertices of a long absence come in pieces. A request from the middle of them is too old for the members."""
+    _, history = swarm_history()
+    signer = swarm_node().machine.notary.signer
+    eve = AdmissionRequest(PeerId("eve"), signer)
+    seen = SimpleNamespace(head=history.head, head_id=history.head_id, head_body=history.head_body)
+    ask = lambda now: eve.word(DesiredRole(), seen, -2, now)  # noqa: E731
+    assert ask(0.0) is not None and ask(0.1) is None
+    seen.head += RECENT
+    assert ask(0.2) is not None and ask(0.3) is None

@@ -96,17 +96,28 @@ class PeerChannel:
     def _peer_ended(self) -> RunFailedError:
         """The error of a peer process that ended by itself, or was killed."""
         status = self._wait_for_end()
-        how, cause = f"ended with exit status {status}", "it reported the reason above or in atoll.log"
-        fix = "start the program again in the same folder: it continues from the last agreed state"
-        if status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
-            cause = "native code failed, or another process sent this signal"
+        again = "start the program again in the same folder: it continues from the last agreed state"
+        used = f"; it had used up to {self._peak_bytes / 1e9:.2f} GB of memory" if self._peak_bytes else ""
         if status == -signal.SIGKILL:
-            cause = "probably the kernel's out-of-memory killer (`dmesg` names its victims); or a person killed it"
-            fix = f"free memory, or exchange fewer values (run.attach(…, only=…)); then {fix}"
-        if self._peak_bytes:
-            how += f"; it had used up to {self._peak_bytes / 1e9:.2f} GB of memory"
-        return RunFailedError("E-ATT-03", f"the peer process behind this loop {how}", cause=cause, fix=fix)
+            return RunFailedError(
+                "E-ATT-03",
+                f"the peer process behind this loop was killed by SIGKILL{used}",
+                cause="the kernel's out-of-memory killer, whose victims `dmesg` names; or a person",
+                fix=f"free memory, or exchange fewer values (run.attach(…, only=…)); then {again}",
+            )
+        if status < 0:
+            return RunFailedError(
+                "E-ATT-03",
+                f"the peer process behind this loop was ended by {signal.Signals(-status).name}{used}",
+                cause="native code failed, or another process sent this signal",
+                fix=again,
+            )
+        return RunFailedError(
+            "E-ATT-03",
+            f"the peer process behind this loop ended with exit status {status}",
+            cause="it reported the reason above or in atoll.log",
+            fix=again,
+        )
 
     def _wait_for_end(self) -> int:
         """The exit status of the peer process; negative: minus the signal that ended it."""
