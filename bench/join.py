@@ -64,11 +64,11 @@ from atoll.crypto.seal import TAG_BYTES
 from atoll.protocol.transfer.download import (
     BlobDownload,
     BlobFetched,
-    BlobServer,
     CorruptBlobSourceDetected,
     FetchFailed,
     StallingSource,
 )
+from atoll.protocol.transfer.serve import BlobServer
 from atoll.protocol.transfer.tasks import BlobOpened, ReadChunk, StoreChunk
 from atoll.runtime.network.bulk_channel import SLAB_BYTES
 from atoll.runtime.network.connection_manager import ConnectionManager

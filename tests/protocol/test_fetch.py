@@ -18,11 +18,11 @@ from atoll.protocol.transfer.download import (
     TICK_S,
     BlobDownload,
     BlobFetched,
-    BlobServer,
     CorruptBlobSourceDetected,
     FetchFailed,
     StallingSource,
 )
+from atoll.protocol.transfer.serve import BlobServer
 from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob, StoreChunk
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
@@ -389,3 +389,57 @@ def test_whoever_asks_for_everything_at_once_leaves_room_for_others():
     flood = [serve.handle(Received(PeerId("greedy"), ChunkRequest(blob, i)), 0.0) for i in range(1000)]
     other = [serve.handle(Received(PeerId("joiner"), ChunkRequest(blob, i)), 0.0) for i in range(8)]
     assert 0 < sum(map(len, flood)) < 1000 and all(isinstance(effect, RunTask) for (effect,) in other)
+
+
+# ---- connections that end ----------------------------------------------------------------------------------
+
+
+def opened(sources: tuple[PeerId, ...], missing: int, unlinked: tuple[PeerId, ...] = ()) -> BlobDownload:
+    """A download of which the last source has shown the manifest; the first `missing` chunks are not here."""
+    fetch = BlobDownload(BLOB, sources, linked={*sources} - {*unlinked})
+    fetch.handle(Start({}), 0.0)
+    fetch.handle(Received(sources[-1], ManifestResponse(BLOB, MANIFEST)), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(missing, CHUNKS)))), 0.0)
+    return fetch
+
+
+def chunks_asked(effects: list[Effect]) -> set[tuple[PeerId, int]]:
+    return {(e.to, e.message.index) for e in effects if isinstance(e, Send) and isinstance(e.message, ChunkRequest)}
+
+
+@pytest.mark.parametrize("killed", NAMES[:2])
+def test_when_a_connection_ends_its_chunks_are_asked_of_another_source_at_once(killed: PeerId):
+    """No answer came yet, so the most patience, 5 s, was spent on the dead source before."""
+    fetch = opened(NAMES[:2], missing=6)
+    owed = {index for index, asked in fetch.requested.items() if killed in asked}
+    (other,) = {*NAMES[:2]} - {killed}
+    assert owed and chunks_asked(fetch.on_link_down(killed, 0.1)) == {(other, index) for index in owed}
+
+
+def test_a_source_without_a_connection_is_not_asked_for_chunks():
+    """It was killed before the download began, and the record still names it as a member."""
+    fetch = opened(NAMES[:2], missing=6, unlinked=NAMES[:1])
+    assert {peer for asked in fetch.requested.values() for peer in asked} == {NAMES[1]}
+
+
+def test_when_the_only_source_is_gone_the_next_one_that_connects_is_asked_at_once():
+    fetch = opened(NAMES[:2], missing=1, unlinked=NAMES[:1])
+    assert not chunks_asked(fetch.on_link_down(NAMES[1], 0.1))
+    assert not chunks_asked(fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), 0.2)) and not fetch.over
+    assert chunks_asked(fetch.on_link_up(NAMES[0], 0.3)) == {(NAMES[0], 0)}
+
+
+def test_before_any_manifest_the_next_source_that_connects_is_asked_at_once():
+    fetch = BlobDownload(BLOB, NAMES[:2])
+    fetch.handle(Start({}), 0.0)
+    assert not fetch.on_link_down(NAMES[0], 0.1) and not fetch.on_link_down(NAMES[1], 0.1)
+    assert [(e.to, e.message) for e in fetch.on_link_up(NAMES[1], 0.2) if isinstance(e, Send)] == [
+        (NAMES[1], ManifestRequest(BLOB, known=False))
+    ]
+
+
+def test_a_source_that_stalled_is_asked_again_when_the_last_other_one_is_gone():
+    """Only on_link_up brought it back before; its own connection never ended."""
+    fetch = opened(NAMES[:2], missing=1)
+    fetch.dropped_sources[NAMES[0]] = fetch.sources.pop(NAMES[0])
+    assert {to for to, _ in chunks_asked(fetch.on_link_down(NAMES[1], 0.1))} == {NAMES[0]}

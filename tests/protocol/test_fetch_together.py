@@ -29,10 +29,10 @@ from atoll.crypto.digest import BlobManifest, blob_id, digest
 from atoll.protocol.transfer.download import (
     BlobDownload,
     BlobFetched,
-    BlobServer,
     CorruptBlobSourceDetected,
     FetchFailed,
 )
+from atoll.protocol.transfer.serve import BlobServer
 from atoll.protocol.transfer.tasks import (
     BlobOpened,
     CloseBlob,

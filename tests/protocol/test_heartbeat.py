@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import Received, Send
+from atoll.base.machine import LinkDown, LinkUp, Received, Send
 from atoll.protocol.membership.failure_detector import FailureDetector
 from atoll.wire.messages.membership import PingReply
 
@@ -74,3 +74,45 @@ def test_nobody_takes_itself_for_gone_whatever_others_say():
     for by in OTHERS:
         heart.record_suspicion(heart.me, by, 100.0)
     assert not heart.is_gone(heart.me)
+
+
+def test_if_the_redial_fails_otherwise_the_others_suspicions_end_the_wait():
+    """The listener of a dying process hangs up, or a firewall drops the dial: only the others' dials are refused.
+    All waited six seconds for that one watcher."""
+    heart, dead = watching(*OTHERS), OTHERS[0]
+    heart.accusers_needed = 2
+    heart.record_suspicion(dead, OTHERS[1], 100.0)
+    heart.record_suspicion(dead, OTHERS[2], 100.0)
+    assert not heart.is_gone(dead), "its connection stands here: what is heard over it decides"
+    heart.on_link_event(LinkDown(dead, refused=False), 100.1)
+    assert heart.is_gone(dead)
+    heart.on_link_event(LinkUp(dead), 100.2)
+    assert not heart.is_gone(dead)
+
+
+def test_one_suspicion_does_not_end_the_wait_for_a_peer_whose_link_broke():
+    heart = watching(*OTHERS)
+    heart.accusers_needed = 2
+    heart.on_link_event(LinkDown(OTHERS[0], refused=False), 100.0)
+    heart.record_suspicion(OTHERS[0], OTHERS[1], 100.0)
+    assert not heart.is_gone(OTHERS[0])
+
+
+@pytest.mark.parametrize(
+    "returns",
+    [
+        lambda heart: heart.record_life(OTHERS[0], 102.0),
+        lambda heart: heart.on_link_event(LinkUp(OTHERS[0]), 100.1),
+    ],
+)
+def test_a_peer_whose_redial_was_refused_is_back_with_a_connection_or_with_its_next_heartbeat(returns):
+    heart = watching(*OTHERS)
+    heart.on_link_event(LinkDown(OTHERS[0], refused=True), 100.0)
+    assert returns(heart) and not heart.is_gone(OTHERS[0])
+
+
+def test_a_message_that_is_read_after_its_author_died_brings_it_not_back():
+    """A payload is hashed for some time; the redial was refused meanwhile."""
+    heart = watching(*OTHERS)
+    heart.on_link_event(LinkDown(OTHERS[0], refused=True), 100.0)
+    assert not heart.record_life(OTHERS[0], 101.9) and heart.is_gone(OTHERS[0])

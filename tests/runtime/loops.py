@@ -52,7 +52,7 @@ def start_in_thread(channel: PeerChannel, memory: int) -> None:
 
     peer = threading.Thread(target=whole, daemon=True)
     peer.start()
-    channel._process = SimpleNamespace(wait=lambda timeout=None: peer.join(timeout) or 0)
+    channel._process = SimpleNamespace(wait=lambda timeout=None: peer.join(timeout) or 0, returncode=0)
     channel._owner_pid = os.getpid()
 
 
@@ -65,7 +65,7 @@ class ThreadChannel(PeerChannel):
 
     def start(self, memory: int) -> None:
         self._socket, self.theirs = socket.socketpair()
-        self.memory, self._process = os.dup(memory), SimpleNamespace(wait=lambda timeout=0.0: 0)
+        self.memory, self._process = os.dup(memory), SimpleNamespace(wait=lambda timeout=0.0: 0, returncode=0)
         self._owner_pid = os.getpid()
         os.close(memory)
         self.begun.set()

@@ -372,13 +372,17 @@ class Participation:
     # ---- the agreed state, and other blobs ---------------------------------------------------------------
 
     def catch_up(self, now: Seconds) -> list[Effect]:
-        """Bring the local state to the head: replay the rounds' parts or fetch the state, by fewer bytes."""
+        """Bring the local state to the head, and request the desired role at once: that takes some vertices."""
+        return self._approach_head(now) + self.seek_admission(now)
+
+    def _approach_head(self, now: Seconds) -> list[Effect]:
+        """Replay the rounds' parts or fetch the state, by fewer bytes."""
         history = self.known.history
         if self.regain.is_outrun(history, now):
             # members will soon have dropped the old one
             return self._fetch_state("a newer state was agreed on", now)
         if self.regain.busy or history.head <= self.at:
-            return self.seek_admission(now)
+            return []
         if self.round is None:
             return self.begin_round(now) if self.at >= -1 else self.regain.begin(history, "joining")
         if self.regain.is_shorter(history, self.at) or self.known.roster.came_after(self.at):
@@ -391,7 +395,7 @@ class Participation:
 
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.known.history
-        if not self.regain.fetch_from(self.within_reach(), history, now):
+        if not self.regain.fetch_from(self.within_reach(), self.linked, history, now):
             return [self.fact(StateDownloadBegan(why=f"{why}; no other member could serve it"))]
         return [self.fact(StateDownloadBegan(why=why)), *self.to_fetch(Start({}), now)]
 

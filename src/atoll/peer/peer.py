@@ -68,7 +68,7 @@ from atoll.policy.links import TransferRates
 from atoll.policy.membership import suspicions_needed
 from atoll.protocol.history.chain import VertexChain, genesis_digest
 from atoll.protocol.history.era_signatures import EraSignatureTracker
-from atoll.protocol.transfer.download import BlobServer
+from atoll.protocol.transfer.serve import BlobServer
 from atoll.wire.codec import decode_body, decode_vertex, encode
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
 from atoll.wire.messages.history import (
@@ -151,9 +151,7 @@ class Peer:
             case LinkUp(peer):
                 return self._link_up(event, peer, now)
             case LinkDown(peer):
-                self.linked.discard(peer)
-                self.readers.shown.pop(peer, None)
-                return self.participation.from_heartbeat(self.heartbeat.on_link_event(event, now), now)
+                return self._link_down(event, peer, now)
             case ResumedFromSleep():
                 return self._wake(now)
             case BandwidthMeasured(bytes_s, to, round):
@@ -443,6 +441,18 @@ class Peer:
         if self.round is not None:
             effects += self.participation.from_round(self.round.greet(peer), now)
         return effects
+
+    def _link_down(self, event: LinkDown, peer: PeerId, now: Seconds) -> list[Effect]:
+        self.linked.discard(peer)
+        self.readers.shown.pop(peer, None)
+        was_gone = self.heartbeat.is_gone(peer)
+        effects = self.participation.from_heartbeat(self.heartbeat.on_link_event(event, now), now)
+        if self.is_lost:
+            return effects
+        if self.round is not None and was_gone != self.heartbeat.is_gone(peer):
+            effects += self.participation.from_round(self.round.poll(self.participation.run_time(now)), now)
+        effects += self.downloads.unlinked(peer, now)
+        return effects + (self.regain.fetch.on_link_down(peer, now) if self.regain.fetch is not None else [])
 
     def _wake(self, now: Seconds) -> list[Effect]:
         """After a sleep of this computer, request what happened meanwhile; the others were not silent."""

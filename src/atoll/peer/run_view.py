@@ -64,7 +64,7 @@ class RunView:
         gone: Callable[[PeerId], bool],
     ) -> None:
         self.settings = settings = settings_of_run(decode_body(genesis.body))
-        self.notary, self.identities, self.gone = notary, identities, gone
+        self.notary, self.identities, self.linked, self.gone = notary, identities, linked, gone
         self.history = history = VertexChain(
             genesis, notary, self._voters_of, authority_of(settings, notary.verifier)
         )

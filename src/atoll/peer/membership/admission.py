@@ -44,6 +44,7 @@ class AdmissionRequest:
     def __init__(self, me: PeerId, signer: Signer, visits: bool = False) -> None:
         self.me, self.signer, self.visits = me, signer, visits
         self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # last request and its time
+        self.asked_at_head = -1  # the newest vertex here at that time
         self.waits = visits  # a request is pending: a JoinRequest, a request for genesis, any request of a visitor
         self.refusers: dict[RefusalCode, set[PeerId]] = {}  # peers that refused it, by code
         self.refusals = 0  # consecutive requests that enough peers refused
@@ -75,9 +76,11 @@ class AdmissionRequest:
             return None
         word = self._lacking(wish, history, at, audited and wish.unaudited)
         before, said_at = self.asked
-        if word is None or (isinstance(word, before or ()) and now - said_at < JOIN_AGAIN_S):
+        # a request from the middle of a long download of vertices would be refused as too old
+        is_recent = now - said_at < JOIN_AGAIN_S and history.head - self.asked_at_head < RECENT // 2
+        if word is None or (isinstance(word, before or ()) and is_recent):
             return None
-        self.asked = type(word), now
+        self.asked, self.asked_at_head = (type(word), now), history.head
         if isinstance(word, JoinRequest):
             self.begins()
         else:

@@ -50,7 +50,7 @@ class MemberRoster:
         return next((m for m in self.members if m.peer == self.me), None)
 
     def came_after(self, at: int) -> bool:
-        """True if the local peer is present but was not in every vertex after this round.
+        """True if the local peer was a present member, but not in every vertex after this round.
 
         Members drop parts that no present member lacks, so the parts to advance from this round's state may be
         gone.
@@ -58,7 +58,7 @@ class MemberRoster:
         bodies, mine = self.history.bodies, self.mine
         between = [bodies[r].members for r in range(at + 1, self.history.head) if r in bodies]
         was_here = (any(m.peer == self.me and m.is_present for m in members) for members in between)
-        return mine is not None and mine.is_present and not all(was_here)
+        return mine is not None and not all(was_here)
 
     @property
     def voters(self) -> int:

@@ -45,7 +45,8 @@ class BlobDownloads:
 
     def fetch_blob(self, blob: Digest, now: Seconds, bytes_max: int = BLOB_MAX) -> list[Effect]:
         """Download a blob; ends with `BlobFetched`. `bytes_max` bounds a blob that a single member named."""
-        fetch = self.wanted[blob] = BlobDownload(blob, self.known.roster.within_reach(), bytes_max, me=self.me)
+        reach, linked = self.known.roster.within_reach(), self.known.linked
+        fetch = self.wanted[blob] = BlobDownload(blob, reach, bytes_max, me=self.me, linked=linked)
         return fetch.handle(Start({}), now)
 
     def fetch_state(self, state: Digest, now: Seconds) -> list[Effect]:
@@ -88,6 +89,9 @@ class BlobDownloads:
         """Process an event of a piece download."""
         pieces = self.known.pieces
         return self._from_pieces(pieces.on_download_event(event, quiet, now), now) if pieces is not None else []
+
+    def unlinked(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        return [effect for fetch in self.wanted.values() for effect in fetch.on_link_down(peer, now)]
 
     def linked(self, peer: PeerId, now: Seconds) -> list[Effect]:
         effects = [effect for fetch in self.wanted.values() for effect in fetch.on_link_up(peer, now)]

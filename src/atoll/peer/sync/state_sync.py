@@ -13,7 +13,7 @@ Not responsible for: starting rounds; the peer does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -103,13 +103,18 @@ class StateSync:
         self.fetch = None
         return how
 
-    def fetch_from(self, sources: Sequence[PeerId], history: VertexChain, now: Seconds) -> bool:
-        """Start fetching the head's state from these sources with the next event; False if there are none."""
+    def fetch_from(
+        self, sources: Sequence[PeerId], linked: Set[PeerId], history: VertexChain, now: Seconds
+    ) -> bool:
+        """Start fetching the head's state from these sources with the next event; False if there are none.
+
+        Sources that are not among the `linked` peers are asked once they connect.
+        """
         if not sources:
             return False
         self.exchanged, self.begun_at = self.fetch is not None, now
         self.round = history.head
-        self.fetch = BlobDownload(history.head_body.state, sources, me=self.me)
+        self.fetch = BlobDownload(history.head_body.state, sources, me=self.me, linked=linked)
         return True
 
     def handle(self, event: Event, history: VertexChain | None, now: Seconds) -> list[Effect]:

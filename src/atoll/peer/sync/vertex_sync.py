@@ -17,7 +17,7 @@ from atoll.peer.sync.history_repair import HistoryRepair
 from atoll.peer.tasks import ReadVertices
 from atoll.protocol.history.chain import VertexChain, decode_undamaged, find_missing_vertex
 from atoll.protocol.history.era_signatures import EraSignatureTracker
-from atoll.protocol.transfer.download import SERVED_AT_ONCE
+from atoll.protocol.transfer.serve import SERVED_AT_ONCE
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
 from atoll.wire.messages.vertex import Vertex
 

@@ -7,6 +7,8 @@ to `on_link_event`; signed suspicions to `record_suspicion`. Call `check_silence
 
 A peer pings the watched peers every `beat_s` seconds; any message from them counts as life. A peer is *gone* after
 `suspect_s` seconds of silence or a refused redial: no step waits for it. Only an agreed vertex removes a member.
+If a connection ends and its redial fails otherwise (the listener hangs up, a firewall drops the dial), the signed
+suspicions of enough members count like a refused redial.
 
 Run time is the median of the watched peers' clocks and the local clock, each estimated from the exchange with the
 smallest round trip (Cristian 1989). One wrong clock therefore has no effect. A median far from the local clock is
@@ -82,6 +84,8 @@ class FailureDetector:
         self.beat_count = 0
         self.round_trips: dict[PeerId, deque[Seconds]] = {}  # member -> recent round round_trips
         self.refused: set[PeerId] = set()
+        # members with a connection that ended, until the next one, and when it ended
+        self.unlinked: dict[PeerId, Seconds] = {}
         self.silent: set[PeerId] = set()
         self.called: dict[PeerId, Seconds] = {}  # called member -> local time of the first ping
         self.accused: dict[PeerId, set[PeerId]] = {}  # peer -> members with a signed suspicion of it
@@ -91,7 +95,9 @@ class FailureDetector:
     def is_gone(self, peer: PeerId) -> bool:
         if peer in self.refused or peer in self.silent:
             return True
-        return peer not in self.chosen and len(self.accused.get(peer, ())) >= self.accusers_needed
+        # a peer that is watched over a connection is judged by what is heard here
+        counts = peer not in self.chosen or peer in self.unlinked
+        return counts and len(self.accused.get(peer, ())) >= self.accusers_needed
 
     def is_silent_only(self, peer: PeerId) -> bool:
         """Whether the peer is gone only by silence: the link to it may be broken."""
@@ -122,6 +128,7 @@ class FailureDetector:
         self.round_trips = {p: round_trips for p, round_trips in self.round_trips.items() if p in members}
         self.silent &= self.watched.keys()
         self.refused &= set(members)
+        self.unlinked = {p: since for p, since in self.unlinked.items() if p in members}
         self.called = {p: since for p, since in self.called.items() if p in self.others}
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
 
@@ -149,7 +156,9 @@ class FailureDetector:
         return [*effects, SetTimer("silence", due)] if now < due < now + self.beat_s else effects
 
     def record_life(self, peer: PeerId, now: Seconds) -> list[Effect]:
-        """Record a sign of life: any message from this peer."""
+        """Record a sign of life: any message from this peer, unless it was sent before its process ended."""
+        if peer in self.refused and now - self.unlinked.get(peer, -1e9) < self.beat_s:
+            return []  # read after its connection ended; a live peer sends more than that
         record = self.watched.get(peer)
         if record is not None:
             record.heard_s = now
@@ -173,9 +182,11 @@ class FailureDetector:
             self.watched.setdefault(peer, WatchedPeer(now))
 
     def on_link_event(self, event: LinkUp | LinkDown, now: Seconds) -> list[Effect]:
+        if isinstance(event, LinkDown):
+            self.unlinked[event.peer] = now
         match event:
             case LinkUp(peer):
-                self.refused.discard(peer)
+                self.unlinked.pop(peer, None)
                 self.unreachable.discard(peer)
                 return self.record_life(peer, now)
             case LinkDown(peer, refused=True) if peer not in self.refused:

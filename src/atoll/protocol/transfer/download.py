@@ -1,16 +1,17 @@
-"""Multi-source download of one blob in verified chunks, and the server that answers chunk requests.
+"""Multi-source download of one blob in verified chunks.
 
 Driving contract: pass `Start` first, then `Received`, `TimerFired`, `TaskDone` and `TaskFailed`, in any order.
-Call `on_link_up` when a connection opens, `add_sources` or `add_candidates` for new sources, and `set_allowance`
-for a request budget.
+Call `on_link_up` and `on_link_down` when a connection opens or ends, `add_sources` or `add_candidates` for new
+sources, and `set_allowance` for a request budget.
 The driver must run each `RunTask` outside the event loop, and return its result under the same job name.
 The download ends with `BlobFetched` or `FetchFailed`.
 
 Each source has a window of requests that grows while it responds and falls to one when it is late. The fastest
 source is used first. A late chunk is requested from one more source, and the first response counts, so a stalling
-source delays no download. A downloading peer is a partial source: it serves its chunks, and is asked again which
-it holds. Whole sources send the rarest chunks, with ties in an order that differs per peer. Peers that download
-together thus take different chunks and exchange the rest.
+source delays no download. If the connection to a source ends, its chunks are requested from the others at once.
+A downloading peer is a partial source: it serves its chunks, and is asked again which it holds. Whole sources send
+the rarest chunks, with ties in an order that differs per peer. Peers that download together thus take different
+chunks and exchange the rest.
 
 Invariants:
 - Each chunk is checked against the manifest, and the manifest against the blob's name. A source can waste one
@@ -24,7 +25,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -37,7 +38,6 @@ from atoll.base.machine import (
     Emit,
     Event,
     Fact,
-    Lane,
     Payload,
     Received,
     RunTask,
@@ -53,9 +53,6 @@ from atoll.protocol.transfer.tasks import (
     BlobOpened,
     CloseBlob,
     OpenBlob,
-    PartialManifest,
-    ReadChunk,
-    ReadManifest,
     StoreChunk,
 )
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
@@ -74,8 +71,6 @@ MANIFEST_REQUESTS_MAX = (
     6  # manifest requests, each with the most patience, once some peers have responded without it
 )
 STALLS_MAX = 5  # stalls in a row, each twice as long, before a source is dropped if there is another one
-SERVED_AT_ONCE = 64  # chunk reads in progress for other peers; excess requests are dropped and sent again
-SERVED_TO_ONE = WINDOW_MAX  # reads for one peer: a flooding peer leaves half of all reads to the others
 
 
 class BlobFetched(Fact, frozen=True, kw_only=True, tag="BlobFetched"):
@@ -88,11 +83,12 @@ class BlobFetched(Fact, frozen=True, kw_only=True, tag="BlobFetched"):
 
 
 class FetchFailed(Fact, frozen=True, kw_only=True, tag="FetchFailed"):
-    """The download was given up, for the reason in `why`."""
+    """The download was given up, for the reason in `why`. `local`: the local disk refused it, not the sources."""
 
     phase = "transfer"
     blob: Digest
     why: str
+    local: bool = False
 
 
 class CorruptBlobSourceDetected(Fact, frozen=True, kw_only=True, tag="CorruptBlobSourceDetected"):
@@ -158,6 +154,7 @@ class BlobDownload:
         allowance: int | None = None,
         requests_max: int = REQUESTS_MAX,
         me: PeerId | None = None,
+        linked: Set[PeerId] | None = None,
     ) -> None:
         """Create a download of `blob` from `sources`.
 
@@ -165,6 +162,7 @@ class BlobDownload:
         `allowance`: chunks that may be requested until the next `allow`; None: no limit.
         `requests_max`: requests in flight, lower if several blobs are fetched at once.
         `me`: the local peer, if other peers may download the blob too; None: only `sources` are used.
+        `linked`: connected peers at the start; None: all sources are.
         """
         self.me = me
         self.allowance, self.requests_max = allowance, requests_max
@@ -172,6 +170,8 @@ class BlobDownload:
         self.prefix = f"fetch/{blob.hex()}/"
         self.sources = {peer: BlobSource() for peer in sources}
         self.bad: set[PeerId] = set()
+        # peers without a connection: not asked for chunks until it is back
+        self.unlinked = set[PeerId]() if linked is None else set(sources) - linked
         self.dropped_sources: dict[
             PeerId, BlobSource
         ] = {}  # sources dropped for stalling; a new connection readmits them
@@ -226,15 +226,18 @@ class BlobDownload:
                 return self._finish()
             case TaskFailed(job, why) if job.startswith(self._name("")):
                 self.over = True
-                return [Emit(FetchFailed(blob=self.blob, why=why))]
+                return [Emit(FetchFailed(blob=self.blob, why=why, local=True))]
             case _:
                 return []
 
     def on_link_up(self, peer: PeerId, now: Seconds) -> list[Effect]:
         """Handle a new connection: requests on the old one may never be answered."""
+        self.unlinked.discard(peer)
         if peer in self.dropped_sources:
             self.sources[peer] = BlobSource(inventory=self.dropped_sources.pop(peer).inventory)
         source = self.sources.get(peer)
+        if not self.over and source is None and peer in self.candidates:
+            return [self._request_inventory(peer)]
         if self.over or source is None:
             return []
         if self.manifest is None:
@@ -242,6 +245,18 @@ class BlobDownload:
         source.stalls, source.usual_s = 0, 0.0
         source.asked.clear()
         self._forget_requests(peer)
+        return self._request_chunks(now) if self.opened else []
+
+    def on_link_down(self, peer: PeerId, now: Seconds) -> list[Effect]:
+        """Handle the end of a connection: the other sources get what this one was asked for."""
+        self.unlinked.add(peer)
+        source = self.sources.get(peer)
+        if self.over or source is None:
+            return []
+        source.asked.clear()
+        self._forget_requests(peer)
+        if not self._linked_sources():
+            self._readmit_dropped()
         return self._request_chunks(now) if self.opened else []
 
     def set_allowance(self, chunks: int, now: Seconds) -> list[Effect]:
@@ -371,7 +386,7 @@ class BlobDownload:
         effects: list[Effect] = []
         effects += self._request_from_partial(now)
         room = self._requests_left() + len(effects)
-        ready = {p: s for p, s in self.sources.items() if s.inventory is None and s.has_window}
+        ready = {p: s for p, s in self._linked_sources().items() if s.inventory is None and s.has_window}
         for _ in range(len(self.queue) if ready else 0):
             if len(effects) >= room:
                 break
@@ -396,7 +411,7 @@ class BlobDownload:
         """Request chunks from partial sources first, so whole sources send what only they hold."""
         effects: list[Effect] = []
         room = self._requests_left()
-        for peer, source in self.sources.items():
+        for peer, source in self._linked_sources().items():
             while source.offers and len(source.asked) < source.window and len(effects) < room:
                 index = source.offers.popleft()
                 if index not in self.queue or index in self.received or peer in self.requested.get(index, {}):
@@ -422,7 +437,8 @@ class BlobDownload:
         """Endgame: request slow chunks from idle sources too, each chunk from at most two."""
         effects: list[Effect] = []
         room = self._requests_left()
-        helpers = {p: s for p, s in self.sources.items() if s.usual_s and not s.stalls and len(s.asked) < WINDOW}
+        sources = self._linked_sources()
+        helpers = {p: s for p, s in sources.items() if s.usual_s and not s.stalls and len(s.asked) < WINDOW}
         least_s = min((2 * s.usual_s for s in helpers.values()), default=0.0)
         for index, asked in self.requested.items() if helpers else ():
             if len(effects) >= room:
@@ -473,7 +489,7 @@ class BlobDownload:
         for index in late:
             del source.asked[index]
             self._requeue_chunk(index)
-        left = source.stalls >= STALLS_MAX and len(self.sources) > 1
+        left = source.stalls >= STALLS_MAX and len(self._linked_sources()) > 1
         effects: list[Effect] = []
         if source.stalls == 1 or left:
             effects.append(Emit(StallingSource(peer=peer, blob=self.blob, left=left)))
@@ -481,9 +497,12 @@ class BlobDownload:
             self.dropped_sources[peer] = source
             effects += self._drop_source(peer)
         elif source.stalls >= STALLS_MAX:  # the only source stalls: readmit the dropped ones, which were no worse
-            self.sources.update((p, BlobSource(inventory=s.inventory)) for p, s in self.dropped_sources.items())
-            self.dropped_sources.clear()
+            self._readmit_dropped()
         return effects
+
+    def _readmit_dropped(self) -> None:
+        self.sources.update((p, BlobSource(inventory=s.inventory)) for p, s in self.dropped_sources.items())
+        self.dropped_sources.clear()
 
     def _requeue_chunk(self, index: int) -> None:
         """Queue this chunk again if no request for it is in time. Late responses still count."""
@@ -525,10 +544,15 @@ class BlobDownload:
     def _is_starved(self, now: Seconds) -> bool:
         if self._whole_sources() or self.closing or self.storing or self.allowance == 0:
             return False
+        if not self._linked_sources():
+            return False  # the next connection asks its peer at once
         return now - self.last_chunk_at > STARVED_S
 
     def _whole_sources(self) -> set[PeerId]:
-        return {p for p, s in self.sources.items() if s.inventory is None}
+        return {p for p, s in self._linked_sources().items() if s.inventory is None}
+
+    def _linked_sources(self) -> dict[PeerId, BlobSource]:
+        return {p: s for p, s in self.sources.items() if p not in self.unlinked}
 
     def _finish(self) -> list[Effect]:
         assert self.manifest is not None
@@ -545,45 +569,3 @@ class BlobDownload:
 
     def _name(self, what: str) -> str:
         return self.prefix + what
-
-
-class BlobServer:
-    """Server of manifests and chunks: answers requests of other peers from disk."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, tuple[PeerId, ManifestRequest | ChunkRequest]] = {}
-        self.count = 0
-
-    def handle(self, event: Event, now: Seconds) -> list[Effect]:
-        match event:
-            case Received(sender, (ManifestRequest() | ChunkRequest()) as wish):
-                theirs = sum(asker == sender for asker, _ in self.jobs.values())
-                if len(self.jobs) >= SERVED_AT_ONCE or theirs >= SERVED_TO_ONE:
-                    return []  # the requester times out and asks another source
-                self.count += 1
-                job = f"serve/{self.count}"
-                self.jobs[job] = (sender, wish)
-                if isinstance(wish, ManifestRequest):
-                    return [RunTask(job, ReadManifest(wish.blob, partly=wish.known is not UNSET))]
-                return [RunTask(job, ReadChunk(wish.blob, wish.index))]
-            case TaskDone(job, result) if job in self.jobs:
-                sender, wish = self.jobs.pop(job)
-                if isinstance(wish, ManifestRequest):
-                    return [Send(sender, _manifest_response(wish, result), Lane.BULK)]
-                payload = result if isinstance(result, Payload) else None
-                return [Send(sender, ChunkResponse(wish.blob, wish.index), Lane.BULK, payload)]
-            case TaskFailed(job, _) if job in self.jobs:
-                del self.jobs[job]
-                return []
-            case _:
-                return []
-
-
-def _manifest_response(wish: ManifestRequest, found: object) -> ManifestResponse:
-    match found:
-        case BlobManifest():
-            return ManifestResponse(wish.blob, found)
-        case PartialManifest(manifest, here):
-            return ManifestResponse(wish.blob, None if wish.known is True else manifest, here)
-        case _:
-            return ManifestResponse(wish.blob, None)

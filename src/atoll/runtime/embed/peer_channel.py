@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ class PeerChannel:
         self._socket: socket.socket
         self._owner_pid = -1  # the process that started the peer
         self._received = b""  # bytes of a message that is not complete yet
+        self._peak_bytes = 0  # most memory that the peer process used; known once it has ended
 
     @property
     def is_open(self) -> bool:
@@ -54,6 +56,14 @@ class PeerChannel:
         atexit.register(self.stop)
 
     def send(self, message: FromUser) -> None:
+        """Send a message. RunFailedError if the peer process has ended and left no message: that has the reason."""
+        try:
+            self._send(message)
+        except ConnectionError:
+            if not self._receive_some(1, socket.MSG_PEEK):
+                raise self._peer_ended() from None
+
+    def _send(self, message: FromUser) -> None:
         body = msgspec.msgpack.encode(message)
         self._socket.sendall(LENGTH.pack(len(body)) + body)
 
@@ -70,17 +80,55 @@ class PeerChannel:
     def _receive_bytes(self, count: int) -> bytes:
         """The message so far, at least `count` bytes."""
         while len(self._received) < count:
-            more = self._socket.recv(count - len(self._received))
+            more = self._receive_some(count - len(self._received))
             if not more:
-                assert self._process is not None
-                raise RunFailedError(
-                    "E-ATT-03",
-                    f"the peer process behind this loop ended with exit status {self._process.wait()}",
-                    cause="it was killed, or it reported the reason above or in atoll.log",
-                    fix="start the program again in the same folder: it continues from the last agreed state",
-                )
+                raise self._peer_ended()
             self._received += more
         return self._received
+
+    def _receive_some(self, most: int, flags: int = 0) -> bytes:
+        """The next bytes; empty if the peer process has ended."""
+        try:
+            return self._socket.recv(most, flags)
+        except ConnectionError:
+            return b""
+
+    def _peer_ended(self) -> RunFailedError:
+        """The error of a peer process that ended by itself, or was killed."""
+        status = self._wait_for_end()
+        again = "start the program again in the same folder: it continues from the last agreed state"
+        used = f"; it had used up to {self._peak_bytes / 1e9:.2f} GB of memory" if self._peak_bytes else ""
+        if status == -signal.SIGKILL:
+            return RunFailedError(
+                "E-ATT-03",
+                f"the peer process behind this loop was killed by SIGKILL{used}",
+                cause="the kernel's out-of-memory killer, whose victims `dmesg` names; or a person",
+                fix=f"free memory, or exchange fewer values (run.attach(…, only=…)); then {again}",
+            )
+        if status < 0:
+            return RunFailedError(
+                "E-ATT-03",
+                f"the peer process behind this loop was ended by {signal.Signals(-status).name}{used}",
+                cause="native code failed, or another process sent this signal",
+                fix=again,
+            )
+        return RunFailedError(
+            "E-ATT-03",
+            f"the peer process behind this loop ended with exit status {status}",
+            cause="it reported the reason above or in atoll.log",
+            fix=again,
+        )
+
+    def _wait_for_end(self) -> int:
+        """The exit status of the peer process; negative: minus the signal that ended it."""
+        process = self._process
+        assert process is not None
+        if process.returncode is None:
+            with suppress(ChildProcessError):  # another part of the program waited for all children
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                self._peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return process.wait()
 
     def stop(self) -> None:
         """Leave the run and end the peer process. Idempotent; also called when Python exits."""
@@ -88,7 +136,7 @@ class PeerChannel:
         if process is None or self._owner_pid != os.getpid():
             return
         with suppress(OSError):
-            self.send(DetachLoop())
+            self._send(DetachLoop())
         try:
             process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:

@@ -21,6 +21,7 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import Digest
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
@@ -28,6 +29,7 @@ from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
+from atoll.protocol.transfer.download import FetchFailed
 from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
@@ -84,6 +86,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     trouble: list[AtollError] = []
 
     def watch(fact: Fact) -> None:
+        if isinstance(fact, FetchFailed) and fact.local and _is_agreed_state(host, fact.blob):
+            trouble.append(_disk_refused(fact.why, wish.request.folder))
+            over.set()
         _watch(fact, trainer, over, trouble)
 
     reading = asyncio.create_task(trainer.read_messages())
@@ -245,6 +250,22 @@ def _model_mismatch(run: ModelLayout, mine: ModelLayout) -> RefusedError | None:
         f"your model is not the model of this run (here: yours, there: the run's):\n{text}",
         fix="build the model as the founder did"
         + (", freeze the same parameters and pass the same only=" if frozen else ""),
+    )
+
+
+def _is_agreed_state(host: TrainingPeer, blob: Digest) -> bool:
+    """True if this is the state that the peer has to fetch before it can take part."""
+    history = host.machine.history
+    body = history.bodies.get(host.machine.regain.round) if history is not None else None
+    return body is not None and body.state == blob
+
+
+def _disk_refused(why: str, folder: str) -> RunFailedError:
+    return RunFailedError(
+        "E-DISK-01",
+        f"cannot keep the state of this run: {why}",
+        cause="a member holds some states, each of 8 bytes for every exchanged value",
+        fix=f"free some space in {folder}, or name a folder on another disk; then start the program again",
     )
 
 
