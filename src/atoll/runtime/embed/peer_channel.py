@@ -60,7 +60,7 @@ class PeerChannel:
         try:
             self._send(message)
         except ConnectionError:
-            if not self._receive_some(1, socket.MSG_PEEK):
+            if not self._has_bytes():
                 raise self._peer_ended() from None
 
     def _send(self, message: FromUser) -> None:
@@ -86,12 +86,19 @@ class PeerChannel:
             self._received += more
         return self._received
 
-    def _receive_some(self, most: int, flags: int = 0) -> bytes:
+    def _receive_some(self, most: int) -> bytes:
         """The next bytes; empty if the peer process has ended."""
         try:
-            return self._socket.recv(most, flags)
+            return self._socket.recv(most)
         except ConnectionError:
             return b""
+
+    def _has_bytes(self) -> bool:
+        """True if a peer process that has ended left a message."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except ConnectionError:
+            return False
 
     def _peer_ended(self) -> RunFailedError:
         """The error of a peer process that ended by itself, or was killed."""
