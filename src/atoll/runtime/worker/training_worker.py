@@ -532,9 +532,10 @@ class TrainingWorker:
 
     async def _written(self) -> None:
         """Wait until the private state that is written ahead is on disk."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
-            self._writing.result()
+        writing = self._writing  # another may begin during the wait
+        if writing is not None:
+            await asyncio.wait([writing])
+            writing.result()
 
     async def _recalled(self, work: AdoptState) -> tuple[AdoptState, PrivateState | None]:
         """Load an update from disk that an earlier process sent, if the vertex counts it."""
