@@ -211,7 +211,9 @@ def shares_of(folder: Path) -> dict[int, list[float]]:
             _, body = read_vertex(kept, folder, number)
             owned: Counter[str] = Counter()
             for signed in body.parts:
-                result = decode_statement(signed.body, signed.signer) if signed is not None else None
+                if signed is None:
+                    continue
+                result = decode_statement(signed.body, signed.signer)
                 if isinstance(result, OwnerResult):
                     owned[signed.signer] += result.size_bytes
             whole = sum(owned.values()) or 1
