@@ -193,6 +193,7 @@ class History:
             state = rolled_back(initial_state(self.model), initial_state(self.model), len(self.state))
             states = FileStateStore(self.store, self.retention)
             self.state[round] = SharedStates(states).stage(state, self.layout)
+            states.commit(self.state[round])
             body = VertexBody(
                 *(ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, PeerId("ada"), (), self.state[round], (), (), (), ()),
                 RoundMetrics(0.0, 0, 0),
@@ -235,6 +236,32 @@ def test_older_states_take_no_more_room_than_they_may(tmp_path: Path):
     history.keep = KeepSection(bytes_max=0)
     history.forget_lately()
     assert history.here() == [34]
+
+
+def test_states_of_the_last_minute_leave_room_for_those_to_go_back_to(tmp_path: Path):
+    """Rounds of a moment and room for seven states: the spaced ones stay, the rest is of the last minute."""
+    history = History(tmp_path, KeepSection(newest=2, every_rounds=10))
+    history.goes_on(1)
+    size_bytes = history.store.blob_path(history.state[-1]).stat().st_size
+    history.retention = BlobRetention(history.store, KeepSection(2, 10, bytes_max=7 * size_bytes))
+    history.goes_on(24)
+    assert history.here() == [-1, 9, 18, 19, 20, 21, 22, 23]
+
+
+def test_a_state_stays_while_members_fetch_it_and_a_request_alone_keeps_none(tmp_path: Path):
+    """Requests for what is not here, or stays anyway, take the place of none that is fetched."""
+    history = History(tmp_path, KeepSection(newest=0, every_rounds=1000, bytes_max=0))
+    history.goes_on(3)
+    fetched, head = history.state[-1], history.state[1]
+    assert history.here() == [0, 1], "the head, and the one before it"
+    history = History(tmp_path / "again", KeepSection(newest=0, every_rounds=1000, bytes_max=0))
+    history.goes_on(1)
+    history.store.note_served(fetched)
+    history.goes_on(4)
+    for name in (head, history.state[3], Digest(b"?" * 32)):
+        history.store.note_served(name)
+    history.goes_on(1)
+    assert -1 in history.here() and len(history.here()) == 3
 
 
 def test_a_state_that_was_looked_for_stays_though_nothing_else_wants_it(tmp_path: Path):

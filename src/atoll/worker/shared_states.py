@@ -63,10 +63,10 @@ class SharedStates:
             for at, moved in spans:
                 for name, value_S in (("anchor", moved.anchor_F), ("momentum", moved.momentum_P)):
                     _write(draft, places[name].begin + 4 * at, value_S, 0, len(value_S))
+            name, view = draft.finish()
         except BaseException:
             draft.drop()
             raise
-        name, view = draft.finish()
         self._alive[name] = self._staged = state_over(view, layout)
         return name
 

@@ -71,8 +71,9 @@ class LoopModel:
 
         `folder`: the mailbox is a file there instead of memory.
         """
-        memory = anonymous() if folder is None else unnamed_file(folder, 4 * self.layout.floats)
-        self.mailbox = SharedMailbox(memory, self.layout.floats, mailbox_room_bytes(self.layout))
+        room_bytes = mailbox_room_bytes(self.layout)
+        memory = anonymous() if folder is None else unnamed_file(folder, 4 * self.layout.floats + room_bytes)
+        self.mailbox = SharedMailbox(memory, self.layout.floats, room_bytes)
         self.mailbox.pin(tensors_of(self.model, self.layout)[0][1].device)
         return memory
 
@@ -186,6 +187,7 @@ def _merge_span(how: Taken, x_S: torch.Tensor, sent: HandedOver | None, lo: int,
         x_S.add_(new_S)
         return
     assert how != "afresh"  # the caller writes the agreed values instead
+    assert sent is None or sent.begin <= lo
     sent_S = x_S if sent is None else sent.values_N[lo - sent.begin :][: len(x_S)]
     merge(how, x_S, sent_S, new_S)
 

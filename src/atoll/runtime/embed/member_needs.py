@@ -21,8 +21,8 @@ PROCESS_BYTES = 256 * MIB  # a peer without a model, and its buffers
 # Vectors of the model's size in the peer's memory: handed over, left by the codec, and encoded updates. Its state
 # is in files. With `disk` only encoded updates remain.
 MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.0, "disk": 1.2}
-# Two states of two vectors and one file to write over, two private files, and with `disk` what else is in memory
-MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 8.5, "disk": 10.5}
+# Three states of two vectors, two private files, and with `disk` the mailbox and what else is in memory
+MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 8.5, "disk": 12.5}
 BYTES_A_VALUE = 1.01  # of an int8 update
 SLOW_BYTES_S = 6.25e6  # 50 Mbit/s
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -54,12 +54,15 @@ def needs_of(layout: ModelLayout, state_memory: StateMemory) -> MemberNeeds:
     )
 
 
-def check_room(needs: MemberNeeds, folder: Path) -> str:
-    """What the member needs, for people; empty for a small model. Raises UsageError if it cannot fit."""
+def check_room(needs: MemberNeeds, own: Path, folder: Path) -> str:
+    """What the member needs, for people; empty for a small model. Raises UsageError if it cannot fit.
+
+    `own`: the member's folder, which may not exist yet; `folder`: one on the same disk that does.
+    """
     if 4 * needs.values < TOLD_FROM_BYTES:
         return ""
     memory_bytes, disk_bytes = free_memory_bytes(), shutil.disk_usage(folder).free
-    held_bytes = sum(file.stat().st_size for file in (folder / "blobs").glob("*")) if folder.is_dir() else 0
+    held_bytes = sum(size_of(file) for pattern in ("blobs/*", "private.*") for file in own.glob(pattern))
     if memory_bytes < needs.memory_bytes:
         less = 'run.attach(…, state_memory="disk"), ' if needs.state_memory == "memory" else ""
         raise UsageError(
@@ -74,6 +77,13 @@ def check_room(needs: MemberNeeds, folder: Path) -> str:
             fix="free some space there, or choose another folder=",
         )
     return needs.text()
+
+
+def size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # removed meanwhile
+        return 0
 
 
 def free_memory_bytes() -> int:

@@ -175,7 +175,7 @@ class Run:
         self.exchanged, self.base = self._local.layout.floats, self._local.base_digest
         if request.recipe is not None:
             self._use_recipe(request.recipe)
-        memory = self._local.open_mailbox(self._room(state_memory))
+        memory = self._local.open_mailbox(self._checked_folder(state_memory))
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
@@ -241,11 +241,11 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _room(self, state_memory: StateMemory) -> Path | None:
-        """The folder for the mailbox, None: memory. Raises UsageError if the model does not fit this computer."""
+    def _checked_folder(self, state_memory: StateMemory) -> Path | None:
+        """The folder for the mailbox, None: memory. Tells what a large model needs; UsageError if it cannot fit."""
         folder = Path(self._request.folder)
         nearest = next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), Path())
-        if text := check_room(needs_of(self._local.layout, state_memory), nearest):
+        if text := check_room(needs_of(self._local.layout, state_memory), folder, nearest):
             print(text, file=sys.stderr, flush=True)
         return nearest if state_memory == "disk" else None
 

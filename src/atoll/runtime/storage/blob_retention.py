@@ -4,7 +4,7 @@ Older states stay for a time for laggards that still fetch them. Some stay for l
 can go back to them. Both together take at most `keep.bytes_max`, and what is being fetched right now.
 
 Invariants:
-- The head stays, and so do the newest states staged since.
+- The head and the one before it stay, and so do the newest states staged since.
 - What was just written, read or served is not removed meanwhile.
 Not responsible for: reading and writing states (state_files.py).
 """
@@ -40,6 +40,7 @@ class BlobRetention:
         self.adding = Lock()
         self.head: Digest | None = None
         self._staged: OrderedDict[Digest, None] = OrderedDict()  # since the head
+        self._before: Digest | None = None  # the head before this one: a restart may need it
         self._replaced: dict[Digest, float] = {}  # earlier state → time at which it was replaced
         self._pinned: OrderedDict[Digest, None] = OrderedDict()
         self._verdicts: Sequence[Digest] = ()  # exhibits and the states that replays need, newest first
@@ -55,12 +56,14 @@ class BlobRetention:
 
     def set_head(self, name: Digest) -> None:
         """This state is agreed, and the others are of the past. The caller holds `adding`."""
-        for old in (self.head, *self._staged):
-            if old is not None and old != name:
+        if name == self.head:
+            return
+        for old in (*self._staged, self.head):  # the old head is the last to go
+            if old is not None:
                 self._replaced[old] = time.monotonic()
         self._staged.clear()
         self._replaced.pop(name, None)
-        self.head = name
+        self._before, self.head = self.head, name
 
     def pin_state(self, name: Digest) -> None:
         """Keep an earlier state, also one that has to be fetched first, until `clear_pins`."""
@@ -103,15 +106,17 @@ class BlobRetention:
         most = self._retention.keep.bytes_max
         verdicts = self._store.blobs_within(self._verdicts, most // VERDICTS_SHARE)
         beside = verdicts | self.rows.kept(most - self._retention.size_of(verdicts))
+        to_keep = beside | self._retention.states(round, beside)
+        room_bytes = most - self._retention.size_of(to_keep)
         with self.adding:
             self._kept_since, self._replaced = _recent(self._kept_since), _recent(self._replaced)
-            beside |= self._store.blobs_within([*reversed(self._replaced)], most - self._retention.size_of(beside))
-        to_keep = self._retention.states(round, beside)
-        with self.adding:
-            served = self._store.served_since(time.monotonic() - SERVED_KEPT_S)[:SERVED_MAX]
-            kept = {*self._staged, *self._kept_since, *self._pinned, *self._pieces, *served}
-            head = () if self.head is None else (self.head,)
-            self._store.drop_blobs({*kept, *to_keep, *beside, *needed, *head})
+            kept = {*self._staged, *self._kept_since, *self._pinned, *self._pieces, *to_keep, *needed}
+            kept |= {self.head, self._before} - {None}
+            recent = [name for name in reversed(self._replaced) if name not in kept]
+            kept |= self._store.blobs_within(recent, room_bytes)
+            served = self._store.served_since(time.monotonic() - SERVED_KEPT_S)
+            fetched = [name for name in served if name not in kept and self._store.has_blob(name)]
+            self._store.drop_blobs(kept.union(fetched[:SERVED_MAX]))
 
 
 def _recent(since: dict[Digest, float]) -> dict[Digest, float]:

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -155,10 +156,15 @@ class ChunkPipeline:
         try:
             result: Payload | Exception | None = self._store.read_chunk_at_hand(work.blob, work.index, self._memory)
         except NotInMemory:
-            self._off_the_loop(self._read, work, answer)
+            self._off_the_loop(self._read, work, partial(self._answer, work, answer))
             return
         except Exception as why:
             result = why
+        self._answer(work, answer, result)
+
+    def _answer(self, work: ReadChunk, answer: Answer, result: Any) -> None:
+        if isinstance(result, Payload):
+            self._store.note_served(work.blob)
         answer(result)
 
     def _read(self, work: ReadChunk) -> Payload | Exception | None:

@@ -41,7 +41,7 @@ class StateRetention:
         return list(dict.fromkeys(r for r in chain(newest, spaced) if -1 <= r < head))
 
     def states(self, head: int, rows: Collection[Digest] = ()) -> set[Digest]:
-        """States to keep on this disk beside `rows`, within the limit for these, the pieces and the states."""
+        """States to keep on this disk, within the limit beside pieces and kept rows."""
         rounds = self.rounds(head)
         self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
         if self._whole is None:
@@ -52,7 +52,7 @@ class StateRetention:
         kept: set[Digest] = set()
         size = self.size_of({*self._pieces, *rows})
         for state in states:
-            if state is None or state in kept or state in rows:
+            if state is None or state in kept:
                 continue
             size += self.size_of((state,))
             if size > self.keep.bytes_max:

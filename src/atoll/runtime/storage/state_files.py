@@ -31,35 +31,35 @@ class FileStateDraft:
         self._store, self._retention = store, retention
         self._path = store.take_spare("state.new")
         try:
-            self._handle = open_private(self._path, os.O_RDWR | os.O_CREAT)
-            os.ftruncate(self._handle, size_bytes)
+            self._file = open(self._path, "r+b" if self._path.exists() else "w+b", opener=open_private)  # noqa: SIM115
+            self._file.truncate(size_bytes)
         except OSError as why:
             raise refused("write the next state", why.strerror, self._path.parent) from why
 
     def write(self, at: int, data: Buffer) -> None:
         try:
-            write_at(self._handle, data, at)
+            write_at(self._file.fileno(), data, at)
         except OSError as why:
             raise refused("write the next state", why.strerror, self._path.parent) from why
 
     def finish(self) -> tuple[Digest, memoryview]:
-        view = map_file(self._handle).toreadonly()
-        manifest = manifest_of_spans(view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES))
         try:
-            self._store.sync(self._handle)
+            view = map_file(self._file.fileno()).toreadonly()
+            manifest = manifest_of_spans(view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES))
+            self._store.sync(self._file.fileno())
             with self._retention.adding:
                 self._store.take_in(self._path, name := blob_id(manifest), manifest)
                 self._retention.add_state(name)
         except OSError as why:
             self.drop()
             raise refused("write the next state", why.strerror, self._path.parent) from why
-        os.close(self._handle)
+        self._file.close()
         return name, view
 
     def drop(self) -> None:
         with suppress(OSError):
-            os.close(self._handle)
-            self._path.unlink()
+            self._file.close()
+        self._path.unlink(missing_ok=True)
 
 
 class FileStateStore:

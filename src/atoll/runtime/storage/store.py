@@ -3,6 +3,7 @@
     peer.key  session.key     secrets
     kept.sqlite               named values; committed with fsync before `keep` returns
     blobs/<hex>               finished blobs; <hex>.part during the download (partial_blobs.py)
+    blobs/spare.new           file of a removed blob, to be written over
     blobs/<hex>.manifest      chunk digests; proved by the name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
     private.next              staged successor, valid once the current round counts the update in it
@@ -101,7 +102,7 @@ class PeerStore:
             raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, BlobManifest] = OrderedDict()
         self._proofs: dict[Digest, VerifiedChunks] = {}  # only for blobs with a manifest in memory
-        self._served: dict[Digest, float] = {}  # blob → time at which one of its chunks was read for a member
+        self._served: dict[Digest, float] = {}  # blob → time at which one of its chunks went to a member
         self.unfinished = PartialBlobStore(folder / "blobs", durable)
         self.private = StagedFile(folder, "private")  # private_state.py
 
@@ -202,8 +203,9 @@ class PeerStore:
         """Path of a file to be written, which is that of a removed blob where no process has it open."""
         path = self.folder / "blobs" / name
         with suppress(FileNotFoundError):
-            if not open_elsewhere(self._spare):
-                self._spare.rename(path)
+            self._spare.rename(path)
+            if open_elsewhere(path):  # asked only now: another thread may replace the spare at any time
+                path.unlink()
         return path
 
     def sync(self, handle: int) -> None:
@@ -299,16 +301,19 @@ class PeerStore:
 
     def read_chunk(self, name: Digest, index: int, memory: Memory = fresh) -> Payload | None:
         """None if the chunk is not here or is damaged; a damaged file is set aside."""
-        self._served[name] = time.monotonic()
         manifest = self.manifest(name)
         if manifest is None:
             return self.unfinished.read(name, index, memory, 0)
         return self._read_chunk(name, manifest, index, memory, 0)
 
+    def note_served(self, name: Digest) -> None:
+        """A chunk of this blob goes to a member. Called on the event loop."""
+        self._served[name] = time.monotonic()
+
     def served_since(self, earliest: float) -> list[Digest]:
-        """Blobs of which chunks were read for members since this monotonic time, last read first."""
-        self._served = {name: at for name, at in list(self._served.items()) if at >= earliest}
-        return sorted(self._served, key=self._served.__getitem__, reverse=True)
+        """Blobs of which chunks went to members since this monotonic time, the last one first."""
+        served = self._served = {name: at for name, at in list(self._served.items()) if at >= earliest}
+        return sorted(served, key=served.__getitem__, reverse=True)
 
     def verify_blob(self, name: Digest) -> bool:
         """Whether the blob is here, byte for byte; a damaged file is set aside. Memory: one chunk."""
@@ -323,7 +328,6 @@ class PeerStore:
 
         A chunk that stayed in memory since it was hashed is returned as a `FileSlice`, not read yet.
         """
-        self._served[name] = time.monotonic()
         manifest = self._manifests.get(name)
         if manifest is None or not AT_ONCE:
             raise NotInMemory

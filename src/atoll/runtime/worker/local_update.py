@@ -121,16 +121,14 @@ class LocalUpdateState:
         self.memory_F = write_span(self.memory_F, left_N, learning.turn(before)[0], len(before.anchor_F))
         return True
 
-    def use_mapped(self, private: PrivateState) -> None:
-        """Use the same values from the file to which they were written."""
-        if private.kept is not None:
-            self.kept = private.kept
-        if private.sent is None:
-            self.memory_F = private.memory_F
-        else:
-            self.update = private.sent.update
-            if private.memory_F is not None:
-                self.memory_F = private.memory_F
+    def use_mapped(self, written: PrivateState, mapped: PrivateState) -> None:
+        """Use the values of `written` that are still in use from the file that has them now, `mapped`."""
+        if self.kept is written.kept:
+            self.kept = mapped.kept
+        if self.memory_F is written.memory_F:
+            self.memory_F = mapped.memory_F
+        if written.sent is not None and mapped.sent is not None and self.update is written.sent.update:
+            self.update = mapped.sent.update
 
     def restore_sent(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
         """Restore an update that an earlier process sent and that the next vertex counts."""

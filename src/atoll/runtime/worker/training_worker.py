@@ -520,15 +520,13 @@ class TrainingWorker:
         if self.auditing is not None and not self.auditing.lives_on(round):
             inner = b""  # the moments at the end of the claim are gone
         private = replace(private, inner=inner)
-        sent = self.mine.update
         try:
-            private = await self._run_on_disk(write_private, self.store, private)
+            mapped = await self._run_on_disk(write_private, self.store, private)
         except (OSError, MemoryError) as why:  # required writes meet the same disk error
             log.warning("private state could not be written ahead: %r", why)
         else:
-            self._ahead = private
-            if self.mine.update is sent and private.sent is not None:
-                self.mine.use_mapped(private)
+            self._ahead = mapped
+            self.mine.use_mapped(private, mapped)
 
     async def _written(self) -> None:
         """Wait until the private state that is written ahead is on disk."""
@@ -577,7 +575,7 @@ class TrainingWorker:
             self.store.private.promote()
         else:
             private = PrivateState(vertex, mine.memory_F, self.live.inner, claim, late, mine.kept)
-            mine.use_mapped(write_private(self.store, private))
+            mine.use_mapped(private, write_private(self.store, private))
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [self._learning.data_blob, *self._learning.beside]
         self.retention.tidy({*data, *needed}, self.agreed.round)

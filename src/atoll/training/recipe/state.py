@@ -1,8 +1,8 @@
 """Shared state of a run: all that peers must hold identically after a round, and its canonical bytes.
 
 The state is the anchor, the outer momentum, buffers, counters and the progress of the run. Equal states have equal
-bytes, so the state hash is the blob id of those bytes. A joiner downloads the blob that the vertex names. `advance`
-is the only way from one round to the next, `gone_back` the only way back.
+bytes, so the state hash is the blob id of those bytes. A joiner downloads the blob that the vertex names.
+`apply_update` is the only way from one round to the next, `rolled_back` the only way back.
 Invariants:
 - Nothing private is part of it: each peer keeps its own error feedback, inner state and data cursor.
 """
@@ -163,6 +163,8 @@ def unchanged(state: SharedState, *, steps: int, samples: int, tokens: int) -> S
 
 def _but_for(old: Tensor, lo: int, hi: int, room: Room) -> Tensor:
     """A copy of `old` with values lo … hi uninitialized."""
+    if len(old) == 0:
+        return old
     new = tensor_over(room(old.nbytes), torch.float32)
     for rest in (slice(0, lo), slice(hi, None)):
         new[rest] = old[rest]
