@@ -111,7 +111,7 @@ class BlobRetention:
         with self.adding:
             self._kept_since, self._replaced = _recent(self._kept_since), _recent(self._replaced)
             kept = {*self._staged, *self._kept_since, *self._pinned, *self._pieces, *to_keep, *needed}
-            kept |= {self.head, self._before} - {None}
+            kept |= {name for name in (self.head, self._before) if name is not None}
             recent = [name for name in reversed(self._replaced) if name not in kept]
             kept |= self._store.blobs_within(recent, room_bytes)
             served = self._store.served_since(time.monotonic() - SERVED_KEPT_S)
