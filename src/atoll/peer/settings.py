@@ -28,7 +28,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 ERA_ROUNDS = 100  # founders' default: one 5 kB signature per member and this many rounds
 
 
-RULES = 2  # version of the rules by which vertices follow from each other; a run keeps its version
+RULES = 1  # version of the rules by which vertices follow from each other; a run keeps its version
 
 
 class RunSettings(msgspec.Struct, frozen=True):

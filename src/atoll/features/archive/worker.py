@@ -47,9 +47,9 @@ def cut_state(
             piece.write(unit)
 
     try:
-        size = states.size_bytes(work.state)
-        read: Callable[[int, int], Buffer] = lambda at, count: states.read(work.state, at, at + count)  # noqa: E731
-        names = PieceSet(size, cut(read, size, work.k, work.n, keep))
+        view = states.view(work.state)
+        read: Callable[[int, int], Buffer] = lambda at, count: view[at : at + count]  # noqa: E731
+        names = PieceSet(len(view), cut(read, len(view), work.k, work.n, keep))
         hold(names.pieces[work.index])
         piece.finish()
         return names

@@ -203,6 +203,7 @@ class PeerStore:
         """Path of a file to be written, which is that of a removed blob where no process has it open."""
         path = self.folder / "blobs" / name
         with suppress(FileNotFoundError):
+            os.stat(self._spare)
             self._spare.rename(path)
             if open_elsewhere(path):  # asked only now: another thread may replace the spare at any time
                 path.unlink()
