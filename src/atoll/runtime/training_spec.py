@@ -223,7 +223,7 @@ class FoundingBlobs(msgspec.Struct, frozen=True):
     """Settings of a new run, and the blobs that its members fetch from each other."""
 
     settings: RunSettings
-    state: bytes  # the first shared state
+    state: tuple[Buffer, ...]  # the first shared state, in pieces
     data: bytes = b""  # data set; empty if data stays at its peer
     canary: bytes = b""  # held-out data for validators
     tokenizer: bytes = b""  # tokenizer.json

@@ -77,7 +77,7 @@ class LossScoringVirtualWorker(VirtualWorker):
         return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
 
     def _score(self, work: ScoreUpdate) -> ScoreResult:
-        self.states.size_bytes(work.before)  # raises MissingStateError
+        self.states.view(work.before)  # raises MissingStateError
         if self.kind == "mute":
             raise RuntimeError("this scorer does not want to look")
         if self.kind in LYING:

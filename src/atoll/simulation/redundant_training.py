@@ -90,7 +90,7 @@ class RedundancyVirtualWorker(VirtualWorker):
         return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
 
     def _compare(self, work: CompareRedundantUpdates) -> UpdateDistances:
-        self.states.size_bytes(work.before)  # raises MissingStateError
+        self.states.view(work.before)  # raises MissingStateError
         if self.kind == "mute":
             raise RuntimeError("this referee does not want to look")
         if self.kind in LYING:
