@@ -60,7 +60,7 @@ class SharedMailbox:
                 return
             log.warning("%d bytes of shared memory cannot be pinned: GPU copies take longer", 4 * self.floats)
             with suppress(RuntimeError):  # the driver reports the refusal again at the next kernel
-                torch.zeros(1, device=where)
+                torch.zeros(1, dtype=torch.float32, device=where)
 
     def put(self, *pieces: Buffer) -> int:
         """Write pieces of bytes one after the other behind x; returns their total size in bytes."""
