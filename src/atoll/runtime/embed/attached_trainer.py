@@ -198,6 +198,3 @@ class AttachedTrainer:
 
 def _ended() -> TrainerFailed:
     return TrainerFailed("crashed", "the training loop that this peer belongs to has ended")
-
-
-# ---- the peer process --------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from atoll.training.exchange.layout import ModelLayout
 
 TOLD_FROM_BYTES = 64 * MIB  # smaller models fit anywhere
 PROCESS_BYTES = 256 * MIB  # a peer without a model, and its buffers
-# Vectors of the model's size in the peer's memory: handed over, left by the codec, and encoded updates. Its state
-# is in files. With `disk` only encoded updates remain.
-MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.0, "disk": 1.2}
+# Models of fp32 in the peer's memory: values handed over, what the codec left, and encoded updates of int8, its own
+# and those of others. Its state is in files. With `disk` only encoded updates remain.
+MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.5, "disk": 1.2}
 # Three states of two vectors, two private files, and with `disk` the mailbox and what else is in memory
 MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 8.5, "disk": 12.5}
 BYTES_A_VALUE = 1.01  # of an int8 update

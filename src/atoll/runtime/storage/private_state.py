@@ -35,7 +35,7 @@ from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.update import Bounds
 
 FORMAT = "atoll/private/4"
-MAPPED_FROM_BYTES = MIB  # smaller files are not mapped after they were written
+MAPPED_FROM_BYTES = MIB  # a map of a smaller file costs more than its memory
 VECTOR, RAW = "f32/", "u8/"  # prefixes of names: vectors come first in the file, so that they are aligned
 BYTES = ("inner", "claim", "late")  # fields stored as bytes; the others are vectors
 
