@@ -36,7 +36,7 @@ from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import AdamMoments, GradientSums, optimizer_problem
 
-MERGED_AT_ONCE = 2**22  # values
+MERGED_AT_ONCE = 2**22  # values: 16 MiB of copies, made for tensors of another dtype or on a GPU
 
 
 @dataclass(frozen=True)
