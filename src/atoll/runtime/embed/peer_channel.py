@@ -110,7 +110,8 @@ class PeerChannel:
                 "E-ATT-03",
                 f"the peer process behind this loop was killed by SIGKILL{used}",
                 cause="the kernel's out-of-memory killer, whose victims `dmesg` names; or a person",
-                fix=f"free memory, or exchange fewer values (run.attach(…, only=…)); then {again}",
+                fix='free memory, or run.attach(…, state_memory="disk"), or exchange fewer values (only=…); then '
+                + again,
             )
         if status < 0:
             return RunFailedError(

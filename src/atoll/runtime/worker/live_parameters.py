@@ -284,7 +284,8 @@ class LiveParameters:
             if not sent and before is not None and self.steps_since:
                 # no local update was encoded: keep the local steps on top of the new anchor
                 x_F = self._trainer.read_x()
-                await self._trainer.write_x(x_F.sub_(before.anchor_F).add_(after.anchor_F))
+                await asyncio.to_thread(lambda: x_F.sub_(before.anchor_F).add_(after.anchor_F))
+                await self._trainer.write_x(x_F)
             else:
                 await self._trainer.write_x(after.anchor_F)
             if not gathers(recipe):  # else there are no moments
