@@ -170,7 +170,7 @@ def stage_advance(
     downs = part_codecs(recipe.coding.down, learning.round_inputs(work.round, before, work.before), places)
     updates = decoded_spans([None if p is None else p.data for p in work.parts], places, downs)
     step = step_of_run(recipe, before)
-    spans = advanced_spans(updates, before, outer, tokens=adds["tokens"], step=step, room=room)
+    spans = advanced_spans(updates, before, outer, tokens=adds["tokens"], step=step)
     return states.stage_spans(unchanged(before, **adds), layout, turn, spans), None
 
 

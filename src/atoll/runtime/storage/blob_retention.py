@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from threading import Lock
 
 from atoll.base.ids import Digest
+from atoll.base.limits import MIB
 from atoll.features.attribution.row_store import RowStore
 from atoll.peer.config.sections import KeepSection
 from atoll.runtime.storage.retention import StateRetention
@@ -27,6 +28,9 @@ SERVED_KEPT_S = 30.0  # an older state stays as long as members fetch it, with p
 SERVED_MAX = 2  # such states; they are beyond `keep.bytes_max`
 STATES_KEPT_S = 60.0  # older states stay on disk this long, for laggards that begin to fetch them
 STATES_KEPT_MAX = 64  # such states; rounds of one second would fill the disk
+STATES_KEPT_BYTES = (
+    256 * MIB
+)  # of such states; a larger state's file is soon written over, a tenth of the cost of a new one
 VERDICTS_SHARE = 4  # at most a fourth of `keep.bytes_max` goes to the evidence of verdicts
 PINNED_MAX = 4  # pinned earlier states; the oldest pin is dropped
 
@@ -113,7 +117,7 @@ class BlobRetention:
             kept = {*self._staged, *self._kept_since, *self._pinned, *self._pieces, *to_keep, *needed}
             kept |= {name for name in (self.head, self._before) if name is not None}
             recent = [name for name in reversed(self._replaced) if name not in kept]
-            kept |= self._store.blobs_within(recent, room_bytes)
+            kept |= self._store.blobs_within(recent, min(room_bytes, STATES_KEPT_BYTES))
             served = self._store.served_since(time.monotonic() - SERVED_KEPT_S)
             fetched = [name for name in served if name not in kept and self._store.has_blob(name)]
             self._store.drop_blobs(kept.union(fetched[:SERVED_MAX]))

@@ -12,6 +12,7 @@ Not responsible for: how long a state stays (blob_retention.py).
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from atoll.base.ids import Digest
@@ -24,11 +25,16 @@ from atoll.runtime.storage.store import PeerStore
 from atoll.worker.state_store import MissingStateError
 
 HASHED_BYTES = 16 * MIB  # bytes hashed at once
+SYNCED_BYTES = 32 * MIB  # written bytes after which the disk begins with them, while more are computed
 
 
 class FileStateDraft:
-    def __init__(self, store: PeerStore, retention: BlobRetention, size_bytes: int) -> None:
-        self._store, self._retention = store, retention
+    def __init__(
+        self, store: PeerStore, retention: BlobRetention, disk: ThreadPoolExecutor, size_bytes: int
+    ) -> None:
+        self._store, self._retention, self._disk = store, retention, disk
+        self._syncing: Future[None] | None = None
+        self._unsynced_bytes = 0
         self._path = store.take_spare("state.new")
         try:
             self._file = open(self._path, "r+b" if self._path.exists() else "w+b", opener=open_private)  # noqa: SIM115
@@ -39,6 +45,11 @@ class FileStateDraft:
     def write(self, at: int, data: Buffer) -> None:
         try:
             write_at(self._file.fileno(), data, at)
+            self._unsynced_bytes += len(data)
+            if self._unsynced_bytes >= SYNCED_BYTES and (self._syncing is None or self._syncing.done()):
+                self._finish_sync()
+                self._unsynced_bytes = 0
+                self._syncing = self._disk.submit(self._store.sync, self._file.fileno())
         except OSError as why:
             raise refused("write the next state", why.strerror, self._path.parent) from why
 
@@ -46,6 +57,7 @@ class FileStateDraft:
         try:
             view = map_file(self._file.fileno()).toreadonly()
             manifest = manifest_of_spans(view[at : at + HASHED_BYTES] for at in range(0, len(view), HASHED_BYTES))
+            self._finish_sync()
             self._store.sync(self._file.fileno())
             with self._retention.adding:
                 self._store.take_in(self._path, name := blob_id(manifest), manifest)
@@ -58,16 +70,25 @@ class FileStateDraft:
 
     def drop(self) -> None:
         with suppress(OSError):
+            self._finish_sync()
+        with suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
+
+    def _finish_sync(self) -> None:
+        """Raises OSError of the disk, which it reports only once."""
+        syncing, self._syncing = self._syncing, None
+        if syncing is not None:
+            syncing.result()
 
 
 class FileStateStore:
     def __init__(self, store: PeerStore, retention: BlobRetention) -> None:
         self._store, self._retention = store, retention
+        self._disk = ThreadPoolExecutor(1, "sync")  # its thread begins with the first large state
 
     def draft(self, size_bytes: int) -> FileStateDraft:
-        return FileStateDraft(self._store, self._retention, size_bytes)
+        return FileStateDraft(self._store, self._retention, self._disk, size_bytes)
 
     def commit(self, name: Digest) -> None:
         with self._retention.adding:

@@ -46,7 +46,7 @@ def pack_spans(
         for (lo, hi), delta_S in zip(spans_of(n), deltas, strict=True):
             e_S = left_N[lo:hi].copy_(delta_S)
             if memory_N is not None:
-                e_S.add_(memory_N[lo:hi] * beta)
+                e_S.add_(memory_N[lo:hi] if beta == 1.0 else memory_N[lo:hi] * beta)
             yield e_S
 
     wire = codec.encode_spans(n, owed())

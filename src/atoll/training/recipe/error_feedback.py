@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, pack_spans
-from atoll.training.codec.blocks import Room, new_wire, spans_of, tensor_over
+from atoll.training.codec.blocks import Room, lend_spans, new_wire, spans_of, tensor_over
 from atoll.training.recipe.update import Bounds
 
 
@@ -46,10 +46,12 @@ def encode_update(
     """
     assert anchor_F.shape == x_F.shape and bounds[-1][1] == len(x_F)
     left_F, wires = tensor_over(room(4 * len(x_F)), torch.float32), []
-    for one, (lo, hi) in zip(_each(codec, bounds), bounds, strict=True):
-        deltas = (anchor_F[lo + a : lo + b] - x_F[lo + a : lo + b] for a, b in spans_of(hi - lo))
-        owed_N = None if memory_F is None else memory_F[lo:hi]
-        wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
+    with lend_spans(1) as (delta_S,):
+        for one, (lo, hi) in zip(_each(codec, bounds), bounds, strict=True):
+            places = ((lo + a, lo + b) for a, b in spans_of(hi - lo))
+            deltas = (torch.sub(anchor_F[a:b], x_F[a:b], out=delta_S[: b - a]) for a, b in places)
+            owed_N = None if memory_F is None else memory_F[lo:hi]
+            wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
     return EncodedUpdate(tuple(wires), left_F, bounds)
 
 

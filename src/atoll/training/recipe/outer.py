@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.base.arguments import Count, Factor, Share, Whole
 from atoll.base.limits import AMOUNT_MOST
-from atoll.training.codec.blocks import spans_of
+from atoll.training.codec.blocks import lend_spans, spans_of
 from atoll.training.recipe.inner import AdamW, InnerState, fresh_inner
 from atoll.training.recipe.outer_adamw import adamw_step
 
@@ -168,11 +168,13 @@ def outer_step(
     agreeing = agreement_P if isinstance(outer, AgreementNesterov) else 1.0
     momentum = outer.momentum if isinstance(outer, AgreementNesterov) else momentum_at(outer, step)
     # all operations while a span is in the cache
-    for here in (slice(lo, hi) for lo, hi in spans_of(len(anchor_P))):
-        share = (agreeing[here] if isinstance(agreeing, Tensor) else agreeing) * momentum
-        momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
-        ahead_S = (momentum_S * share).add_(combined_P[here]).mul_(rate)
-        torch.sub(anchor_P[here], ahead_S, out=new_anchor_P[here])
+    with lend_spans(1) as (room_S,):
+        for lo, hi in spans_of(len(anchor_P)):
+            here = slice(lo, hi)
+            share = (agreeing[here] if isinstance(agreeing, Tensor) else agreeing) * momentum
+            momentum_S = torch.mul(momentum_P[here], share, out=new_momentum_P[here]).add_(combined_P[here])
+            ahead_S = torch.mul(momentum_S, share, out=room_S[: hi - lo]).add_(combined_P[here]).mul_(rate)
+            torch.sub(anchor_P[here], ahead_S, out=new_anchor_P[here])
     return new_anchor_P, new_momentum_P
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
 from atoll.training.codec import Codec
-from atoll.training.codec.blocks import SPAN, Room, largest_of, new_wire, spans_of, tensor_over
+from atoll.training.codec.blocks import SPAN, Room, largest_of, lend_spans, new_wire, spans_of, tensor_over
 from atoll.training.exchange.layout import (
     ModelLayout,
     base_digest,
@@ -130,20 +131,32 @@ def advanced_spans(
     *,
     tokens: int,
     step: int,
-    room: Room = new_wire,
 ) -> Iterator[tuple[int, SharedState]]:
     """`apply_update`, span by span, with the same bits: (begin of a span in the vector, a state of its values).
 
-    `updates`: combined values and where they begin. For outer steps that are elementwise: not for AdamW, whose norm
-    needs all values, and not for moments behind the vector.
+    `updates`: combined values, at most `SPAN` at once, and where they begin. A state is valid until the
+    next. For outer steps that are elementwise: not for AdamW, whose norm needs all values, and not for moments
+    behind the vector.
     """
     assert not isinstance(outer, AdamW)
     parameters = len(state.momentum_P)
-    for lo, combined_S in updates:
-        hi = lo + len(combined_S)
-        momentum_S = state.momentum_P[min(lo, parameters) : min(hi, parameters)]
-        part = replace(state, anchor_F=state.anchor_F[lo:hi], momentum_P=momentum_S)
-        yield lo, apply_update(combined_S, part, outer, steps=0, samples=0, tokens=tokens, step=step, room=room)
+    with lend_spans(2) as lent:
+        turns = cycle(memoryview(one.numpy()).cast("B") for one in lent)  # anchor, momentum
+        for lo, combined_S in updates:
+            hi = lo + len(combined_S)
+            momentum_S = state.momentum_P[min(lo, parameters) : min(hi, parameters)]
+            part = replace(state, anchor_F=state.anchor_F[lo:hi], momentum_P=momentum_S)
+            after = apply_update(
+                combined_S,
+                part,
+                outer,
+                steps=0,
+                samples=0,
+                tokens=tokens,
+                step=step,
+                room=lambda size: next(turns)[:size],
+            )
+            yield lo, after
 
 
 def unchanged(state: SharedState, *, steps: int, samples: int, tokens: int) -> SharedState:
