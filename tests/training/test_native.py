@@ -17,6 +17,7 @@ from atoll.training.codec.compiled import native
 from atoll.training.codec.fp32 import FP32
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.recipe.outer import Nesterov, outer_step
 from atoll.training.robust import gram_of, trimmed_mean
 from atoll.training.robust import rows as aggregate_rows
 
@@ -135,6 +136,20 @@ def test_both_sum_rows_to_the_same_bits(members, n, seed, powers, apart):
     number = ~np.isnan(by_torch)  # the payload of a NaN is not specified
     assert np.array_equal(number, ~np.isnan(by_kernels))
     assert by_torch[number].tobytes() == by_kernels[number].tobytes()
+
+
+@given(n=st.integers(1, 3000), seed=st.integers(0, 2**32), momentum=st.floats(0, 1), lr=st.floats(0, 4))
+@settings(max_examples=40)
+def test_both_take_the_same_outer_step(n, seed, momentum, lr):
+    generator = torch.Generator().manual_seed(seed)
+    anchor_P, momentum_P, combined_P = torch.randn(3, n, generator=generator)
+    by_torch, by_kernels = both_ways(
+        lambda: [
+            value.numpy().tobytes()
+            for value in outer_step(Nesterov(lr, momentum), anchor_P, momentum_P, combined_P)
+        ]
+    )
+    assert by_torch == by_kernels
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 10, 17])

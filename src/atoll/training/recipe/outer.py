@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.base.arguments import Count, Factor, Share, Whole
 from atoll.base.limits import AMOUNT_MOST
 from atoll.training.codec.blocks import lend_spans, spans_of
+from atoll.training.codec.compiled import native
 from atoll.training.recipe.inner import AdamW, InnerState, fresh_inner
 from atoll.training.recipe.outer_adamw import adamw_step
 
@@ -167,6 +169,11 @@ def outer_step(
         return new_anchor_P, new_momentum_P.copy_(momentum_P)
     agreeing = agreement_P if isinstance(outer, AgreementNesterov) else 1.0
     momentum = outer.momentum if isinstance(outer, AgreementNesterov) else momentum_at(outer, step)
+    if native.kernels is not None and not isinstance(agreeing, Tensor):
+        into = new_anchor_P.numpy(), new_momentum_P.numpy()
+        numbers = np.float32(agreeing * momentum), np.float32(rate)
+        native.kernels.nesterov(anchor_P.numpy(), momentum_P.numpy(), combined_P.numpy(), *numbers, *into)
+        return new_anchor_P, new_momentum_P
     # all operations while a span is in the cache
     with lend_spans(1) as (room_S,):
         for lo, hi in spans_of(len(anchor_P)):

@@ -319,6 +319,15 @@ def fp32_add_four(x_0, x_1, x_2, x_3, shares, total):
         total[i] = (((total[i] + x_0[i] * s_0) + x_1[i] * s_1) + x_2[i] * s_2) + x_3[i] * s_3
 
 
+@compiled(types.void(VALUES, VALUES, VALUES, types.float32, types.float32, SUM, SUM))
+def nesterov(anchor, momentum, update, share, rate, new_anchor, new_momentum):
+    """`outer.outer_step`, with one read and one write of memory."""
+    for i in range(len(anchor)):
+        moved = momentum[i] * share + update[i]
+        new_momentum[i] = moved
+        new_anchor[i] = anchor[i] - (moved * share + update[i]) * rate
+
+
 @compiled(types.void(PLACES, VALUES, types.int64, SUM))
 def scatter(places, values, lo, out):
     for i in range(len(out)):
