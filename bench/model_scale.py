@@ -14,7 +14,7 @@ round, int8 both ways. Peers live in memory cgroups of their own (Linux, cgroup 
     loop_extra_ratio     what the loop takes at most beyond its memory before `attach`, beside the fp32 model
     round_s              from the last inner step of a round to the next step, median of the rounds after the fourth
     round_ratio_to_reduce  the same beside the time of `atoll.reduce` for a vector of that size and codec, same run
-    attach_s             from `attach` to the first step at the founder
+    attach_s             from `attach` to the ticket at the founder, or to the first step at the other: the longer
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def member(told: dict[str, Any]) -> None:
     else:
         run = atoll.join(ticket, folder=told["folder"])
     begin = time.monotonic()
-    threading.Thread(target=tell_ticket, args=(run,), daemon=True).start()
+    threading.Thread(target=tell_ticket, args=(run, begin), daemon=True).start()
     run.attach(model, optimizer, state_memory=told["state_memory"])
-    say("attached", seconds=time.monotonic() - begin, ticket=run.ticket)
+    say("attached", seconds=time.monotonic() - begin)
     plain_s, closing_s, turn = [], [], run.round
     while not run.done:
         for parameter in model.parameters():
@@ -97,10 +97,10 @@ def member(told: dict[str, Any]) -> None:
     say("over", closing_s=closing_s, plain_s=statistics.median(plain_s or [0.0]))
 
 
-def tell_ticket(run: Any) -> None:
+def tell_ticket(run: Any, begin: float) -> None:
     while not run.ticket:
         time.sleep(SAMPLE_S)
-    say("ticket", ticket=run.ticket)
+    say("ticket", ticket=run.ticket, seconds=time.monotonic() - begin)
 
 
 def found(atoll: Any, told: dict[str, Any]) -> Any:
@@ -288,7 +288,10 @@ def measure(told: dict[str, Any], limit_bytes: int | None) -> dict[str, Any]:
             "closing_s": [max(pair_s) for pair_s in zip(*(one.rounds for one in pair), strict=False)],
             "plain_s": pair[0].told.get("over", {}).get("plain_s", 0.0),
             "reduce_s": max((statistics.median(one.told["ready"]["reduce_s"] or [0.0]) for one in pair), default=0),
-            "attach_s": pair[0].told.get("attached", {}).get("seconds"),
+            "attach_s": max(
+                one.told.get(what, {}).get("seconds", 0.0)
+                for one, what in zip(pair, ("ticket", "attached"), strict=True)
+            ),
         }
 
 

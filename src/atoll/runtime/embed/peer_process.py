@@ -50,7 +50,7 @@ from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.state import SharedState, state_pieces
+from atoll.training.recipe.state import SharedState, state_pieces, untouched_zeros
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
@@ -190,8 +190,9 @@ def _run_start(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
     request = wish.request
     assert request.recipe is not None
     layout, recipe = wish.layout, _outer_interval_in_samples(request.recipe, wish.batch)
-    momentum_P = torch.zeros(layout.parameters, dtype=torch.float32)
-    first = SharedState(x_F, momentum_P, torch.zeros(layout.counters, dtype=torch.int64))  # views of the mailbox
+    first = SharedState(
+        x_F, untouched_zeros(layout.parameters), torch.zeros(layout.counters, dtype=torch.int64)
+    )  # views of the mailbox
     beginning = RunStart(recipe, layout, tuple(state_pieces(first, layout)), ATTACHED, b"")
     schedule = recipe.schedule
     preset = PRESETS[request.trust]

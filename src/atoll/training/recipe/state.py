@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -159,6 +160,11 @@ def advanced_spans(
             yield lo, after
 
 
+def untouched_zeros(values: int) -> Tensor:
+    """Zeros (values,) that take no memory until they are written; those of torch do."""
+    return torch.from_numpy(np.zeros(values, np.float32))
+
+
 def unchanged(state: SharedState, *, steps: int, samples: int, tokens: int) -> SharedState:
     """The state after a round without counted updates: the run's counters advance, the model stays.
 
@@ -270,8 +276,8 @@ def state_hash(data: Buffer) -> Digest:
 
 def state_from_bytes(data: Buffer, layout: ModelLayout) -> SharedState:
     """The state over its canonical bytes. PeerFault unless they are canonical, finite and of this layout."""
-    state = state_over(data, layout)
-    floats = [part for name, whole in tensors_in(state).items() if name != "counters" for part in whole.split(SPAN)]
+    state, (tensors, _) = state_over(data, layout), load(data)
+    floats = [part for name, whole in tensors.items() if name != "counters" for part in whole.split(SPAN)]
     if not all(largest_of(part) < torch.inf for part in floats):
         raise PeerFault("", "the state holds values that are not finite")
     if state.second_P is not None and any(bool((part < 0).any()) for part in state.second_P.split(SPAN)):
@@ -294,8 +300,9 @@ def state_over(data: Buffer, layout: ModelLayout) -> SharedState:
     }
     if "second" in tensors:
         expected["second"] = expected["momentum"]
+    kinds = {name: (value.dtype, list(value.shape)) for name, value in tensors.items()}
     if "momentum" not in tensors:
-        tensors["momentum"] = torch.zeros(layout.parameters, dtype=torch.float32)  # takes no memory until written
+        tensors["momentum"] = untouched_zeros(layout.parameters)
     if {name: (list(value.shape), value.dtype) for name, value in tensors.items()} != expected:
         raise PeerFault("", "the state's tensors are not those of the layout")
     counts = {name: _count(metadata.get(name, "")) for name in COUNTS}
@@ -303,8 +310,11 @@ def state_over(data: Buffer, layout: ModelLayout) -> SharedState:
     state = SharedState(
         tensors["anchor"], tensors["momentum"], counters_K, **counts, second_P=tensors.get("second")
     )
-    header, _ = state_header(state, layout)
-    if header != memoryview(data).cast("B")[: len(header)]:
+    header, _ = header_of(kinds, _metadata(state, layout))
+    is_canonical = header == memoryview(data).cast("B")[: len(header)]
+    if state.round > 0 or "momentum" in kinds:  # else it lacks the momentum, as it should
+        is_canonical &= kinds.keys() == tensors_in(state).keys()
+    if not is_canonical:
         raise PeerFault("", "the state is not in canonical form")
     return state
 
