@@ -5,6 +5,7 @@ Stable API:
 - `local` runs such a script many times on this computer (`atoll.runtime.local_swarm`).
 - `experiment` tries a recipe in one process. `reduce` is the all-reduce alone. The errors.
 All other modules may change. Importing this package imports nothing heavy.
+Pages that docstrings name, such as specs/codecs.md: `atoll docs specs/codecs.md`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from atoll.training.exchange.statistic import RowStatistic
 from atoll.training.robust import gram_of, trimmed_mean
 from atoll.training.robust import rows as aggregate_rows
 
-pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
+pytest.importorskip("numba", reason="kernels are compiled by numba: pip install numba")
 NAMES = (
     "fp32",
     "int8",

@@ -62,12 +62,23 @@ def _each_by_itself(words: list[str]) -> list[str]:
 
 app = cyclopts.App(
     name="atoll",
-    help="Train one PyTorch model together on many machines that do not trust each other.",
+    help="Train one PyTorch model together on many machines that do not trust each other.\n\n"
+    "Pages that texts name, such as specs/round.md: atoll docs specs/round.md.",
     version=VERSION,
     help_format="plaintext",
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
-for verb in (demo.demo, init.init, config.config, up.up, join.join, status.status, status.peers, status.invite):
+for verb in (
+    demo.demo,
+    init.init,
+    init.docs,
+    config.config,
+    up.up,
+    join.join,
+    status.status,
+    status.peers,
+    status.invite,
+):
     app.command(verb)
 for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
     app.command(verb)
