@@ -55,6 +55,10 @@ _LAZY = {  # modules that import torch
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "reduce" or name in _LAZY:
+        from atoll.runtime.system import check_system
+
+        check_system()
     if name == "reduce":  # a module; resolved here for scripts that only `import atoll`
         return import_module("atoll.reduce")
     if name in _LAZY:

@@ -40,6 +40,7 @@ from atoll.cli import (
     verify,
 )
 from atoll.cli.say import say_trouble
+from atoll.runtime.system import check_system
 
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
@@ -62,23 +63,12 @@ def _each_by_itself(words: list[str]) -> list[str]:
 
 app = cyclopts.App(
     name="atoll",
-    help="Train one PyTorch model together on many machines that do not trust each other.\n\n"
-    "Pages that texts name, such as specs/round.md: atoll docs specs/round.md.",
+    help="Train one PyTorch model together on many machines that do not trust each other.",
     version=VERSION,
     help_format="plaintext",
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
-for verb in (
-    demo.demo,
-    init.init,
-    init.docs,
-    config.config,
-    up.up,
-    join.join,
-    status.status,
-    status.peers,
-    status.invite,
-):
+for verb in (demo.demo, init.init, config.config, up.up, join.join, status.status, status.peers, status.invite):
     app.command(verb)
 for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
     app.command(verb)
@@ -88,6 +78,7 @@ for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)
 for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
+app.command(init.docs)
 
 
 def _verbs(words: list[str]) -> list[str]:
@@ -130,6 +121,7 @@ def main(tokens: list[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     try:
+        check_system()
         answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         status = answer if isinstance(answer, int) else 0
     except AtollError as why:

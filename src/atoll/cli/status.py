@@ -65,7 +65,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
     for b in s.get("branches", []):
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
-        say("    a recovery began while a quorum was alive; no peer changes sides by itself, see atoll docs vertex")
+        say("    a recovery began while a quorum was alive; no peer changes sides by itself, see specs/vertex.md")
         for line in preference_lines(b, folder_of(dir)):
             say(f"    {line}")
     if s.get("apart_steps"):

@@ -141,7 +141,7 @@ async def _found_new_run(
         return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
-            "E-DATA-02", f"this run cannot be founded: {why}", fix="atoll config --all explains data.source"
+            "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/reference/config.md"
         ) from why
 
 
