@@ -79,6 +79,8 @@ def test_init_writes_every_example(
     """It compiles, and the commands in it name the file that was written, not the repository's folder."""
     monkeypatch.chdir(tmp_path)
     listed = run("init", "--example", "list", capsys=capsys)[1]
+    said = "\n".join([text for _, text in texts()] + [code for page in CURRENT for code in code_of(page)])
+    assert {"mnist", "list"} <= {*re.findall(r"--example ([a-z]\w+)", said)} <= {"list", *examples()}
     for name in examples():
         assert f"{name} " in listed
         assert run("init", "--example", name, capsys=capsys)[0] == 0
