@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # containers like to forbid compiled modules: each of the hundred processes of our stories would compile Atoll anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test gpu check docs reference results long bench setup clean
+.PHONY: demo test wheel-test gpu check docs reference results long bench setup clean
 
 setup: $(READY)
 
@@ -26,6 +26,10 @@ demo: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest
+
+# sdist and wheel, and README's commands from the wheel in a new environment; BORROW=--borrow downloads nothing
+wheel-test: $(READY)
+	$(PY) tools/wheel_test.py $(BORROW)
 
 # what only a machine with a GPU can tell, 10 minutes: the tests that need one, then memory and times;
 # with packages and torch of your own, which nothing then touches: make gpu PY=python3 READY=

@@ -17,7 +17,7 @@ again from their folders. Looked at afterwards, in the folders and in what the p
 
 Ends with status 1 if a round after none but whole ones has another loss, a sample is used twice, more are skipped
 than may be, a round has two states, an honest peer is blamed, or anybody's log holds an error. `--png` draws both
-curves and the blackouts; needs atoll[plot].
+curves and the blackouts; needs matplotlib.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=0, help="default 40, quick 9")
     parser.add_argument("--kills", type=int, default=0, help="default 10, quick 2")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--png", type=Path, help="where to draw; needs atoll[plot]")
+    parser.add_argument("--png", type=Path, help="where to draw; needs matplotlib")
     parser.add_argument("--dir", type=Path, help="where the folders of the peers stay")
     asked = parser.parse_args()
     rounds, kills = asked.rounds or (9 if asked.quick else 40), asked.kills or (2 if asked.quick else 10)

@@ -38,7 +38,8 @@ from torch import Tensor
 
 import atoll
 from atoll.crypto.digest import digest
-from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
+from atoll.runtime.system import anonymous_file
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec import CODECS, codec_named
 from atoll.training.codec.compiled.device import is_supported_on
 from atoll.training.exchange.layout import flatten, layout_of, unflatten
@@ -115,7 +116,7 @@ def copies(device: str, model_name: str) -> list[dict[str, Any]]:
         rows.append({"copy": what, "pinned": pinned, "seconds": float(f"{seconds:.3g}"), "gb_s": rate})
 
     for wanted in (False, True):
-        fd = anonymous()
+        fd = anonymous_file()
         mailbox = SharedMailbox(fd, layout.floats, 8)
         os.close(fd)
         if wanted:

@@ -79,7 +79,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = asking(__doc__, "the same")
     parser.add_argument("runs", type=Path, help="reports of bench/convergence.py --json, one per line")
-    parser.add_argument("--png", type=Path, help="where to draw; needs atoll[plot]")
+    parser.add_argument("--png", type=Path, help="where to draw; needs matplotlib")
     asked = parser.parse_args()
     try:
         rows = rows_of(asked.runs.read_text())

@@ -46,6 +46,7 @@ AREAS = {
     "RUN": "a run",
     "SCO": "loss scoring",
     "SIM": "simulation",
+    "SYS": "operating system",
     "TKT": "tickets",
     "TRN": "trainer process",
     "TWI": "redundant training",

@@ -5,6 +5,7 @@ Stable API:
 - `local` runs such a script many times on this computer (`atoll.runtime.local_swarm`).
 - `experiment` tries a recipe in one process. `reduce` is the all-reduce alone. The errors.
 All other modules may change. Importing this package imports nothing heavy.
+Pages that docstrings name, such as specs/codecs.md: `atoll docs specs/codecs.md`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ _LAZY = {  # modules that import torch
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "reduce" or name in _LAZY:
+        from atoll.runtime.system import check_system
+
+        check_system()
     if name == "reduce":  # a module; resolved here for scripts that only `import atoll`
         return import_module("atoll.reduce")
     if name in _LAZY:

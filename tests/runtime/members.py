@@ -25,6 +25,7 @@ from atoll.peer.tasks import (
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer import TrainerFailed, TrainerSpec
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.protocol import (
@@ -36,7 +37,6 @@ from atoll.runtime.trainer.protocol import (
     TrainSteps,
     WriteParameters,
 )
-from atoll.runtime.trainer.shared_memory import anonymous
 from atoll.runtime.training_spec import RunStart, founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.recipe.recipes import Recipe, diloco, with_overlap
@@ -55,7 +55,7 @@ class Inside:
         self.jobs = self.done = 0
 
     async def start(self, spec: TrainerSpec):
-        self.child = TrainerProcess(anonymous(), msgspec.msgpack.encode(spec), self, io.BytesIO())
+        self.child = TrainerProcess(anonymous_file(), msgspec.msgpack.encode(spec), self, io.BytesIO())
         return self.child.set_up().layout
 
     def ask(self, command):

@@ -35,7 +35,7 @@ MANIFEST = manifest_of(DATA)
 BLOB = blob_id(MANIFEST)
 
 
-needs_page_cache = pytest.mark.skipif(not stores.AT_ONCE, reason="no way to ask only what is in memory")
+needs_page_cache = pytest.mark.skipif(not stores.READ_CACHED, reason="no way to ask only what is in memory")
 
 
 def story(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
@@ -571,7 +571,9 @@ async def test_what_is_here_of_a_blob_on_its_way_is_given_to_others(
 ):
     """What was written or found on disk, and nothing else, though the file has its whole length. What the disk
     changed since is not given; after the last chunk it is a blob like any other."""
-    monkeypatch.setattr(stores, "AT_ONCE", 0)  # a disk that has to be waited for, and below one that need not be
+    monkeypatch.setattr(
+        stores, "READ_CACHED", 0
+    )  # a disk that has to be waited for, and below one that need not be
     with disk(tmp_path) as (store, chunks):
         assert run_store_task(store, ReadManifest(BLOB, partly=True)) is None
         store.open_blob(BLOB, MANIFEST)

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault, UsageError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, missing_protections, recipe_of, settings_of
+from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer import TrainerSpec
 from atoll.runtime.trainer.process import TrainerProcess
 from atoll.runtime.trainer.protocol import TrainSteps
-from atoll.runtime.trainer.shared_memory import anonymous
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
@@ -59,7 +59,7 @@ def test_members_compute_in_bf16_and_keep_fp32_and_agree_bit_for_bit(tmp_path, b
 def after_four_steps(book: str, computing: ComputeOptions, device: str = "cpu") -> tuple[TrainerProcess, str]:
     """A trainer, and what it said with its round."""
     spec = TrainerSpec("gpt-nano", 0, book, batch=2, seq_len=16, inner=AdamW(), device=device, computing=computing)
-    child = TrainerProcess(anonymous(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
+    child = TrainerProcess(anonymous_file(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
     child.set_up()
     return child, child.carry_out(TrainSteps(1, 4, None, 0, 0, 2, 0)).notice
 

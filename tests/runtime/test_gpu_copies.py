@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll.runtime.embed.loop_model import LoopModel
+from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer.protocol import MergeAnchorIntoParameters
-from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.compiled import device
 from atoll.training.exchange import device_copies
 from atoll.training.exchange.layout import flatten, layout_of, unflatten
@@ -130,7 +131,7 @@ def test_a_loop_on_a_gpu_holds_what_one_on_the_cpu_holds():
 
 @pytest.mark.gpu
 def test_shared_memory_is_pinned_while_its_mailbox_lives():
-    fd = anonymous()
+    fd = anonymous_file()
     mailbox = SharedMailbox(fd, 100_003, 8)
     os.close(fd)
     x_F = mailbox.x_F

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from atoll.base.errors import UsageError
+from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer import (
     TrainerClient,
     TrainerFailed,
@@ -23,7 +24,7 @@ from atoll.runtime.trainer import (
     threads_per_trainer,
 )
 from atoll.runtime.trainer.process import TrainerProcess
-from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.data import load_data
 from atoll.training.experiment.member import SimulatedMember
 from atoll.training.models import build_model
@@ -266,7 +267,7 @@ def test_a_trainer_does_not_outlive_its_parent(spec):
 
 def test_shared_memory_has_no_name_that_could_be_left_behind():
     """The descriptor's file has no link, and two mailboxes over it are one memory."""
-    fd = anonymous()
+    fd = anonymous_file()
     assert os.fstat(fd).st_nlink == 0
     ours, theirs = SharedMailbox(fd, 10, 8), SharedMailbox(fd, 10, 8)
     os.close(fd)

@@ -118,7 +118,7 @@ def test_honest_peers_compute_the_same_bits(capability):
 @pytest.mark.parametrize("processor", [None, pytest.param("generic", marks=pytest.mark.long)])
 def test_compiled_kernels_compute_the_same_bits(processor):
     """For this computer's processor, and for the oldest of its family: no fused operation, no other order."""
-    pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
+    pytest.importorskip("numba", reason="kernels are compiled by numba: pip install numba")
     found = computed({"NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": ""} if processor else {}, "native")
     assert len(found) > 20 and found.items() <= GOLDEN.items()
 

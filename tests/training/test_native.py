@@ -21,7 +21,7 @@ from atoll.training.recipe.outer import Nesterov, outer_step
 from atoll.training.robust import gram_of, trimmed_mean
 from atoll.training.robust import rows as aggregate_rows
 
-pytest.importorskip("numba", reason="kernels are compiled by numba: pip install atoll[fast]")
+pytest.importorskip("numba", reason="kernels are compiled by numba: pip install numba")
 NAMES = (
     "fp32",
     "int8",

@@ -40,6 +40,7 @@ from atoll.cli import (
     verify,
 )
 from atoll.cli.say import say_trouble
+from atoll.runtime.system import check_system
 
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
@@ -77,6 +78,7 @@ for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
     app.command(verb)
 for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
+app.command(init.docs)
 
 
 def _verbs(words: list[str]) -> list[str]:
@@ -119,6 +121,7 @@ def main(tokens: list[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     try:
+        check_system()
         answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         status = answer if isinstance(answer, int) else 0
     except AtollError as why:

@@ -246,7 +246,7 @@ class Identity:
                 "E-KEY-03",
                 f"this identity was written in format {version[0]}; this Atoll reads format {_FILE_VERSION}",
                 cause="a newer Atoll wrote it",
-                fix="pip install --upgrade atoll",
+                fix="install a newer Atoll in the way that this one was installed",
             )
         body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
         if len(data) != _FILE_BYTES or blake3(body).digest(length=_CHECK_BYTES) != check:

@@ -162,7 +162,7 @@ def parse(text: str) -> Ticket:
             "E-TKT-06",
             f"this ticket has format {head[len(PREFIX) :][:6]}; this Atoll reads format {VERSION}",
             cause="it was made by a newer Atoll",
-            fix="pip install --upgrade atoll",
+            fix="install a newer Atoll in the way that this one was installed",
         )
     if len(compact) > TICKET_CHARACTERS_MAX:
         raise _length_error(len(compact))

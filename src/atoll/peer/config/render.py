@@ -43,6 +43,7 @@ def commented_toml() -> str:
     lines = [
         "# Settings of a run. A line that begins with # shows the default; remove the # to change it.",
         "# Order: defaults, this file, environment (ATOLL_TRAIN__LR=0.002), atoll up --set train.lr=0.003.",
+        "# Pages named in a text, such as specs/round.md: atoll docs specs/round.md.",
     ]
     for section, owner in sections():
         lines += ["", f"[{section}]  # {owner.__doc__}"]
@@ -119,7 +120,7 @@ def unit_of(key: str) -> str:
 
 def _linked(text: str) -> str:
     """The text with its keys as code, and its specifications as links from docs/reference."""
-    text = text.replace("docs/reference/config.md", "the end of this page")
+    text = text.replace("atoll docs config", "the end of this page")
     known = "|".join(re.escape(key) for key in sorted(declarations(), key=len, reverse=True))
     text = re.sub(rf'(?<![\w.])(?:{known})(?!\w)(?: = (?:"[^"]*"|\[[^]]*\]))?', r"`\g<0>`", text)
     return re.sub(r"specs/(\w+)\.md", r"[\1](../../specs/\1.md)", text)

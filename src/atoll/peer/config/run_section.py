@@ -43,7 +43,7 @@ class RunSection(ConfigSection, frozen=True):
         'sync.statistic withstands poisoned updates, and owners of parts are spot-checked (run.openings). "open": '
         "several owners combine every part and sign their results, disputed parts are recomputed, and proven "
         "liars are expelled. That costs the upload once per owner (run.captured_parts). Settings that it decides: "
-        "see docs/reference/config.md.", level="first")] = "private"
+        "see atoll docs config.", level="first")] = "private"
     byzantine_tolerance: Annotated[Share | None, Setting(
         "Share of members that may lie without splitting the run. It must agree with run.trust.",
         level="expert", trust="tolerance", genesis="tolerance")] = None

@@ -72,7 +72,7 @@ class TrainSection(ConfigSection, frozen=True):
 
     recipe: Annotated[Text, Setting(
         "Training method. It decides every setting of [train] and [sync] that is left out. One of "
-        f"{', '.join(RECIPES)}; see docs/reference/config.md.", level="first")] = "diloco"
+        f"{', '.join(RECIPES)}; see atoll docs config.", level="first")] = "diloco"
     inner_steps: Annotated[Count | None, Setting(
         "Optimizer steps of each member between two synchronizations. More steps send fewer bytes; fewer steps "
         "stay closer to synchronous training.",

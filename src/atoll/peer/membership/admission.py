@@ -134,7 +134,7 @@ REFUSALS: dict[RefusalCode, tuple[str, str]] = {  # code → reason and fix, sho
     "E-JOIN-04": ("this ticket has expired", NEW_TICKET),
     "E-JOIN-05": (
         "the members found that this join does not fit their run: its role, keys, extensions or version",
-        "pip install --upgrade atoll; or ask for a ticket of the role that you need: atoll invite --role trainer",
+        "install the members' version of Atoll; or ask for a ticket of another role: atoll invite --role trainer",
     ),
     "E-JOIN-06": (
         "this peer's session certificate does not hold at the time of the run: a clock is wrong",

@@ -80,7 +80,9 @@ def codec_name(name: str) -> str:
                 fix='use "lowrank:4" or "lowrank:4+int8", with error_feedback=atoll.reduce.ErrorFeedback()',
             ) from None
         raise UsageError(
-            "E-RED-08", f"a group cannot use the codec {name}: {why}", fix="specs/codecs.md has every codec"
+            "E-RED-08",
+            f"a group cannot use the codec {name}: {why}",
+            fix="atoll docs specs/codecs.md has every codec",
         ) from None
 
 

@@ -124,7 +124,7 @@ def found(
         rule, _ = rule_of(trust, wish.statistic, start_peers, wish.min_peers)
         effort = _effort(recipe, wish)
     except ValueError as why:
-        fix = "see help(atoll.found) and help(atoll.RunOptions) for what fits together, specs/codecs.md for codecs"
+        fix = "see help(atoll.found), help(atoll.RunOptions), and for codecs: atoll docs specs/codecs.md"
         raise UsageError("E-ATT-12", f"no run can be founded with these arguments: {why}", fix=fix) from None
     return Run(
         RunRequest(

@@ -20,8 +20,9 @@ from torch import nn
 from atoll.base.errors import UsageError
 from atoll.runtime.embed.messages import mailbox_room_bytes
 from atoll.runtime.network.file_memory import unnamed_file
+from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer.protocol import CommandFailed, LossesMeasured, MergeAnchorIntoParameters, Taken
-from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.exchange.device_copies import copy_across, device_copies
 from atoll.training.exchange.layout import base_digest, layout_of, tensors_of
 from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
@@ -72,7 +73,7 @@ class LoopModel:
         `folder`: the mailbox is a file there instead of memory.
         """
         room_bytes = mailbox_room_bytes(self.layout)
-        memory = anonymous() if folder is None else unnamed_file(folder, 4 * self.layout.floats + room_bytes)
+        memory = anonymous_file() if folder is None else unnamed_file(folder, 4 * self.layout.floats + room_bytes)
         self.mailbox = SharedMailbox(memory, self.layout.floats, room_bytes)
         self.mailbox.pin(tensors_of(self.model, self.layout)[0][1].device)
         return memory

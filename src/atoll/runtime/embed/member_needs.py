@@ -14,6 +14,7 @@ import psutil
 from atoll.base.errors import UsageError
 from atoll.base.limits import MIB
 from atoll.peer.config.node_sections import StateMemory
+from atoll.runtime.system import container_bytes
 from atoll.training.exchange.layout import ModelLayout
 
 TOLD_FROM_BYTES = 64 * MIB  # smaller models fit anywhere
@@ -25,7 +26,6 @@ MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.5, "disk": 1.2}
 MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 8.5, "disk": 12.5}
 BYTES_A_VALUE = 1.01  # of an int8 update
 SLOW_BYTES_S = 6.25e6  # 50 Mbit/s
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,8 @@ def size_of(file: Path) -> int:
 
 def free_memory_bytes() -> int:
     """Memory that this process could take, within the limit of its container."""
-    free = psutil.virtual_memory().available
-    for path in map(Path, LIMITS):
-        try:
-            limit = int(path.read_text())
-        except (OSError, ValueError):  # there is none
-            continue
-        free = min(free, limit)
-    return free
+    free, limit = psutil.virtual_memory().available, container_bytes()
+    return free if limit is None else min(free, limit)
 
 
 def _gb(size_bytes: float) -> str:

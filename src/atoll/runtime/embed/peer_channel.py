@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.base.errors import RunFailedError
 from atoll.runtime.embed.messages import DetachLoop, FromUser, ToUser
+from atoll.runtime.system import MAXRSS_BYTES
 from atoll.runtime.trainer.protocol import LENGTH
 
 LEAVE_S = 15.0  # seconds for the peer to leave its run
@@ -135,7 +136,7 @@ class PeerChannel:
             with suppress(ChildProcessError):  # another part of the program waited for all children
                 _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
-                self._peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+                self._peak_bytes = usage.ru_maxrss * MAXRSS_BYTES
         return process.wait()
 
     def stop(self) -> None:

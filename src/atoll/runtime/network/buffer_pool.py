@@ -15,13 +15,13 @@ import mmap
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
 from atoll.base.limits import BULK_FRAME_MAX, MIB
+from atoll.runtime.system import use_large_pages
 
 SMALL_BYTES = MIB  # below this, the allocator's free lists are as good
 STEP = 4  # factor between block sizes
@@ -126,7 +126,6 @@ def _fresh(capacity_bytes: int, size_bytes: int) -> np.ndarray:
     A part of 4.17 MB on one large page and 508 small ones cost 2.5 ms of CPU time at the first touch.
     """
     memory = mapped(capacity_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE") and (filled := (size_bytes + LARGE_PAGE // 16) // LARGE_PAGE * LARGE_PAGE):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE, 0, filled)
+    if filled := (size_bytes + LARGE_PAGE // 16) // LARGE_PAGE * LARGE_PAGE:
+        use_large_pages(memory, filled)
     return np.frombuffer(memory, np.uint8)

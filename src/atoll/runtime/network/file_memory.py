@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.base.errors import RunFailedError
+from atoll.runtime.system import reserve_blocks
 
 
 def file_memory(folder: Path) -> Callable[[int], mmap.mmap]:
@@ -52,10 +53,8 @@ def unnamed_file(folder: Path, size_bytes: int) -> int:
 
 def _reserve(handle: int, size_bytes: int) -> None:
     os.ftruncate(handle, size_bytes)
-    if not hasattr(os, "posix_fallocate"):  # macOS
-        return
     try:
-        os.posix_fallocate(handle, 0, size_bytes)
+        reserve_blocks(handle, size_bytes)
     except OSError as why:
         if why.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import TypeVar, cast
+from typing import cast
 
 from atoll.runtime.network.transport import (
     Connection,
@@ -23,9 +22,15 @@ from atoll.runtime.network.transport import (
     fail_connection,
     run_guarded,
 )
+from atoll.runtime.system import (
+    acknowledged_bytes,
+    choose_congestion,
+    congestion_of,
+    kernel_unsent_bytes,
+    limit_silence,
+    round_trip_us,
+)
 from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
-
-T = TypeVar("T")
 
 BACKLOG = 256  # connections that wait in the kernel; in a mesh that starts at once, all peers dial at once
 UNHEARD_S = 60.0  # unacknowledged bytes are lost after this time; the kernel alone retries for 15 minutes
@@ -132,14 +137,9 @@ def _socket(family: socket.AddressFamily, host: str, congestion: str) -> socket.
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # Linux: a path that drops everything must end the connection
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNHEARD_S * 1000))
-    # before connect: BBR measures from the first round trip on. Some kernels lack it or forbid the choice
-    with contextlib.suppress(OSError, AttributeError):
-        chosen = UNPACED if _is_loopback(host) else congestion
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, chosen.encode())
+    limit_silence(sock, UNHEARD_S)  # a path that drops everything must end the connection
+    # before connect: BBR measures from the first round trip on
+    choose_congestion(sock, UNPACED if _is_loopback(host) else congestion)
     return sock
 
 
@@ -246,29 +246,27 @@ class TcpConnection(asyncio.BufferedProtocol):
     @property
     def congestion(self) -> str:
         """Congestion control in use, read back from the kernel; empty if the platform cannot tell."""
-        return _socket_option(self._transport, "TCP_CONGESTION", 16, lambda raw: raw.rstrip(b"\0").decode()) or ""
+        return congestion_of(self._kernel_socket) if self._kernel_socket else ""
 
     @property
     def rtt_s(self) -> float | None:
-        """The kernel's smoothed round trip. `struct tcp_info`: 8 bytes, then 32-bit words, rtt the 16th, in µs."""
-        rtt_us = _socket_option(self._transport, "TCP_INFO", 72, lambda raw: struct.unpack_from("=I", raw, 68)[0])
+        """The kernel's smoothed round trip; None if the platform cannot tell."""
+        rtt_us = round_trip_us(self._kernel_socket) if self._kernel_socket else 0
         return rtt_us / 1e6 if rtt_us else None
 
     @property
     def acked_bytes(self) -> int:
-        """`tcpi_bytes_acked`, at offset 120; 0 if the platform cannot tell."""
-        return (
-            _socket_option(self._transport, "TCP_INFO", 128, lambda raw: struct.unpack_from("=Q", raw, 120)[0]) or 0
-        )
+        """Bytes that the other end has acknowledged; 0 if the platform cannot tell."""
+        return acknowledged_bytes(self._kernel_socket) if self._kernel_socket else 0
 
     @property
     def has_unsent(self) -> bool:
-        """Also reads `tcpi_notsent_bytes`, at offset 144: the kernel takes a 512 KiB record at once on any link."""
-        if self.unsent_bytes:
-            return True
-        return bool(
-            _socket_option(self._transport, "TCP_INFO", 148, lambda raw: struct.unpack_from("=I", raw, 144)[0])
-        )
+        """Also asks the kernel, which takes a 512 KiB record at once on any link."""
+        return bool(self.unsent_bytes) or bool(self._kernel_socket and kernel_unsent_bytes(self._kernel_socket))
+
+    @property
+    def _kernel_socket(self) -> socket.socket | None:
+        return self._transport.get_extra_info("socket") if self._transport else None
 
     # ---- what asyncio calls ----
 
@@ -304,14 +302,3 @@ class TcpConnection(asyncio.BufferedProtocol):
         if not self.closed.done():
             self.closed.set_result(None)
         self.channel.on_ended(self._fault or exc)
-
-
-def _socket_option(
-    transport: asyncio.Transport | None, option: str, size: int, read: Callable[[bytes], T]
-) -> T | None:
-    sock = transport.get_extra_info("socket") if transport else None
-    if sock is None or not hasattr(socket, option):
-        return None
-    with contextlib.suppress(OSError, struct.error):
-        return read(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, option), size))
-    return None

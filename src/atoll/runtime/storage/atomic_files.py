@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -14,6 +13,7 @@ from pathlib import Path
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.crypto.digest import Buffer
 from atoll.runtime.storage.ownership import open_private
+from atoll.runtime.system import has_other_handles, reserve_blocks
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +76,9 @@ def write_over(handle: int, pieces: Iterable[Buffer]) -> None:
 
 def open_elsewhere(path: Path) -> bool:
     """True if a process has this file open, under any name, or if the system cannot tell."""
-    if not hasattr(fcntl, "F_SETLEASE"):  # only Linux has leases
-        return True
     handle = os.open(path, os.O_RDWR)
     try:
-        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)  # granted only if no other handle is open
-    except OSError:
-        return True
-    else:
-        return False
+        return has_other_handles(handle)
     finally:
         os.close(handle)
 
@@ -100,8 +94,7 @@ def make_room(path: Path, size_bytes: int) -> None:
     """Create an empty file with reserved blocks. Raises RunFailedError on a full disk, so before the download."""
     handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        if size_bytes and hasattr(os, "posix_fallocate"):  # not on macOS
-            os.posix_fallocate(handle, 0, size_bytes)
+        reserve_blocks(handle, size_bytes)
         os.ftruncate(handle, size_bytes)
     except OSError as why:
         if why.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -46,13 +46,12 @@ from atoll.runtime.storage.ownership import make_private, open_private, private_
 from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, PartialBlobStore
 from atoll.runtime.storage.staged_file import StagedFile
 from atoll.runtime.storage.verified_chunks import FileStamp, VerifiedChunks
+from atoll.runtime.system import READ_CACHED
 
 VERTICES_GIVEN = 256  # newest vertices loaded by a starting peer; older ones stay on disk
 MANIFESTS_HELD = 64
 _MANIFEST = msgspec.msgpack.Decoder(BlobManifest)
 SPARE_FROM_BYTES = 2**20  # size from which the file of a removed blob is reused
-
-AT_ONCE = getattr(os, "RWF_NOWAIT", 0)  # Linux: read from memory only, fail if the disk is needed
 
 
 def fresh(size_bytes: int) -> memoryview:
@@ -338,11 +337,11 @@ class PeerStore:
         A chunk that stayed in memory since it was hashed is returned as a `FileSlice`, not read yet.
         """
         manifest = self._manifests.get(name)
-        if manifest is None or not AT_ONCE:
+        if manifest is None or not READ_CACHED:
             raise NotInMemory
         try:
             proved = self._proved_chunk(name, manifest, index)
-            return proved or self._read_chunk(name, manifest, index, memory, AT_ONCE)
+            return proved or self._read_chunk(name, manifest, index, memory, READ_CACHED)
         except OSError as why:
             if why.errno not in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT):
                 raise
@@ -359,7 +358,7 @@ class PeerStore:
         proof.file = proof.file or FileHandle(self._place(name))
         begin = index * BLOB_CHUNK
         stretch = FileSlice(proof.file, begin, begin + manifest.chunk_bytes(index))
-        stretch.touch(AT_ONCE)
+        stretch.touch(READ_CACHED)
         return Payload(manifest.chunks[index], len(stretch), stretch)
 
     def _read_chunk(
@@ -596,6 +595,6 @@ def run_store_task(store: PeerStore, work: Any) -> Any:
 def _stayed_in_memory(handle: int, place: memoryview, at: int) -> bool:
     """True if all bytes were in memory and are now in `place`; bytes read from disk may be damaged."""
     try:
-        return bool(AT_ONCE) and os.preadv(handle, [place], at, AT_ONCE) == len(place)
+        return bool(READ_CACHED) and os.preadv(handle, [place], at, READ_CACHED) == len(place)
     except OSError:
         return False

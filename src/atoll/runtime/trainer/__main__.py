@@ -9,6 +9,7 @@ import threading
 import traceback
 from contextlib import suppress
 
+from atoll.runtime.system import end_first
 from atoll.runtime.trainer.process import CommandReader, TrainerProcess
 from atoll.runtime.trainer.protocol import read_frame
 
@@ -37,8 +38,7 @@ def _lower_priority() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl+C; its end ends this process
     with suppress(OSError):
         os.nice(NICE)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("500")
+    end_first()
 
 
 if __name__ == "__main__":

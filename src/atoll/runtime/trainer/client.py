@@ -23,6 +23,7 @@ from torch import Tensor
 
 from atoll.base.errors import UsageError
 from atoll.crypto.digest import Buffer
+from atoll.runtime.system import anonymous_file, usable_cores
 from atoll.runtime.trainer.failures import broken, death, hung
 from atoll.runtime.trainer.protocol import (
     ANSWER,
@@ -48,7 +49,7 @@ from atoll.runtime.trainer.protocol import (
     TrainSteps,
     WriteParameters,
 )
-from atoll.runtime.trainer.shared_memory import SharedMailbox, anonymous
+from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.blocks import Room, new_wire
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import Inner
@@ -78,8 +79,7 @@ T = TypeVar("T")
 
 def threads_per_trainer(trainers: int) -> int:
     """torch threads for each of `trainers` trainers on this computer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, trainers))
+    return max(1, usable_cores() // max(1, trainers))
 
 
 def chosen_device(name: str) -> str:
@@ -124,7 +124,7 @@ class TrainerClient:
         self._failure: asyncio.Future[TrainerFailed] = loop.create_future()
         self._answer: asyncio.Future[Answer] | None = None
         self._job, self._training, self._last_words = 0, False, b""
-        fd = anonymous()
+        fd = anonymous_file()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *PROGRAM, str(fd)),

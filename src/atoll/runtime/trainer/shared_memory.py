@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import sys
-import tempfile
 import weakref
 from contextlib import suppress
 from typing import Any, cast
@@ -22,16 +20,6 @@ from atoll.crypto.digest import Buffer
 from atoll.training.codec.blocks import Room, new_wire, tensor_over
 
 log = logging.getLogger(__name__)
-
-
-def anonymous() -> int:
-    """The descriptor of a new unnamed file of size 0. The caller closes it."""
-    if sys.platform == "win32":
-        raise ValueError("trainers share memory by inherited descriptors, which Windows lacks; use WSL")
-    if hasattr(os, "memfd_create"):  # memory, but not /dev/shm, which containers keep at 64 MB
-        return os.memfd_create("atoll", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 class SharedMailbox:
