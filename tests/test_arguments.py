@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_counts_for_nothing(loss: object):
 def test_a_data_set_that_is_asked_by_index_is_sharded():
     """torch's own have no __iter__."""
     run = atoll.Run(RunRequest("nowhere"))
-    run.shard_index, run.shard_count = 1, 2
+    run._seen.shard = 1, 2
     data = torch.utils.data.TensorDataset(torch.arange(4))
     assert [int(item) for (item,) in run.shard(data)] == [1, 3]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunEnded, RunFailedError, UsageError
 from atoll.base.version import VERSION
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "NetworkError",
     "RefusedError",
     "Run",
+    "RunEnded",
     "RunFailedError",
     "RunOptions",
     "UsageError",
@@ -62,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -78,7 +78,7 @@ def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
             entry |= {
                 "trained": body.trained,
                 "state": body.state,
-                "loss": body.metrics.loss,
+                "loss": body.metrics.reported_loss,
                 "steps": body.metrics.steps,
                 "samples": body.metrics.samples,
                 "attempt": body.attempt,
@@ -381,8 +381,9 @@ class RunStatus:
             return
         if entry["trained"] <= self.trained or not counted:
             return
-        self.trained, self.loss = entry["trained"], entry["loss"]
-        self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, entry["loss"])]
+        self.trained, self.loss = entry["trained"], entry["loss"] or None  # older logs: 0 if none was reported
+        if self.loss is not None:
+            self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, self.loss)]
         tokens = entry["samples"] * max(1, self.seq_len)
         self.tokens += tokens
         if before and entry["time_s"] > before:  # agreed times, since a joiner receives old rounds in a burst

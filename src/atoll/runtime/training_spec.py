@@ -193,17 +193,12 @@ def terms_of(recipe: Recipe, share: float) -> SumCheckTerms | msgspec.UnsetType:
 
 
 def size_problem(recipe: Recipe, layout: ModelLayout) -> str:
-    """Reason why the model is too small for PARTS_MAX parts per fragment; empty if it is not."""
-    least = PARTS_MAX * BLOCK
+    """Reason why the model cannot be cut into the recipe's fragments, of a value or more each; empty if it can."""
     try:
         smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
     except ValueError as why:
         return str(why)
-    if smallest >= least:
-        return ""
-    what = "what is exchanged" if layout.held else "the model"
-    what = what if recipe.schedule.fragments == 1 else f"a fragment of {what}"
-    return f"{what} has only {smallest} values; a run needs at least {least}"
+    return "" if smallest else "a fragment of what is exchanged has no values"
 
 
 class RunStart(msgspec.Struct, frozen=True):
