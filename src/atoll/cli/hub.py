@@ -93,7 +93,7 @@ def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: Tr
     for number in [-1, *(r for r in kept.rounds if r <= round)]:
         vertex, body = read_vertex(kept, folder, number)
         names |= {member.peer: member.name for member in body.members if member.name}
-        losses += [body.metrics.loss] if body.commits else []
+        losses += [loss] if body.commits and (loss := body.metrics.reported_loss) is not None else []
         for signed in body.commits:
             commit = decode_statement(signed.body, signed.signer)
             if isinstance(commit, Commitment):

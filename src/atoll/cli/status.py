@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
+from atoll.cli.stored_run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
 LATE_SHOWN = 3  # newest contributions of members that were apart
@@ -40,11 +42,21 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 
 def status(dir: Dir = None, *, json: AsJson = False) -> None:
-    """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
+    """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused.
+
+    If no peer is running in the folder, it tells what the folder holds.
+    """
     from atoll.runtime.control.socket import send_request
     from atoll.runtime.event_log import alike_text
 
-    s = send_request(folder_of(dir), "status")
+    folder = folder_of(dir)
+    try:
+        s = send_request(folder, "status")
+    except NetworkError as why:
+        if why.code != NO_PEER or (stored := stored_status(folder)) is None:
+            raise
+        say_json(stored) if json else say_stored_status(stored)
+        return
     if json:
         say_json(s)
         return
@@ -66,7 +78,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; no peer changes sides by itself, see specs/vertex.md")
-        for line in preference_lines(b, folder_of(dir)):
+        for line in preference_lines(b, folder):
             say(f"    {line}")
     if s.get("apart_steps"):
         say(f"  too few voters are reachable: {s['apart_steps']} steps taken apart so far")
@@ -75,9 +87,8 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
             f"  round {late['round']} took in what {late['name']} did apart since round {late['since']}: "
             f"{late['steps']} steps"
         )
-    if s["loss"] is not None:
-        unit, speed = s["unit"], s["tokens_per_s"]
-        say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} {unit} learned, {speed:,.0f} {unit}/s")
+    if s["trained"]:
+        say(f"  {learned_text(s)}, {s['tokens_per_s']:,.0f} {s['unit']}/s")
     beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
     say(f"  {s['model']}, {s['parameters']:,} parameters{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
@@ -194,10 +205,19 @@ def export(
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file."""
+    """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file.
+
+    If no peer is running in the folder, the newest state in it is written.
+    """
     from atoll.runtime.control.socket import send_request
 
-    answer = send_request(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)
+    folder, path = folder_of(dir), file.expanduser().absolute() if file else None
+    try:
+        answer = send_request(folder, "export", path=str(path) if path else None)
+    except NetworkError as why:
+        if why.code != NO_PEER or (stored := export_stored(folder, path)) is None:
+            raise
+        answer = stored
     if json:
         say_json(answer)
     else:

@@ -244,8 +244,9 @@ def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
         return unchanged if entry["missing"] else ""
     absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""
     count, less = len(entry["counted"]), progress.bytes_data_parallel
+    loss = f"{entry['loss']:.3f}" if entry["loss"] else "not reported"
     return (
-        f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {count} peer{'s' * (count > 1)}{absent}  "
+        f"round {entry['trained']}{of}  loss {loss}  {count} peer{'s' * (count > 1)}{absent}  "
         f"sent {bytes_text(entry.get('bytes_out', 0))}"
         + (f" (data-parallel: {bytes_text(less)})" if less else "")
         + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")

@@ -37,6 +37,7 @@ from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
 from atoll.training.export import tensor_file
 from atoll.training.models import task_of
+from atoll.training.recipe.state import export_pieces
 from atoll.training.spec import ATTACHED, local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers
@@ -82,11 +83,12 @@ class TrainingPeer(Driver):
 
     async def export(self, path: Path | None = None) -> Path:
         """Write the agreed model, or its adapters, as a safetensors file; returns its path. Raises UsageError."""
-        assert self.island.learning is not None  # a head exists
+        head = self.island.head
+        assert self.island.learning is not None and head is not None
         exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
-        data = await self.island.export()
+        pieces = export_pieces(head, self.island.learning.layout)
         try:
-            await asyncio.to_thread(write_durably, path, (data,), exported=exported)
+            await asyncio.to_thread(write_durably, path, pieces, exported=exported)
         except OSError as why:
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path

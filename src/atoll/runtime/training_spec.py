@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
-from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MIB
 from atoll.base.workload import WorkloadPolicy
 from atoll.crypto.digest import Buffer
 from atoll.peer.round.topology_choice import parts_planned
@@ -21,7 +21,6 @@ from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import StragglerPolicy
 from atoll.policy.vertex_capacity import members_most
 from atoll.training.codec import CODECS, codec_named
-from atoll.training.codec.blocks import BLOCK
 from atoll.training.data import (
     STDLIB,
     all_held_out,
