@@ -235,9 +235,7 @@ def test_what_no_run_can_be_is_told_before_anything_starts(tmp_path: Path):
     assert not (tmp_path / "one").exists()
 
 
-def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_script_that_is_run_again_is_told_that_its_run_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Else it would end at once without a word, as if it had trained."""
     run = atoll.found(folder=tmp_path / "one")
     run._handle(LoopRunOver(20))

@@ -232,7 +232,7 @@ KEY = re.compile(r"\b(?:run|train|sync|model|data|keep|consensus)\.(?!md)[a-z_]+
 @pytest.mark.parametrize(
     ("wish", "code", "says"),
     [
-        ({"fragments": 5}, "E-RUN-01", "or fewer fragments"),
+        ({"fragments": 25}, "E-RUN-01", "or fewer fragments"),
         ({"recipe": cooperative(rounds=9), "trust": "open"}, "E-RUN-18", 'trust="private", or another recipe'),
         ({"recipe": HASTY, "trust": "open"}, "E-RUN-19", "a recipe of quorum=0"),
         ({"recipe": PHASED, "target_samples": 100}, "E-RUN-22", "a recipe without phases"),

@@ -57,13 +57,16 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
 
 def _membership(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopLog]:
     since = {m["peer"]: m["since"] for m in entry["members"]}
-    expelled = {m["peer"] for m in entry["members"] if m["standing"] == "expelled"}
+    standing = {m["peer"]: m["standing"] for m in entry["members"]}
+    if me in entry["joined"]:
+        others = [progress.name_of(p) for p, how in standing.items() if p != me and how not in ("away", "expelled")]
+        yield LoopLog(logging.INFO, f"joined the run; its other members: {', '.join(others) or 'none'}")
     for peer in entry["joined"]:
         if peer != me:
             came = "is here" if since.get(peer, 0) < since.get(me, 0) else "joined"
             yield LoopLog(logging.INFO, f"{progress.name_of(peer)} {came}")
     for peer in entry["left"]:
-        if peer in expelled:
+        if standing.get(peer) == "expelled":
             yield LoopLog(logging.WARNING, f"{progress.name_of(peer)} is expelled; why: atoll verify --verdicts")
         else:
             yield LoopLog(logging.INFO, f"{progress.name_of(peer)} has left")
