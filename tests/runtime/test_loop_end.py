@@ -6,6 +6,7 @@ import logging
 import platform
 import pydoc
 import re
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -18,8 +19,21 @@ from safetensors.torch import load_file
 from torch import nn
 
 import atoll
+from atoll.cli.checkpoint import export as checkpoint_export
+from atoll.cli.status import export
 from atoll.runtime.embed.after_end import StepsAfterEnd
 from atoll.runtime.embed.python_fix import in_python
+
+ASKS = """
+import sys
+from atoll.cli.main import main
+
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("torch:", "torch" in sys.modules)
+    raise
+"""
 
 
 def small_loop() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -49,7 +63,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model(
     tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ):
-    """A loop takes three steps after the end of its run. Two further programs find the finished run in the folder."""
+    """A loop takes three steps after the end of its run. Two further programs find the finished run there."""
     caplog.set_level(logging.INFO, "atoll")
     model, optimizer = small_loop()
     with atoll.found(folder=tmp_path / "one", rounds=2, inner_steps=2) as run:
@@ -68,6 +82,20 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
         assert not equal(values(model), agreed)
         assert caplog.text.count("the run is over after 2 rounds (the agreed model is in ") == 1
         assert caplog.text.count("this step is yours alone") == 1
+
+    asked = [sys.executable, "-c", ASKS, "status", "--dir", str(tmp_path / "one")]
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "over after 2 rounds; no peer is running in" in told and "loss not reported, 4 samples" in told
+    assert f"members of the last round: {platform.node()}/one\n" in told and "torch: False" in told
+    Path(run.model_file).unlink()
+    export(dir=tmp_path / "one")
+    export(tmp_path / "copy.safetensors", dir=tmp_path / "one")
+    checkpoint_export(1, tmp_path / "round.safetensors", tmp_path / "one")
+    checkpoint_export(1, tmp_path / "state.safetensors", tmp_path / "one", state=True)
+    for written in (run.model_file, tmp_path / "copy.safetensors", tmp_path / "round.safetensors"):
+        assert equal(load_file(written), agreed)
+    assert {"anchor", "momentum"} <= {*load_file(tmp_path / "state.safetensors")}
+    assert "of the last round" not in capsys.readouterr().out
 
     caplog.clear()
     with found_loop(folder=tmp_path / "one", rounds=5, inner_steps=2, start_peers=3, up="fp32") as run:
@@ -109,7 +137,7 @@ def test_skipped_steps_call_a_closure_and_refuse_an_optimizer_that_moves_on_with
             return loss
 
         if kind is Shrinking:
-            with pytest.raises(atoll.UsageError, match="E-ATT-17 .*moves parameters that have no gradient"):
+            with pytest.raises(atoll.UsageError, match=r"E-ATT-17 .*moves parameters that have no gradient"):
                 optimizer.step(closure)
         else:
             assert optimizer.step(closure).item() > 0 and model.weight.grad is not None
@@ -175,7 +203,7 @@ def test_advice_of_commands_becomes_advice_of_calls(command: str, call: str):
 
 
 def test_help_and_a_type_checker_find_the_api():
-    """help(atoll) shows docstrings of what is imported on first use; Run's values are properties with docstrings."""
+    """help(atoll) shows docstrings of what is imported on first use. A Run has properties with docstrings."""
     text = pydoc.plain(pydoc.render_doc(atoll))
     assert "found(*, recipe:" in text and "Found a run of DiLoCo rounds" in text and "class Run(" in text
     assert not {"Any", "TYPE_CHECKING", "annotations"} & {*dir(atoll)}

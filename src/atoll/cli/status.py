@@ -14,7 +14,7 @@ from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
-from atoll.cli.stored_run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
+from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
 LATE_SHOWN = 3  # newest contributions of members that were apart
@@ -47,19 +47,24 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
     If no peer is running in the folder, it tells what the folder holds.
     """
     from atoll.runtime.control.socket import send_request
-    from atoll.runtime.event_log import alike_text
 
-    folder = folder_of(dir)
+    folder, say_status = folder_of(dir), _say_running
     try:
         s = send_request(folder, "status")
     except NetworkError as why:
         if why.code != NO_PEER or (stored := stored_status(folder)) is None:
             raise
-        say_json(stored) if json else say_stored_status(stored)
-        return
+        s, say_status = stored, say_stored_status
     if json:
         say_json(s)
-        return
+    else:
+        say_status(s)
+
+
+def _say_running(s: dict[str, Any]) -> None:
+    """Print the status of a running peer."""
+    from atoll.runtime.event_log import alike_text
+
     of = f" of {s['rounds']}" if s["rounds"] else ""
     step = f" {s['step']}/{s['inner_steps']}" if s["phase"] == "training" else ""
     title = " ".join(filter(None, ("run", s["run"], f"({s['run_id'][:8]})")))
@@ -78,7 +83,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; no peer changes sides by itself, see specs/vertex.md")
-        for line in preference_lines(b, folder):
+        for line in preference_lines(b, Path(s["folder"])):
             say(f"    {line}")
     if s.get("apart_steps"):
         say(f"  too few voters are reachable: {s['apart_steps']} steps taken apart so far")
