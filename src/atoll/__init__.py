@@ -41,6 +41,9 @@ __all__ = [
     "reduce",
 ]
 
+for _error in (AtollError, NetworkError, RefusedError, RunEnded, RunFailedError, UsageError):
+    _error.__module__ = __name__  # tracebacks show the name that users import
+
 _LAZY = {  # modules that import torch
     "Run": "atoll.runtime.embed.run",
     "RunOptions": "atoll.runtime.embed.options",

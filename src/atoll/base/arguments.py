@@ -143,9 +143,10 @@ def convert_argument(value: Any, hint: object) -> Any:
 def _refusal(name: str, code: str, parameter: Parameter, value: object, hint: object) -> UsageError:
     usual, argument = parameter.default, parameter.name
     leave = f"leave {argument} out, which means {usual!r}, or see " if usual is not Parameter.empty else ""
+    shown = reprlib.repr(value)
     return UsageError(
         code,
-        f"{name}({argument}={reprlib.repr(value)})",
+        f"{name}({argument}={shown if shown.isprintable() else f'<{type(value).__name__}>'})",
         cause=f"{argument} must be {in_words(hint)}",
         fix=f"{leave}help({name})",
     )

@@ -90,7 +90,8 @@ def found(
     """Found a run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
 
     A round is `inner_steps` optimizer steps of each member. `rounds=0` goes on until all members have left.
-    Training begins when `start_peers` are present. `folder` keeps keys and state: the same folder is the same peer.
+    Training begins when `start_peers` are present. `folder` keeps keys and state: the same folder is the same peer,
+    and a run in it goes on as it was founded. A warning then names the arguments that it does not have.
 
     `trust="community"` or "open" tolerates liars among up to a third of the members (docs/how-to/choose-trust.md).
     Updates are weighed by distances, with "open" sorted, or combined by the `statistic` of the options. Both need
