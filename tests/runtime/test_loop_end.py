@@ -22,7 +22,9 @@ import atoll
 from atoll.cli.checkpoint import export as checkpoint_export
 from atoll.cli.status import export
 from atoll.runtime.embed.after_end import StepsAfterEnd
+from atoll.runtime.embed.loop_log import messages_of
 from atoll.runtime.embed.python_fix import in_python
+from atoll.runtime.event_log import RunStatus
 
 ASKS = """
 import sys
@@ -181,6 +183,54 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
     assert f"{name} joined" in caplog.text and f"{name} has left" in caplog.text
     assert "joined the run; its other members: ada" in caplog.text and "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
+
+
+MEMBERS = [
+    {"peer": "A", "name": "ada", "role": "trainer", "standing": "member", "since": -1},
+    {"peer": "B", "name": "bob", "role": "trainer", "standing": "expelled", "since": 5},
+]
+CLOSED = {"fact": "RoundClosed", "round": 9, "trained": 4, "state": "", "time_s": 9.0, "loss": None, "samples": 1}
+CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("entry", "level", "says"),
+    [
+        (
+            {"fact": "PeerSuspected", "peer": "A", "why": "silent"},
+            "WARNING",
+            "ada does not respond (silent); the others",
+        ),
+        ({"fact": "PeerReturned", "peer": "A"}, "INFO", "ada responds again"),
+        (
+            {"fact": "RoundAttemptFailed", "attempt": 0, "round": 9},
+            "WARNING",
+            "attempt 1 of round 9 ran out of time",
+        ),
+        ({"fact": "RoundSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
+        ({"fact": "WorkRefused", "why": "disk full"}, "WARNING", "tries again: disk full"),
+        ({"fact": "Unreachable", "address": "/ip4/1", "why": "no"}, "WARNING", "cannot reach /ip4/1 yet: no"),
+        ({"fact": "HistoryVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
+        (CLOSED, "INFO", "round 4: loss not reported, 1 member"),
+        (CLOSED | {"counted": [], "missing": ["A"]}, "WARNING", "no update counted in round 4"),
+        (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of round 2"),
+        (CLOSED | {"counted": [], "alike": [["A", "B"]]}, "WARNING", "ada and bob sent the very same update"),
+        (CLOSED | {"counted": [], "pauses": True}, "INFO", "paused by its founder"),
+        (
+            {"fact": "MembershipChanged", "members": MEMBERS, "joined": [], "left": ["B"]},
+            "WARNING",
+            "bob is expelled; why: atoll verify --verdicts",
+        ),
+        ({"fact": "MembershipChanged", "members": MEMBERS, "joined": ["C", "A"], "left": []}, "INFO", "ada"),
+    ],
+)
+def test_a_line_of_the_event_log_becomes_a_message(entry: dict, level: str, says: str):
+    """What `atoll up` would print goes to the logger of an attached loop, problems as warnings."""
+    progress = RunStatus()
+    progress.fold({"fact": "MembershipChanged", "members": MEMBERS})
+    progress.fold(entry)
+    messages = [*messages_of(entry, progress, "C")]
+    assert [m.level for m in messages if says in m.text][:1] == [getattr(logging, level)], messages
 
 
 @pytest.mark.parametrize(
