@@ -172,6 +172,7 @@ class Run:
                 fix="count samples, in target_samples= as well",
             )
         self._local, self._batch, self._validate = LoopModel(model, optimizer, only), batch, validate
+        optimizer = self._local.optimizer  # without the wrapper of Accelerate or Lightning
         self.exchanged, self.base = self._local.layout.floats, self._local.base_digest
         if request.recipe is not None:
             self._use_recipe(request.recipe)
