@@ -11,7 +11,6 @@ import zlib
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 import atoll
 from atoll.integrations.lightning import AtollLightningCallback, ResumableLoader
@@ -22,10 +21,10 @@ FOLDER, ROUNDS = os.environ.get("ATOLL_DIR", "atoll-run"), int(os.environ.get("R
 class Largest(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(32, 96), nn.ReLU(), nn.Linear(96, 32))
+        self.layers = torch.nn.Sequential(torch.nn.Linear(32, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32))
 
     def training_step(self, x: torch.Tensor) -> torch.Tensor:
-        loss = nn.functional.cross_entropy(self.layers(x), x.argmax(1))
+        loss = torch.nn.functional.cross_entropy(self.layers(x), x.argmax(1))
         print(f"step {self.global_step + 1} loss {loss.item():.9f}", flush=True)
         return loss
 
@@ -33,12 +32,9 @@ class Largest(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-if __name__ == "__main__":
-    torch.manual_seed(0)
-    run = atoll.join(or_found={"rounds": ROUNDS, "inner_steps": 5})
-    callbacks = [AtollLightningCallback(run, checkpoint=f"{FOLDER}.ckpt")]
-    trainer = pl.Trainer(max_epochs=-1, accelerator="cpu", logger=False, callbacks=callbacks)
-    model, draw = Largest(), torch.Generator().manual_seed(zlib.crc32(FOLDER.encode()))
-    data = ResumableLoader(torch.randn(256, 32, generator=draw), batch_size=8, shuffle=True)
-    trainer.fit(model, data, ckpt_path=f"{FOLDER}.ckpt" if os.path.exists(f"{FOLDER}.ckpt") else None)
-    torch.save(model.state_dict(), f"{FOLDER}-model.pt")
+torch.manual_seed(0)
+model, draw, last = Largest(), torch.Generator().manual_seed(zlib.crc32(FOLDER.encode())), f"{FOLDER}.ckpt"
+data = ResumableLoader(torch.randn(256, 32, generator=draw), batch_size=8, shuffle=True)
+member = AtollLightningCallback(atoll.join(or_found={"rounds": ROUNDS, "inner_steps": 5}), checkpoint=last)
+trainer = pl.Trainer(max_epochs=-1, accelerator="cpu", callbacks=[member], logger=False, enable_checkpointing=False)
+trainer.fit(model, data, ckpt_path=last if os.path.exists(last) else None)

@@ -15,7 +15,7 @@ import torch
 import atoll
 
 FOLDER, ROUNDS = os.environ.get("ATOLL_DIR", "atoll-run"), int(os.environ.get("ROUNDS", "8"))
-LAST = f"{FOLDER}-last.pt"
+LAST = f"{FOLDER}.pt"
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(32, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32))
@@ -33,9 +33,7 @@ while not run.done:
     run.report(loss)
     optimizer.step()
     optimizer.zero_grad()
-    if (
-        run.round != before
-    ):  # a round was agreed: written aside, then renamed, so that a crash leaves one or the other
+    if run.round != before:
         torch.save({"step": step, "optimizer": optimizer.state_dict()}, f"{LAST}.tmp")
         os.replace(f"{LAST}.tmp", LAST)
 torch.save(model.state_dict(), f"{FOLDER}-model.pt")

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -195,7 +196,7 @@ def _merge_span(how: Taken, x_S: torch.Tensor, sent: HandedOver | None, lo: int,
 
 
 def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The torch optimizer inside Accelerate's or Lightning's wrapper. UsageError if its steps cannot be followed."""
+    """The torch optimizer in a wrapper of Accelerate or Lightning. UsageError if its steps cannot be followed."""
     inner = optimizer
     while _is_wrapped(inner):
         inner = getattr(inner, "optimizer", None)
@@ -211,6 +212,16 @@ def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def _is_wrapped(optimizer: object) -> bool:
     return any(kind.__module__.partition(".")[0] in WRAPPERS for kind in type(optimizer).__mro__)
+
+
+def hugging_face_config(model: nn.Module) -> str:
+    """JSON of the configuration from which `transformers` builds this model; empty for other models."""
+    to_json_string = getattr(getattr(model, "config", None), "to_json_string", None)
+    if to_json_string is None:
+        return ""
+    return json.dumps(
+        {"architectures": [type(getattr(model, "_orig_mod", model)).__name__]} | json.loads(to_json_string())
+    )
 
 
 def number_of(loss: SupportsFloat) -> float:

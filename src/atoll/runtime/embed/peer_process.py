@@ -42,6 +42,8 @@ from atoll.runtime.embed.messages import (
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
+from atoll.runtime.peer_folder import MODEL_CONFIG
+from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
     LENGTH,
@@ -100,6 +102,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(ConnectionError):  # the loop may have ended in between
             await writer.drain()
         return
+
+    if wish.config:
+        write_durably(Path(wish.request.folder) / MODEL_CONFIG, [wish.config.encode()])
 
     def leave(why: str) -> None:
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))

@@ -35,7 +35,7 @@ from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
-from atoll.runtime.embed.loop_model import HandedOver, LoopModel, number_of
+from atoll.runtime.embed.loop_model import HandedOver, LoopModel, hugging_face_config, number_of
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
@@ -180,8 +180,9 @@ class Run:
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
+        known = {"state_memory": state_memory, "config": hugging_face_config(model)}
         self._channel.send(
-            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, state_memory)
+            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, **known)
         )
         self._wait_for_turn()
         self._joined = True
