@@ -128,3 +128,6 @@ def test_a_run_of_one_that_is_killed_amid_a_round_continues_with_the_same_number
     found = losses_of(name, broken / "one", begun(EXAMPLES / f"{name}.py", folder=broken, **wish))
     assert list(expected) == list(range(1, 21)) and [*found][-10:] == list(range(11, 21))
     assert max(abs(expected[step] - loss) for step, loss in found.items()) <= 1e-6
+    model = model_of(name, broken / "one")
+    ends(begun(EXAMPLES / f"{name}.py", folder=broken, **wish))  # after the end nothing is trained any more
+    assert all(torch.equal(value, model[key]) for key, value in model_of(name, broken / "one").items())

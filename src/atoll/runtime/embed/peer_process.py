@@ -128,6 +128,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trainer.send(PeerError(trouble[0].code, trouble[0].what, trouble[0].cause, trouble[0].fix))
     elif over.is_set():
         with suppress(TrainerFailed):
+            if host.island.head is not None:
+                await host.island.warm_up()  # a peer that came back after the end may not have written the model
             await host.island.end_on_head()
         trainer.send(LoopRunOver(host.machine.history.head_body.trained if host.machine.history else 0))
         with suppress(TimeoutError):  # slower members may still need blobs of this one
