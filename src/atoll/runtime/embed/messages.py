@@ -57,6 +57,7 @@ class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: unknown
     validates: bool = False  # the loop can measure a held-out loss
     state_memory: StateMemory = "memory"
+    config: str = ""  # JSON of a Hugging Face model's configuration, for `checkpoint export --hf`
 
 
 class PeerIdentityAnnouncement(msgspec.Struct, frozen=True, tag="PeerIdentityAnnouncement"):

@@ -48,7 +48,8 @@ from atoll.runtime.embed.messages import (
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
-from atoll.runtime.peer_folder import default_name
+from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
+from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
     LENGTH,
@@ -109,6 +110,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             await writer.drain()
         return
 
+    if wish.config:
+        write_durably(Path(wish.request.folder) / MODEL_CONFIG, [wish.config.encode()])
+
     def leave(why: str) -> None:
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
@@ -132,6 +136,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trainer.send(_sent(trouble[0]))
     elif over.is_set():
         with suppress(TrainerFailed):
+            if host.island.head is not None:
+                await host.island.warm_up()  # a peer that came back after the end may not have written the model
             await host.island.end_on_head()
         trained = host.machine.history.head_body.trained if host.machine.history else 0
         trainer.send(LoopRunOver(trained, await _write_model(host)))

@@ -37,7 +37,7 @@ from atoll.base.errors import AtollError, RunFailedError, UsageError, short_trac
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
 from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd
-from atoll.runtime.embed.loop_model import HandedOver, LoopModel, number_of
+from atoll.runtime.embed.loop_model import HandedOver, LoopModel, hugging_face_config, number_of
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
@@ -262,6 +262,7 @@ class Run:
                 fix="count samples, in target_samples= as well",
             )
         self._local, self._batch, self._validate = LoopModel(model, optimizer, only), batch, validate
+        optimizer = self._local.optimizer  # without the wrapper of Accelerate or Lightning
         self._seen.exchanged, self._seen.base = self._local.layout.floats, self._local.base_digest
         self._after_end = StepsAfterEnd(after_end)
         if request.recipe is not None:
@@ -270,8 +271,9 @@ class Run:
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
+        known = {"state_memory": state_memory, "config": hugging_face_config(model)}
         self._channel.send(
-            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, state_memory)
+            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, **known)
         )
         self._wait_for_turn()
         self._joined = True
