@@ -272,15 +272,7 @@ class _EndWatcher:
             case "JoinRejected":
                 self._refused(entry)
             case "RoundSkipped" if self.host.island.tended.hopeless:
-                self.leave(
-                    "its trainer failed",
-                    RunFailedError(
-                        "E-TRN-13",
-                        f"the trainer failed {self.host.island.tended.failures} times in a row: {entry['why']}",
-                        cause="too little memory, a device that fails, or a model that diverges here",
-                        fix=f"look into {self.start.folder / 'atoll.log'}, then atoll up --dir {self.start.folder}",
-                    ),
-                )
+                self.leave("its trainer failed", _trainer_failed(self.host.island.tended, self.start.folder))
             case _:
                 pass
 
@@ -329,6 +321,19 @@ class _EndWatcher:
                     fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
                 ),
             )
+
+
+def _trainer_failed(tended: Any, folder: Path) -> RunFailedError:
+    """Why this peer pauses: the last failure of its trainer, with the end of the trainer's own output."""
+    failure = tended.last_failure
+    fix = f"{failure.fix}; then" if failure.fix else "repair what the trainer reports; then"
+    return RunFailedError(
+        "E-TRN-13",
+        f"the trainer failed {tended.failures} times in a row, so this peer pauses: {failure.what}",
+        cause=failure.cause or "the trainer wrote nothing more about it",
+        fix=f"{fix} atoll up --dir {folder} goes on from the last agreed round (all failures: "
+        f"{folder / 'atoll.log'})",
+    )
 
 
 def _answer_signals(leave: Callable[[str], None], shell: PeerView) -> Callable[[], None]:
