@@ -517,11 +517,11 @@ class Driver:
                 if found not in self.machine.bootstrap:  # discovery may not know the peer at an address
                     self.machine.bootstrap += (found,)
                 return
-            except NetworkError as why:
+            except (NetworkError, RefusedError) as why:  # another program there may give way to the peer
                 log.info("cannot reach %s yet: %s", address, why.what)
                 self.record_entry(
                     {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
-                    | {"why": why.what},
+                    | {"why": why.what, "cause": why.cause},
                     durable=False,
                 )
                 await asyncio.sleep(DIAL_AGAIN_S)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
@@ -40,6 +40,7 @@ from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.runtime.peer_folder import default_name
+from atoll.runtime.reachability import JoinProgress
 from atoll.wire.ticket import Ticket, parse
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ AT_ONCE = (  # reasons that end without a farewell
     "its disk refused",
     "expelled",
 )
-JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
 
 log = logging.getLogger(__name__)
 
@@ -255,20 +255,17 @@ class _EndWatcher:
     def __init__(self, host: Any, start: PeerOptions, shell: PeerView, leave: Callable[..., None]) -> None:
         self.host, self.start, self.shell, self.leave = host, start, shell, leave
         self.over = asyncio.Event()
-        self.unreachable = ""
+        self.join = JoinProgress(host, shell.notice)
 
     def entry(self, entry: dict[str, Any]) -> None:
         self.shell.entry(entry, self.host.progress)
+        self.join.entry(entry)
         match entry["fact"]:
             case "RunOver":
                 self.over.set()
             case "GenesisKnown":
                 if text := unaudited_text(self.host):
                     self.shell.notice(text)
-            case "Unreachable":
-                if not self.unreachable:
-                    self.shell.notice(f"cannot reach {entry['address']} yet: {entry['why']}")
-                self.unreachable = entry["why"]
             case "JoinRejected":
                 self._refused(entry)
             case "RoundSkipped" if self.host.island.tended.hopeless:
@@ -309,18 +306,8 @@ class _EndWatcher:
         return others or any(s.up for s in self.host.links.stats().values())
 
     async def _end_if_unreachable(self) -> None:
-        await asyncio.sleep(JOIN_S)
-        if self.host.machine.history is None:
-            self.leave(
-                "no member answered",
-                NetworkError(
-                    "E-NET-01",
-                    f"no member of this run answered within {JOIN_S:.0f} s"
-                    + (f": {self.unreachable}" if self.unreachable else ""),
-                    cause="the founder's computer is off, or its addresses cannot be dialed from here",
-                    fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
-                ),
-            )
+        if failure := await self.join.failure():
+            self.leave("no member answered", failure)
 
 
 def _trainer_failed(tended: Any, folder: Path) -> RunFailedError:

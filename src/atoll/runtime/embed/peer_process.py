@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ from atoll.runtime.embed.messages import (
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
+from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
     LENGTH,
@@ -111,12 +113,14 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(why)
         over.set()
 
-    host.on_persist_failed = end
+    join = JoinProgress(host, lambda text: print(f"atoll: {text}", file=sys.stderr, flush=True))
+    host.on_entry, host.on_persist_failed = join.entry, end
     host.on_leave = leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
     trainer.send(PeerIdentityAnnouncement(ticket, host.me, lacks))
+    joining = asyncio.create_task(_end_if_unreachable(join, end))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
@@ -133,11 +137,16 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (has_left or host.machine.over))
     reading.cancel()
-    for one in ends:
+    for one in (joining, *ends):
         one.cancel()
-    await asyncio.gather(reading, *ends, return_exceptions=True)
+    await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+async def _end_if_unreachable(join: JoinProgress, end: Callable[[AtollError], None]) -> None:
+    if failure := await join.failure():
+        end(failure)
 
 
 async def _enter_run(

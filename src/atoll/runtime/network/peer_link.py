@@ -44,6 +44,7 @@ class PeerLink:
         self.log: MessageLog | None = None  # of the session; outlives its connections until the link is down
         self.retiring: dict[ControlChannel, None] = {}  # oldest first
         self.up = False  # LinkUp was reported
+        self.may_be_refused = False  # LinkDown was reported, and no redial was refused since
         self.down_timer: asyncio.TimerHandle | None = None  # set while a LinkDown is due but not reported
         self.redialer: asyncio.Task[None] | None = None
         self.wake_redialer = asyncio.Event()
