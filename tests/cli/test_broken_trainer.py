@@ -16,7 +16,8 @@ BROKEN = (
 
 
 def test_a_trainer_that_cannot_run_pauses_its_peer_instead_of_closing_empty_rounds(tmp_path: Path):
-    """Three tries, so at most three rounds without an update; then one message, whose command goes on."""
+    """Three tries, so at most three rounds without an update; then one message, whose command goes on to
+    the end."""
     up = ("up", "--dir", tmp_path, *SMALL, "--set", "run.rounds=8")
     with peers(Peer(*up, lies=BROKEN)) as running:
         broken = running[0]
@@ -28,6 +29,10 @@ def test_a_trainer_that_cannot_run_pauses_its_peer_instead_of_closing_empty_roun
         assert "the device fell off the bus" in said and f"atoll up --dir {tmp_path}" in said
         assert "failure 3 of the trainer" in (tmp_path / "atoll.log").read_text()
 
-        running.append(Peer("up", "--dir", tmp_path))
+        running += [Peer("up", "--dir", tmp_path)]
+        assert running[1].until_fact("Opened")["ticket"]
         assert running[1].until_fact("RunOver")["rounds"] == 8
         assert running[1].ends() == 0
+        running += [Peer("up", "--dir", tmp_path)]
+        assert running[2].until_fact("Opened")["ticket"] is None  # no peer can join a run that is over
+        assert running[2].ends() == 0

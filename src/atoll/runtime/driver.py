@@ -74,6 +74,7 @@ from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketAddre
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
+from atoll.runtime.storage.atomic_files import gone
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
 from atoll.runtime.storage.store import PeerStore
 from atoll.wire.codec import decode_message, encode
@@ -431,8 +432,7 @@ class Driver:
         if told not in self._refused:
             self._refused = {told, *(one for one in self._refused if one[0] == told[0])}
             log.warning("the disk or the system refused work: %s", why)
-            entry = {"at": round(self.clock.now(), 3), "fact": "WorkRefused", "phase": self.progress.phase}
-            self.record_entry(entry | {"round": told[0], "why": told[1]}, durable=False)
+            self._show("WorkRefused", phase=self.progress.phase, round=told[0], why=told[1])
 
     # ---- the network ---------------------------------------------------------------------------------------
 
@@ -519,11 +519,7 @@ class Driver:
                 return
             except (NetworkError, RefusedError) as why:  # another program there may give way to the peer
                 log.info("cannot reach %s yet: %s", address, why.what)
-                self.record_entry(
-                    {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
-                    | {"why": why.what, "cause": why.cause},
-                    durable=False,
-                )
+                self._show("Unreachable", phase="join", address=address, why=why.what, cause=why.cause)
                 await asyncio.sleep(DIAL_AGAIN_S)
 
     async def _pulse(self) -> None:
@@ -534,10 +530,18 @@ class Driver:
             late = now - self._pulse_at - PULSE_S
             self._pulse_at = now
             self._measure(now)
+            self._check_folder()
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stopped
                 self.handle(ResumedFromSleep())
+
+    def _check_folder(self) -> None:
+        """End all output once the folder is deleted: its open files still take writes, and a restart has none."""
+        if self._silent or (self.folder / "kept.sqlite").exists():
+            return
+        self._silent = True
+        self.on_persist_failed(gone(self.folder))
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round
@@ -586,6 +590,10 @@ class Driver:
             self.record.write(entry)
         self.progress.fold(entry)
         self.on_entry(entry)
+
+    def _show(self, fact: str, **fields: Any) -> None:
+        """Show a fact that is not recorded."""
+        self.record_entry({"at": round(self.clock.now(), 3), "fact": fact} | fields, durable=False)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -1,7 +1,8 @@
 """Supervisor of one peer process: what `atoll up` and `atoll join` do from start to farewell.
 
 It opens the control socket and shows every fact. It ends when the run is over, the owner stops it, a member refuses
-it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C sends a farewell, the second ends at once.
+it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C or SIGTERM sends a farewell; a Ctrl-C after it ends the
+process at once.
 
 Invariants: nothing of the peer runs on after the end, whatever the reason.
 """
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.peer.config.sections import RunConfig, of_the_run
+from atoll.peer.governance.settings_change import is_over
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
 from atoll.runtime.config import (
@@ -38,9 +40,12 @@ from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer, count_local_peers
 from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
+from atoll.runtime.network.addresses import check_bindable
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.runtime.peer_folder import default_name
 from atoll.runtime.reachability import JoinProgress
+from atoll.runtime.storage.atomic_files import unusable
+from atoll.runtime.storage.ownership import private_folder
 from atoll.wire.ticket import Ticket, parse
 
 if TYPE_CHECKING:
@@ -94,6 +99,8 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
         weights_of(start.config, start.file)
+        await check_bindable(_listening(start))
+    _check_folder(start.folder)
     from atoll.runtime.bootstrap import holds_run, resume_run
 
     listening, threads, name = _ready(start)
@@ -157,10 +164,11 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
     _check_addresses(start)
-    from atoll.runtime.bootstrap import join_run
-
     for address in bootstrap:
         endpoint_of(address)
+    _check_folder(start.folder)
+    from atoll.runtime.bootstrap import join_run
+
     listening, threads, name = _ready(start)
     make = _factory(threads, start.config)
     host = await join_run(start.folder, ticket, role, name, listening, make)
@@ -170,9 +178,20 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
 
 def _check_addresses(start: PeerOptions) -> None:
     """Report wrong addresses before the run exists and before torch is loaded."""
-    network = start.config.network
-    for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
+    for address in (*_listening(start), *(start.announce or start.config.network.announce_addresses)):
         endpoint_of(address)
+
+
+def _listening(start: PeerOptions) -> tuple[str, ...]:
+    return start.listen or start.config.network.listen_addresses
+
+
+def _check_folder(folder: Path) -> None:
+    """Report a folder that cannot be used before torch is loaded."""
+    try:
+        private_folder(folder)
+    except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
+        raise unusable(folder, why) from None
 
 
 def _ready(start: PeerOptions) -> tuple[Any, int, str]:
@@ -184,7 +203,7 @@ def _ready(start: PeerOptions) -> tuple[Any, int, str]:
 
     check_device(start.config.node.device)
     network = start.config.network
-    asked = start.listen or network.listen_addresses
+    asked = _listening(start)
     nothing_said = not start.listen and asked == ListenOptions().listen
     listening = ListenOptions(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
@@ -218,6 +237,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     try:
         await door.open()
         host.start()
+        ticket = None if _has_ended(host) else ticket
         shell.opened(
             {
                 "fact": "Opened",
@@ -247,6 +267,12 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     if trouble is not None:
         raise trouble
     return 0
+
+
+def _has_ended(host: Any) -> bool:
+    """True if the run in this folder has had its rounds, so that its ticket is of no use."""
+    history = host.machine.history
+    return history is not None and is_over(host.machine.settings, history.head_body)
 
 
 class _EndWatcher:
@@ -324,16 +350,22 @@ def _trainer_failed(tended: Any, folder: Path) -> RunFailedError:
 
 
 def _answer_signals(leave: Callable[[str], None], shell: PeerView) -> Callable[[], None]:
-    """Leave in order on Ctrl-C or SIGTERM, exit at once on the second one. Returns the function that undoes it."""
+    """Leave in order on Ctrl-C or SIGTERM, exit at once on a Ctrl-C after that. Returns the undo function.
+
+    A second SIGTERM is no second wish: `timeout` and process managers signal the process and its group.
+    """
     loop = asyncio.get_running_loop()
     asked = False
 
     def answer(name: str) -> None:
         nonlocal asked
+        if asked and name == "SIGTERM":
+            shell.notice("still saying farewell (Ctrl-C ends now)")
+            return
         if asked:
             os._exit(130)
         asked = True
-        shell.notice("leaving: saying farewell to the others (once more to end now)")
+        shell.notice("leaving: saying farewell to the others (Ctrl-C once more ends now)")
         leave(name)
 
     for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):

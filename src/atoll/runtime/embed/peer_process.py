@@ -274,7 +274,7 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
         "E-DISK-01",
         f"cannot keep the state of this run: {why}",
         cause="a member holds some states, each of 8 bytes for every exchanged value",
-        fix=f"free some space in {folder}, or name a folder on another disk; then start the program again",
+        fix=f"free some space on the disk of {folder}, or name a folder on another disk; then start again",
     )
 
 
