@@ -265,9 +265,9 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
         case "EraSignaturesOverdue":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that it needs; requesting the others (if none come: signers are gone, and the founder "
-                "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
-                "true one: atoll join TICKET --dir NEW_FOLDER)"
+                "that it needs, and the members asked so far have no others: signers are gone, and the founder can "
+                "sign for them with atoll recover; or it is forged, and another member's ticket leads to the true "
+                "one: atoll join TICKET --dir NEW_FOLDER"
             )
         case "HistoryVertexLost":
             return (

@@ -28,8 +28,6 @@ from atoll.base.machine import (
     Emit,
     Event,
     Fact,
-    LinkDown,
-    LinkUp,
     Message,
     Payload,
     Persist,
@@ -183,7 +181,7 @@ class Driver:
         self.links = ConnectionManager(
             self.me,
             self.security,
-            LinkCallbacks(self._on_link, self._on_message, self._on_fault),
+            LinkCallbacks(self.handle, self._on_message, self._on_fault),
             follow=self.follow,
             settings=settings,
         )
@@ -454,9 +452,6 @@ class Driver:
         public = self.machine.identities.get(peer)
         return public_from_bytes(public) if public is not None else None
 
-    def _on_link(self, event: LinkUp | LinkDown) -> None:
-        self.handle(event)
-
     def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None, followed: bytes | None) -> None:
         try:
             message = decode_message(data, sender)
@@ -530,18 +525,13 @@ class Driver:
             late = now - self._pulse_at - PULSE_S
             self._pulse_at = now
             self._measure(now)
-            self._check_folder()
+            if not (self.folder / "kept.sqlite").exists() and not self._silent:
+                self._silent = True  # open files still take writes, but no restart would find them
+                self.on_persist_failed(gone(self.folder))
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stopped
                 self.handle(ResumedFromSleep())
-
-    def _check_folder(self) -> None:
-        """End all output once the folder is deleted: its open files still take writes, and a restart has none."""
-        if self._silent or (self.folder / "kept.sqlite").exists():
-            return
-        self._silent = True
-        self.on_persist_failed(gone(self.folder))
 
     def _measure(self, now: Seconds) -> None:
         round = self.machine.round

@@ -350,7 +350,7 @@ class RunStatus:
             case "EraSignaturesOverdue" if "made-up past" not in self.trouble:
                 self.trouble = (
                     f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
-                    "signatures of those who began its era; asking for the others. If none come, either those "
+                    "signatures of those who began its era, and the members asked so far have no others. Either those "
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )

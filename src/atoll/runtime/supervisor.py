@@ -1,8 +1,8 @@
 """Supervisor of one peer process: what `atoll up` and `atoll join` do from start to farewell.
 
 It opens the control socket and shows every fact. It ends when the run is over, the owner stops it, a member refuses
-it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C or SIGTERM sends a farewell; a Ctrl-C after it ends the
-process at once.
+it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C or SIGTERM sends a farewell; a Ctrl-C after
+it ends the process at once.
 
 Invariants: nothing of the peer runs on after the end, whatever the reason.
 """
