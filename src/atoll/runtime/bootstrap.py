@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # environment variable: resume although
 STATES_AT_FIRST = 3  # that a member keeps: the one before, the head, the next one
 LAST_S = 253402300799.0  # end of the year 9999, the last printable time
 PRIVATE_USES = 64  # uses of a founder's ticket, if members trust each other
-LOG_MAX_BYTES = 2**20  # size of atoll.log at start; older lines are dropped
+LOG_MAX_BYTES = 2 * 2**20  # of atoll.log; older lines go to atoll.log.1, which has as many
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,21 @@ def prepare_folder(folder: Path) -> None:
     try:
         private_folder(folder)
         make_private(path)
-        if path.stat().st_size > LOG_MAX_BYTES:
-            path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
         logging.raiseExceptions = False  # on a full disk, log lines are lost silently
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         if not logging.getLogger().handlers:
-            file = logging.FileHandler(path)
+            file = RotatingFileHandler(path, maxBytes=LOG_MAX_BYTES, backupCount=1)
+            file.rotator = _rotate_privately
             file.addFilter(_safe_to_print)
             logging.basicConfig(handlers=[file], level=logging.INFO, format=layout)
     except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
         raise unusable(folder, why) from None
+
+
+def _rotate_privately(source: str, destination: str) -> None:
+    """Rename the full log; the next one is private from its first line on."""
+    Path(source).replace(destination)
+    make_private(Path(source))
 
 
 def _safe_to_print(record: logging.LogRecord) -> bool:

@@ -142,7 +142,7 @@ class Driver:
         )
         self.clock = SystemClock()
         self.record = EventLog(self.folder / "facts.jsonl")
-        self.progress = RunStatus.of(self.record.tail())
+        self.progress = RunStatus.of(self.record.tail(), self.me)
         # called with every line of the event log
         self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None
         # where names are quick: hasher of arriving payloads, and the name made from its digest, or None
@@ -566,8 +566,10 @@ class Driver:
             return
         if isinstance(fact, RoundClosed):
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-        elif isinstance(fact, RoundAttemptFailed | PeerSuspected) and (why := self.paused()) is not None:
-            entry |= {"paused": why}
+        elif isinstance(fact, RoundAttemptFailed | PeerSuspected):
+            entry |= {"paused": why} if (why := self.paused()) is not None else {}
+            if isinstance(fact, PeerSuspected) and not operator_commands.was_linked(self.machine, fact.peer):
+                entry["never_linked"] = True
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:

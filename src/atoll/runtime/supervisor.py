@@ -265,6 +265,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
         signals()
     shell.ended({"fact": "Ended", "why": why, "model": str(exported) if exported else None} | _sum(host))
     if trouble is not None:
+        log.error("%s", trouble)
         raise trouble
     return 0
 
@@ -422,7 +423,7 @@ def _sum(host: Any) -> dict[str, Any]:
         "state": p.state,
         "loss": p.loss,
         "unit": p.unit,
-        "tokens": p.tokens,
+        "tokens": host.learned,
         "over": host.machine.over,
         "bytes_out": p.bytes_out,
         "bytes_in": p.bytes_in,

@@ -91,6 +91,14 @@ class TrainingPeer(Driver):
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path
 
+    @property
+    def learned(self) -> int:
+        """Tokens or samples in the agreed state, so equal at all members, also at those that came late."""
+        head, learning = self.island.head, self.island.learning
+        if head is None or learning is None:
+            return self.progress.tokens
+        return head.tokens // learning.recipe.seq_len * max(1, self.progress.seq_len)
+
     def lies_in_pieces(self, state: Digest) -> bool:
         return self.machine.pieces is not None and self.machine.pieces.is_placed(state)
 

@@ -32,6 +32,7 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     refused_sends: int  # messages larger than a frame may be
     rtt_s: float | None  # the kernel's estimate; None if unknown
     congestion: str  # in use, read back
+    same_computer: bool  # the connection does not leave this computer
 
 
 class PeerLink:
@@ -116,6 +117,7 @@ class PeerLink:
             refused_sends=self.refused_sends,
             rtt_s=self.control.connection.rtt_s if self.control else None,
             congestion=self.control.connection.congestion if self.control else "",
+            same_computer=self.control.connection.is_same_computer if self.control else False,
         )
 
     def traffic(self) -> tuple[int, int]:
