@@ -36,3 +36,9 @@ def test_a_trainer_that_cannot_run_pauses_its_peer_instead_of_closing_empty_roun
         running += [Peer("up", "--dir", tmp_path)]
         assert running[2].until_fact("Opened")["ticket"] is None  # no peer can join a run that is over
         assert running[2].ends() == 0
+
+        for blob in (tmp_path / "blobs").iterdir():
+            blob.write_bytes(b"rubbish")
+        running += [Peer("up", "--dir", tmp_path)]
+        assert running[3].ends() == 5  # no other member could ever send the state
+        assert "E-DIR-14 the agreed state of round" in running[3].words()

@@ -93,7 +93,7 @@ async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_the
     assert told == ["not joined yet: no reply: timed out (a firewall)", "not joined yet: refused (a firewall)"]
     failure = await join.failure()
     assert told[2] == "trying /ip4/192.0.2.7/tcp/7071 …"
-    assert told[3:] == [f"still trying: no member has answered for {t} s" for t in (*range(8, 60, 8), 60)]
+    assert told[3:] == [f"still trying: no member has answered for {t} s" for t in range(8, 60, 8)]
     assert failure is not None and (failure.code, failure.cause) == ("E-NET-01", "a firewall")
     assert "refused" in failure.what
 

@@ -149,7 +149,7 @@ class Driver:
         self.follow: Callable[[], PayloadHasher | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_bug: Callable[[BaseException], None] = lambda broken: None  # called on a defect of Atoll itself
-        # called once the disk refuses writes
+        # called once the disk refuses writes, or has lost what no member can replace
         self.on_persist_failed: Callable[[RunFailedError], None] = lambda refused: None
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols

@@ -42,10 +42,11 @@ class JoinProgress:
         clock = asyncio.get_running_loop().time
         ends = clock() + JOIN_S
         while (left_s := ends - clock()) > 0:
+            if left_s < JOIN_S:
+                self._notice(f"still trying: no member has answered for {JOIN_S - left_s:.0f} s")
             await asyncio.sleep(min(STILL_TRYING_S, left_s))
             if self._is_known:
                 return None
-            self._notice(f"still trying: no member has answered for {JOIN_S - (ends - clock()):.0f} s")
         return NetworkError(
             "E-NET-01",
             "; ".join((f"no member of this run answered within {JOIN_S:.0f} s", *self._reasons.values())),
