@@ -47,9 +47,10 @@ class JoinProgress:
             await asyncio.sleep(min(STILL_TRYING_S, left_s))
             if self._is_known:
                 return None
+        reasons = "; ".join(self._reasons.values())
         return NetworkError(
             "E-NET-01",
-            "; ".join((f"no member of this run answered within {JOIN_S:.0f} s", *self._reasons.values())),
+            f"no member of this run answered within {JOIN_S:.0f} s" + (f": {reasons}" if reasons else ""),
             cause=self._cause or "a member's process is there, but does not answer",
             fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
         )

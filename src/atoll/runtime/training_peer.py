@@ -182,7 +182,7 @@ class TrainingPeer(Driver):
         blob = self.store.blob_path(history.head_body.state)
         return RunFailedError(
             "E-DIR-14",
-            f"the agreed state of round {history.head} in {self.folder} is damaged or gone, and no other member exists",
+            f"the state of round {history.head} in {self.folder} is damaged or gone, and no other member has it",
             cause=f"this disk changed or lost {blob}",
             fix=f"copy that file from a backup; or atoll checkpoint list --dir {self.folder} names older states, "
             "and atoll checkpoint export ROUND FILE writes one, as the model of a new run",
