@@ -40,13 +40,14 @@ class JoinProgress:
             return None
         self._notice(f"trying {', '.join(address for address, _ in self._host.bootstrap)} …")
         clock = asyncio.get_running_loop().time
-        ends = clock() + JOIN_S
-        while (left_s := ends - clock()) > 0:
-            if left_s < JOIN_S:
-                self._notice(f"still trying: no member has answered for {JOIN_S - left_s:.0f} s")
-            await asyncio.sleep(min(STILL_TRYING_S, left_s))
+        began = clock()
+        while True:
+            await asyncio.sleep(min(STILL_TRYING_S, began + JOIN_S - clock()))
             if self._is_known:
                 return None
+            if clock() - began >= JOIN_S:
+                break
+            self._notice(f"still trying: no member has answered for {clock() - began:.0f} s")
         reasons = "; ".join(self._reasons.values())
         return NetworkError(
             "E-NET-01",
