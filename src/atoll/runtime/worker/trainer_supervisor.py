@@ -108,7 +108,7 @@ class TrainerSupervisor:
         """End the trainer; the wait before the next start doubles each time."""
         self.ready, self.last_failure = False, why
         self.failures += 1
-        log.warning("failure %d of the trainer: %s; %s", self.failures, why.what, why.cause)
+        log.warning("failure %d of the trainer: %s", self.failures, "; ".join(filter(None, (why.what, why.cause))))
         self._retry_at = time.monotonic() + min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** (self.failures - 1))
         await self.trainer.stop()
 
