@@ -209,7 +209,11 @@ CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
         ),
         ({"fact": "RoundSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
         ({"fact": "WorkRefused", "why": "disk full"}, "WARNING", "tries again: disk full"),
-        ({"fact": "Unreachable", "address": "/ip4/1", "why": "no"}, "WARNING", "cannot reach /ip4/1 yet: no"),
+        (
+            {"fact": "PeerSuspected", "peer": "A", "why": "silent", "never_linked": True},
+            "INFO",
+            "no direct link to",
+        ),
         ({"fact": "HistoryVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
         (CLOSED, "INFO", "round 4: loss not reported, 1 member"),
         (CLOSED | {"counted": [], "missing": ["A"]}, "WARNING", "no update counted in round 4"),

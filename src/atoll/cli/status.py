@@ -252,5 +252,7 @@ def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None
         rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
         who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
         worth = f" {m['reputation']:>6.2f} {m['tier']:<9}" if "reputation" in m else ""
-        line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<5} {speed:>12} {rtt:>10}"
-        say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))
+        line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<8} {speed:>12} {rtt:>10}".rstrip()
+        line += f"  no direct link, through {' or '.join(m['through'])}" if m.get("through") else ""
+        shown = [f"{a} (not dialable)" if a in m.get("not_dialable", ()) else a for a in m["addresses"]]
+        say(line + (f"  {', '.join(shown)}" if addresses else ""))

@@ -4,7 +4,8 @@ The peer process turns the lines of its event log into messages; the loop's proc
 
 Invariants:
 - A message is one printable line.
-Not responsible for: errors that end the loop, which are raised.
+Not responsible for: errors that end the loop, which are raised; unreachable members while it joins
+(runtime/reachability.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
     match entry["fact"]:
         case "MembershipChanged":
             yield from _membership(entry, progress, me)
+        case "PeerSuspected" if entry.get("never_linked") and "paused" not in entry:
+            what = f"no direct link to {name(entry['peer'])}; its updates come through the other members"
+            yield LoopLog(logging.INFO, what)
         case "PeerSuspected" if not progress.over:
             then = entry.get("paused", "the others go on")
             yield LoopLog(logging.WARNING, f"{name(entry['peer'])} does not respond ({entry['why']}); {then}")
@@ -36,7 +40,7 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             yield LoopLog(logging.INFO, f"{name(entry['peer'])} responds again")
         case "RoundClosed":
             yield from _round(entry, progress)
-        case "RoundAttemptFailed" if progress.phase != "paused" or "paused" in entry:
+        case "RoundAttemptFailed" if progress.phase not in ("paused", "assembling") or "paused" in entry:
             then = entry.get("paused", "trying again")
             what = f"attempt {entry['attempt'] + 1} of round {entry['round']} ran out of time; {then}"
             yield LoopLog(logging.WARNING, what)
@@ -47,8 +51,6 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             yield LoopLog(logging.WARNING, what)
         case "StateDownloadBegan":
             yield LoopLog(logging.INFO, f"downloading the agreed model ({entry['why']})")
-        case "Unreachable":
-            yield LoopLog(logging.WARNING, f"cannot reach {entry['address']} yet: {entry['why']}")
         case fact if fact in TROUBLES and progress.trouble:
             yield LoopLog(logging.WARNING, progress.trouble)
         case _:

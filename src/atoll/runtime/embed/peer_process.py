@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ from atoll.runtime.embed.ignored import ignored_arguments
 from atoll.runtime.embed.loop_log import messages_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
+    LoopLog,
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
@@ -49,6 +51,7 @@ from atoll.runtime.embed.messages import (
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
 from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
+from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
@@ -123,13 +126,13 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(why)
         over.set()
 
-    host.on_persist_failed = end
-    host.on_leave = leave
-    host.on_entry = lambda entry: _log(entry, host, trainer)
+    join = _tell_loop(host, trainer)
+    host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
     trainer.send(PeerIdentityAnnouncement("" if _is_over(host) else ticket, host.me, lacks, _ignored(wish, host)))
+    joining = asyncio.create_task(_end_if_unreachable(join, end))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
@@ -149,11 +152,24 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (has_left or host.machine.over))
     reading.cancel()
-    for one in ends:
+    for one in (joining, *ends):
         one.cancel()
-    await asyncio.gather(reading, *ends, return_exceptions=True)
+    await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+def _tell_loop(host: TrainingPeer, trainer: AttachedTrainer) -> JoinProgress:
+    """Send the loop a message about each line of the event log that people care about."""
+    join = JoinProgress(host, lambda text: trainer.send(LoopLog(logging.WARNING, text)))
+
+    def tell(entry: dict[str, Any]) -> None:
+        join.entry(entry)
+        for message in messages_of(entry, host.progress, host.me):
+            trainer.send(message)
+
+    host.on_entry = tell
+    return join
 
 
 def _is_over(host: TrainingPeer) -> bool:
@@ -177,17 +193,17 @@ def _sent(why: AtollError) -> PeerError:
     return PeerError(why.code, why.what, why.cause, why.fix, why.exit_status)
 
 
-def _log(entry: dict[str, Any], host: TrainingPeer, trainer: AttachedTrainer) -> None:
-    for message in messages_of(entry, host.progress, host.me):
-        trainer.send(message)
-
-
 def _ignored(wish: AttachLoop, host: TrainingPeer) -> tuple[str, ...]:
     """Arguments that this run does not follow, as it was founded before."""
     if wish.request.recipe is None or host.machine.genesis is None:
         return ()
     request = replace(wish.request, recipe=_outer_interval_in_samples(wish.request.recipe, wish.batch))
     return ignored_arguments(request, host.machine.settings)
+
+
+async def _end_if_unreachable(join: JoinProgress, end: Callable[[AtollError], None]) -> None:
+    if failure := await join.failure():
+        end(failure)
 
 
 async def _enter_run(
@@ -318,7 +334,7 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
         "E-DISK-01",
         f"cannot keep the state of this run: {why}",
         cause="a member holds some states, each of 8 bytes for every exchanged value",
-        fix=f"free some space in {folder}, or name a folder on another disk; then start the program again",
+        fix=f"free some space on the disk of {folder}, or name a folder on another disk; then start again",
     )
 
 
