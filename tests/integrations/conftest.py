@@ -10,7 +10,6 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "cli")]
-EXAMPLES = HERE.parents[1] / "examples"
 LIBRARIES = [
     *("atoll.integrations.transformers", "atoll.integrations.lightning", "atoll.integrations.accelerate"),
     *("transformers.trainer", "transformers.models.llama", "peft", "forked_peer", "atoll.runtime.bootstrap"),

@@ -16,8 +16,7 @@ from processes import PATIENCE_S, answer_of, atoll
 from safetensors.torch import load_file
 from warm import WarmPeer
 
-from conftest import EXAMPLES
-
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.net, pytest.mark.timeout(150)]
 NAMES = ["trainer", "lightning_module", "accelerate_loop", "plain"]
 STEPS = 5  # of a round of every example

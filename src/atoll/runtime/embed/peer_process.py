@@ -120,13 +120,11 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
-    trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
-
     def end(why: AtollError) -> None:
         trouble.append(why)
         over.set()
 
-    join = _tell_loop(host, trainer)
+    join = _connect_loop(host, trainer)
     host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
@@ -159,8 +157,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await writer.drain()
 
 
-def _tell_loop(host: TrainingPeer, trainer: AttachedTrainer) -> JoinProgress:
-    """Send the loop a message about each line of the event log that people care about."""
+def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer) -> JoinProgress:
+    """Let the loop decline rounds, and send it messages about the lines of the event log."""
+    trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
     join = JoinProgress(host, lambda text: trainer.send(LoopLog(logging.WARNING, text)))
 
     def tell(entry: dict[str, Any]) -> None:
