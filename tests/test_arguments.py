@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_every_argument_of_every_public_function_is_judged(function: Callable[..
         (atoll.RunOptions, {"sample": 1.5}, "sample=1.5.*at least 0, at most 1"),
         (atoll.RunOptions, {"sample_peers": 10**6}, "sample_peers=1000000.*at most 4,096"),
         (atoll.join, {"or_found": {"trust": 1}}, r"atoll.found\(trust=1\)"),
-        (RUN.attach, {"model": SGD, "optimizer": MODEL}, "model=.*a Module"),
+        (RUN.attach, {"model": SGD, "optimizer": MODEL}, r"attach\(model=<SGD>\)\n.*a Module"),
         (
             RUN.attach,
             {"model": MODEL, "optimizer": SGD, "only": "*lora*"},
@@ -147,7 +148,7 @@ def test_a_loss_that_is_not_finite_counts_for_nothing(loss: object):
 def test_a_data_set_that_is_asked_by_index_is_sharded():
     """torch's own have no __iter__."""
     run = atoll.Run(RunRequest("nowhere"))
-    run.shard_index, run.shard_count = 1, 2
+    run._seen.shard = 1, 2
     data = torch.utils.data.TensorDataset(torch.arange(4))
     assert [int(item) for (item,) in run.shard(data)] == [1, 3]
 
@@ -175,3 +176,15 @@ def test_a_prompt_shows_the_api_and_where_a_run_stands():
     """`dir(atoll)` lists what is loaded on first use, and a run prints its folder and progress."""
     assert set(atoll.__all__) <= set(dir(atoll))
     assert repr(RUN) == "<atoll.Run nowhere: not attached, 0 rounds trained, 0 members>"
+
+
+def test_a_mistyped_argument_is_guessed_and_the_traceback_ends_at_the_border():
+    """A traceback shows the caller's frames and one of the package; errors have the names that users import."""
+    with pytest.raises(atoll.UsageError, match=r"inner_step'.* \(did you mean 'inner_steps'\?\)") as refused:
+        atoll.found(inner_step=50)
+    with pytest.raises(atoll.UsageError, match="E-TKT-02") as mistyped:
+        atoll.join("ATOLL1:HELLO")
+    for why in (refused, mistyped):
+        frames = [frame for frame in traceback.extract_tb(why.tb) if "/src/atoll/" in frame.filename]
+        assert len(frames) == 1
+        assert traceback.format_exception_only(why.type, why.value)[0].startswith("atoll.UsageError: E-")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunEnded, RunFailedError, UsageError
 from atoll.base.version import VERSION
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "NetworkError",
     "RefusedError",
     "Run",
+    "RunEnded",
     "RunFailedError",
     "RunOptions",
     "UsageError",
@@ -40,6 +41,9 @@ __all__ = [
     "local",
     "reduce",
 ]
+
+for _error in (AtollError, NetworkError, RefusedError, RunEnded, RunFailedError, UsageError):
+    _error.__module__ = __name__  # tracebacks show the name that users import
 
 _LAZY = {  # modules that import torch
     "Run": "atoll.runtime.embed.run",
@@ -67,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -14,8 +14,9 @@ from atoll.base.errors import UsageError
 pytestmark = [pytest.mark.net]
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
-    """The other voter is frozen, so a farewell that needs its vote cannot be agreed on; a second signal ends."""
+def test_a_ctrl_c_during_the_farewell_ends_at_once_and_a_second_sigterm_does_not(tmp_path: Path):
+    """The other voter is frozen, so a farewell that needs its vote cannot be agreed on. `timeout` and managers of
+    processes send SIGTERM twice, which is one wish."""
     a, b = tmp_path / "a", tmp_path / "b"
     with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *TWO)) as running:
         ada = running[0]
@@ -23,8 +24,9 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
         running.append(bob)
         ada.trained_with(2)
         bob.process.send_signal(signal.SIGSTOP)
-        ada.process.send_signal(signal.SIGINT)
-        ada.until(lambda f: f["fact"] == "Notice" and "once more" in f["text"])
+        for told in ("leaving: saying farewell", "still saying farewell"):
+            ada.process.send_signal(signal.SIGTERM)
+            ada.until(lambda f, told=told: f["fact"] == "Notice" and told in f["text"])
         ada.process.send_signal(signal.SIGINT)
         assert ada.ends() == 130
 

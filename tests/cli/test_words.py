@@ -190,13 +190,13 @@ def test_config_prints_the_settings_in_effect(tmp_path: Path):
 
 
 def test_a_founder_that_nobody_can_dial_is_told_so():
-    """Loopback is warned about; a private network mentions routers; a public name needs no remark."""
+    """Loopback is named with the way out; a private network mentions routers; a public name needs no remark."""
     news = {"name": "ada", "peer": "12D3KooWada", "run_id": "ab" * 32, "folder": "f", "ticket": None}
     told = {
         a: introduction(news | {"addresses": [a]})
         for a in ("/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.5/tcp/1", "/dns4/a.org/tcp/1")
     }
-    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"] and "--role client" in told["/ip4/127.0.0.1/tcp/1"]
+    assert "only this computer" in told["/ip4/127.0.0.1/tcp/1"] and "--listen" in told["/ip4/127.0.0.1/tcp/1"]
     assert "--role client" not in introduction(news | {"addresses": ["/ip4/127.0.0.1/tcp/1"], "ticket": "ATOLL1:"})
     assert "a client cannot be dialed" in introduction(news | {"addresses": []})
     assert "behind a router" in told["/ip4/192.168.1.5/tcp/1"]

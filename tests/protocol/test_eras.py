@@ -24,6 +24,7 @@ from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_hi
 from atoll.protocol.history.era_signatures import (
     DIGEST_SCHEME,
     OVERDUE_LEAST,
+    OVERDUE_TOLD_S,
     RECOVERY,
     ClosedEra,
     Era,
@@ -525,6 +526,10 @@ def test_votes_alone_begin_no_epoch_and_so_seal_no_era():
         history.check(voted(body.epoch + 1), decode_body(voted(body.epoch + 1).body))
 
 
+def _overdue(effects: list[Effect]) -> list[EraSignaturesOverdue]:
+    return [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, EraSignaturesOverdue)]
+
+
 def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobody():
     """A newcomer took forged rounds, as many as it may; an honest member answers with what it signed."""
     swarm = swarm_of(mute=(2, 3))
@@ -542,17 +547,18 @@ def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobod
         capabilities=CAPABILITIES,
     )
     fooled.handle(Start({}), 0.0)
-    fooled.handle(Received(peer_name(1), VerticesResponse(history.vertices_from(0, 1 << 22), history.head)), 0.5)
+    handed = Received(peer_name(1), VerticesResponse(history.vertices_from(0, 1 << 22), history.head))
+    assert not _overdue(fooled.handle(handed, 0.5))  # the members are asked first, without an alarm
     assert fooled.eras is not None
     true = replace(fooled.eras.lacking[4], vertex=digest(b"the true past"))
     one = EraSignatures(4, true.vertex, (_signature(swarm, 3, true),))
     assert not fooled.handle(Received(peer_name(3), one), 0.9)  # may be a liar's
     said = replace(one, signatures=tuple(_signature(swarm, i, true) for i in (1, 2, 3)))
-    told = [e.fact for e in fooled.handle(Received(peer_name(3), said), 1.0) if isinstance(e, Emit)]
-    awaited = [f for f in told if isinstance(f, EraSignaturesOverdue)]
-    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)] and not any(
-        isinstance(f, ProtocolFault) for f in told
-    )
+    effects = fooled.handle(Received(peer_name(3), said), 1.0)
+    awaited = _overdue(effects)
+    assert [(f.round, f.elsewhere) for f in awaited] == [(4, 3)]
+    assert not any(isinstance(e, Emit) and isinstance(e.fact, ProtocolFault) for e in effects)
+    assert [f.elsewhere for f in _overdue(fooled.handle(handed, 0.5 + OVERDUE_TOLD_S))] == [0]
     progress = RunStatus()
     progress.fold(fact_to_entry(awaited[0], 1.0) or {})
     assert "made-up past" in progress.trouble and "atoll join TICKET" in progress.trouble

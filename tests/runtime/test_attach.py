@@ -235,14 +235,12 @@ def test_what_no_run_can_be_is_told_before_anything_starts(tmp_path: Path):
     assert not (tmp_path / "one").exists()
 
 
-def test_a_script_that_is_run_again_is_told_that_its_run_is_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_script_that_is_run_again_is_told_that_its_run_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Else it would end at once without a word, as if it had trained."""
     run = atoll.found(folder=tmp_path / "one")
     run._handle(LoopRunOver(20))
     assert run.done and run.trained == 20
-    assert "over after 20 rounds" in (told := capsys.readouterr().err) and f"folder than {tmp_path / 'one'}" in told
+    assert "over after 20 rounds" in (told := caplog.text) and f"folder than {tmp_path / 'one'}" in told
 
 
 def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_path: Path):

@@ -113,7 +113,7 @@ def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(
 
         async def run(work: Any) -> Any:
             if isinstance(work, EncodeUpdate):
-                await bob.tended.failed()
+                await bob.tended.failed(TrainerFailed("crashed", "the audit failed"))
                 await bob.warm_up()
                 assert torch.equal(swarm.trainers[1].read_x(), bob.head.anchor_F)
             return await own_do(work)

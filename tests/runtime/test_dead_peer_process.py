@@ -77,7 +77,7 @@ def test_a_joiner_without_room_for_the_state_is_told_what_to_do(
             pytest.raises(AtollError, match=no_room_left) as told,
         ):
             joiner.attach(*small_loop())
-        assert f"free some space in {tmp_path / 'two'}" in told.value.fix
+        assert f"free some space on the disk of {tmp_path / 'two'}" in told.value.fix
     finally:
         over.set()
         thread.join()

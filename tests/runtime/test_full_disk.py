@@ -4,6 +4,8 @@ what is not durable. The disk is made full by sqlite's own limit on the pages of
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +15,16 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.base.machine import Persist, Send, TimerFired
 from atoll.cli.watch import line_of
+from atoll.crypto.identity import Identity
 from atoll.peer.membership.admission import DesiredRole
-from atoll.runtime.bootstrap import identity_of
+from atoll.peer.settings import RunSettings
+from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, identity_of, training_peer_factory
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.event_log import EventLog
 from atoll.runtime.storage import atomic_files
 from atoll.runtime.storage.store import PeerStore
+from atoll.runtime.training_spec import founding_blobs, start_of_built_in
+from atoll.training.recipe.recipes import diloco
 from atoll.wire.messages.history import VerticesRequest
 
 RUN = Digest(bytes(32))
@@ -145,3 +151,30 @@ def test_a_line_of_the_record_that_a_full_disk_tears_costs_that_line_alone(tmp_p
     record.write({"fact": "C"})
     assert [entry["fact"] for entry in record.tail()] == ["A", "C"]
     record.close()
+
+
+def test_a_founding_without_room_says_what_it_needs_and_leaves_no_half_of_a_run(tmp_path: Path, monkeypatch):
+    """A kilobyte is free: refused before anything is written. Then a state meets a full disk: all is removed again,
+    except for the key that the user put there."""
+    founded = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+    make = training_peer_factory(1, lambda _: None)
+
+    def found() -> str:
+        with pytest.raises(RunFailedError, match="E-DISK-01") as refused:
+            asyncio.run(found_run(tmp_path, founded, "ada", ListenOptions(), TicketTerms(), make))
+        assert "name all its settings again" in refused.value.fix
+        assert "elsewhere: what lies in that folder is needed" in refused.value.fix
+        return refused.value.what
+
+    (tmp_path / "peer.key").write_bytes(Identity.generate().to_bytes())
+    (tmp_path / "peer.key").chmod(0o600)
+    with monkeypatch.context() as small:
+        small.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert re.search(r"cannot found this run: it needs [\d.]+ MB of disk \(1.0 kB are free\)", found())
+
+    def no_room(*what: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic_files, "write_at", no_room)
+    assert "No space left on device" in found()
+    assert [path.name for path in tmp_path.iterdir()] == ["peer.key"]

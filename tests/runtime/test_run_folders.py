@@ -183,7 +183,7 @@ def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path, monkeypat
         monkeypatch.setenv("ATOLL_LISTEN", f"/ip6/::1/tcp/0 /ip4/127.0.0.1/tcp/{port}")
         with pytest.raises(NetworkError, match=r"E-NET-11 (.*\n)+.*try: unset ATOLL_LISTEN, or"):
             asyncio.run(founded(port))
-    assert not holds_run(tmp_path)
+    assert not holds_run(tmp_path) and not list(tmp_path.iterdir())
     assert asyncio.run(founded(0))
 
 

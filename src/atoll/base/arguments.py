@@ -10,6 +10,7 @@
 Invariants:
 - An accepted value has the type and bounds of its annotation. Numbers are finite, and True is no number.
 - Numbers of other libraries become Python's; lists become tuples if the annotation is a tuple.
+- An AtollError leaves the function without the traceback below it.
 Not responsible for: contents of iterators, relations between arguments.
 """
 
@@ -30,7 +31,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get
 import msgspec
 from msgspec import Meta
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import AtollError, UsageError
 from atoll.base.limits import AMOUNT_MOST, FACTOR_MOST, PEERS_MAX, WINDOW_LEAST_S, WINDOW_MOST_S
 
 Peers = Annotated[int, Meta(ge=1, le=PEERS_MAX)]
@@ -78,7 +79,9 @@ def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]
                 given = declared.bind(*args, **kwargs)
             except TypeError as why:
                 cause = "a mistyped name, or an argument of another version"
-                raise UsageError(code, f"{name}: {why}", cause=cause, fix=f"help({name})") from None
+                known = declared.parameters
+                near = "".join(did_you_mean(one, known) for one in kwargs if one not in known)
+                raise UsageError(code, f"{name}: {why}{near}", cause=cause, fix=f"help({name})") from None
             if not hints:  # resolved at the first call: annotations may name later definitions of their file
                 hints.update(get_type_hints(function, include_extras=True))
             for argument, value in given.arguments.items():
@@ -89,7 +92,10 @@ def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]
                     given.arguments[argument] = _convert(value, hints[argument], parameter.kind)
                 except _ArgumentMismatch:
                     raise _refusal(name, code, parameter, value, hints[argument]) from None
-            return function(*given.args, **given.kwargs)
+            try:
+                return function(*given.args, **given.kwargs)
+            except AtollError as why:
+                raise why.with_traceback(None) from None
 
         return validated
 
@@ -137,9 +143,10 @@ def convert_argument(value: Any, hint: object) -> Any:
 def _refusal(name: str, code: str, parameter: Parameter, value: object, hint: object) -> UsageError:
     usual, argument = parameter.default, parameter.name
     leave = f"leave {argument} out, which means {usual!r}, or see " if usual is not Parameter.empty else ""
+    shown = reprlib.repr(value)
     return UsageError(
         code,
-        f"{name}({argument}={reprlib.repr(value)})",
+        f"{name}({argument}={shown if shown.isprintable() else f'<{type(value).__name__}>'})",
         cause=f"{argument} must be {in_words(hint)}",
         fix=f"{leave}help({name})",
     )

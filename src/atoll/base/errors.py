@@ -4,7 +4,8 @@
      ├─ UsageError        (exit 2) the request is wrong: a flag, a config key, a file
      ├─ NetworkError      (exit 3) no peer answered, or an address cannot be reached
      ├─ RefusedError      (exit 4) a peer answered and refused: ticket, key, policy
-     └─ RunFailedError    (exit 5) the run itself failed
+     ├─ RunFailedError    (exit 5) the run itself failed
+     └─ RunEnded                   a loop takes a step after the end of its run, and wants to know
     PeerFault                      a peer broke the protocol; it costs the peer trust and never ends the process
 
 Impossible arguments inside the library are `ValueError`s; broken internal invariants are `assert`s.
@@ -12,9 +13,16 @@ Impossible arguments inside the library are `ValueError`s; broken internal invar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 import msgspec
 
 from atoll.base.ids import one_line, printable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # what msgspec raises for undecodable bytes, also for invalid UTF-8 and for lists nested a thousand levels deep
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -60,6 +68,23 @@ class RunFailedError(AtollError):
     """The run itself failed."""
 
     exit_status = 5
+
+
+class RunEnded(AtollError):
+    """The run is over. Raised by steps after its end if the loop chose `attach(…, after_end="raise")`."""
+
+
+def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of public functions: the traceback of an AtollError ends here, not inside the package."""
+
+    @wraps(function)
+    def bordered(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except AtollError as why:
+            raise why.with_traceback(None) from None
+
+    return bordered
 
 
 class PeerFault(Exception):

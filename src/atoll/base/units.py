@@ -55,6 +55,11 @@ def bytes_text(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def counted_text(count: int, noun: str) -> str:
+    """Format 1, "round" as '1 round', and 2000 as '2,000 rounds'."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def seconds_text(duration_s: float) -> str:
     """Format 75.2 seconds as '1 min 15 s', 0.25 as '250 ms'."""
     if duration_s < 1:

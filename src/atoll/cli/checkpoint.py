@@ -15,10 +15,11 @@ import cyclopts
 from cyclopts import Parameter
 from msgspec import UnsetType
 
-from atoll.base.errors import PeerFault, RunFailedError, UsageError
+from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.units import bytes_text, seconds_text, spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.stored.run import agreed_state, write_model
 from atoll.cli.stored_vertices import read_vertex, validated
 from atoll.cli.verify import kept_in
 
@@ -67,7 +68,7 @@ def listing(
     say(f"  {'round':>6}  {'trained':>7}  {'after':>12}  {'loss':>8}  {'counted':>9}  {'state':<8}  {'size':>9}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
-        loss = f"{row['loss']:.4f}" if row["contributors"] else "-"
+        loss = f"{row['loss']:.4f}" if row["loss"] is not None else "-"
         after = seconds_text(row["time_s"] - begin)
         counted = f"{len(row['contributors'])} of {row['trainers']}"
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
@@ -107,7 +108,8 @@ def show(
 def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Lines of a row as (label, text), without what has its usual value."""
     if row["contributors"]:
-        yield "loss", f"{row['loss']:.4f} over {row['steps']:,} steps and {row['samples']:,} samples"
+        loss = "not reported" if row["loss"] is None else f"{row['loss']:.4f}"
+        yield "loss", f"{loss} over {row['steps']:,} steps and {row['samples']:,} samples"
     if row["contributors"] or row["missing"]:
         missing = f"; missing: {', '.join(row['missing'])}" if row["missing"] else ""
         yield "counted", (", ".join(row["contributors"]) or "nobody") + missing
@@ -151,19 +153,21 @@ def export(
         bool,
         Parameter(negative="", help="A model folder as Hugging Face has it: tensors by name, config, model card."),
     ] = False,
+    state: Annotated[
+        bool,
+        Parameter(negative="", help="The shared state instead: anchor, outer momentum and counters, for Atoll."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed state of a round, or its model, checked byte for byte. It must still be in this folder."""
-    from atoll.cli.verify import blob_id_of
+    """Write the agreed model of a round by tensor name, checked byte for byte. It must still be in this folder."""
     from atoll.runtime.storage.atomic_files import write_durably
 
     folder = folder_of(run)
     with kept_in(folder) as kept:
         _check_round(kept, folder, round)
-        state = read_vertex(kept, folder, round)[1].state
+        body, genesis = read_vertex(kept, folder, round)[1], read_vertex(kept, folder, -1)[1]
         here = [r for r in kept.rounds if _blob(folder, read_vertex(kept, folder, r)[1].state).exists()]
-    source = _blob(folder, state)
-    if not source.exists():
+    if not _blob(folder, body.state).exists():
         raise UsageError(
             "E-CHK-03",
             f"the state of round {round} is not in {folder} any more",
@@ -176,13 +180,7 @@ def export(
         raise UsageError(
             "E-CHK-04", f"{to} exists already", cause="nothing is overwritten", fix="name another file"
         )
-    if blob_id_of(source) != state:
-        raise RunFailedError(
-            "E-CHK-05",
-            f"the state of round {round} is not the agreed one",
-            cause="this disk or a copy of this folder lost or changed bytes",
-            fix=f"atoll verify {folder} --deep",
-        )
+    source = agreed_state(folder, body)
     if hf:
         from atoll.cli.hub import what_is, write_model_folder
 
@@ -190,13 +188,15 @@ def export(
             files = write_model_folder(kept, folder, round, source.read_bytes(), to)
         size = sum(file.stat().st_size for file in files)
         what = what_is(files)
-    else:
+    elif state:
         write_durably(to, (source.read_bytes(),), exported=True)
         size, what = to.stat().st_size, "state"
+    else:
+        size, what = write_model(source, genesis, to)[1], "model"
     if json:
-        say_json({"round": round, "state": state.hex(), "file": str(to), "size_bytes": size})
+        say_json({"round": round, "state": body.state.hex(), "file": str(to), "size_bytes": size})
         return
-    say(f"  the {what} of round {round} ({state.hex()[:8]}, {bytes_text(size)}) is in {to}")
+    say(f"  the {what} of round {round} ({body.state.hex()[:8]}, {bytes_text(size)}) is in {to}")
 
 
 def late_text(late: dict[str, int]) -> str:
@@ -260,7 +260,7 @@ def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
         "epoch": body.epoch,
         "attempt": body.attempt,
         "proposer": names.get(body.proposer, body.proposer),
-        "loss": body.metrics.loss,
+        "loss": body.metrics.reported_loss,
         "steps": body.metrics.steps,
         "samples": body.metrics.samples,
         "voters": len(voters),

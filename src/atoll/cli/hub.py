@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import PeerFault, RunFailedError
+from atoll.runtime.peer_folder import MODEL_CONFIG
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -34,7 +35,7 @@ def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: byt
         settings = decode_settings(read_vertex(kept, folder, -1)[1].settings)
         learning = parse_training_spec(settings)
         agreed = state_from_bytes(state, learning.layout)
-        story = _story(kept, folder, round, settings.name, learning)
+        story = _story(kept, folder, round, settings.name, learning)._replace(config=_config(folder))
         beside = (_blob(folder, name) for name in (learning.tokenizer, learning.base))
         files = hugging_face_files(agreed, learning.layout, story, *beside)
     except PeerFault as fault:
@@ -74,6 +75,14 @@ def _blob(folder: Path, name: Digest | UnsetType) -> bytes:
     return blob.read_bytes() if blob.exists() and blob_id_of(blob) == name else b""
 
 
+def _config(folder: Path) -> dict[str, Any] | None:
+    """The configuration that this peer's own loop attached with its model; None if there is none."""
+    import json
+
+    file = folder / MODEL_CONFIG
+    return json.loads(file.read_bytes()) if file.exists() else None
+
+
 def what_is(files: list[Path]) -> str:
     """Kind of content in the written folder, for people."""
     return "adapters" if any(file.name.startswith("adapters.") for file in files) else "model"
@@ -93,7 +102,7 @@ def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: Tr
     for number in [-1, *(r for r in kept.rounds if r <= round)]:
         vertex, body = read_vertex(kept, folder, number)
         names |= {member.peer: member.name for member in body.members if member.name}
-        losses += [body.metrics.loss] if body.commits else []
+        losses += [loss] if body.commits and (loss := body.metrics.reported_loss) is not None else []
         for signed in body.commits:
             commit = decode_statement(signed.body, signed.signer)
             if isinstance(commit, Commitment):

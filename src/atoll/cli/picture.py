@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.base.units import bytes_text
+from atoll.base.units import bytes_text, counted_text
 from atoll.runtime.event_log import RunStatus
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -26,7 +26,8 @@ def peer_picture(p: RunStatus) -> RenderableType:
         head.append(f" {p.step}/{p.inner_steps}")
     if p.loss is not None:
         head.append(f"  loss {p.loss:.3f}", style="bold")
-    head.append(f"  {sum(m['standing'] == 'member' for m in p.members)} members  {p.tokens_per_s:,.0f} {p.unit}/s")
+    members = counted_text(sum(m["standing"] == "member" for m in p.members), "member")
+    head.append(f"  {members}  {p.tokens_per_s:,.0f} {p.unit}/s")
     lines: list[RenderableType] = [head, _traffic(p.bytes_out, p.bytes_data_parallel)]
     if p.curve:
         lines.append(Text(" " + curve_text([loss for _, loss in p.curve]), style="cyan"))

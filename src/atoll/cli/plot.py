@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,8 +43,10 @@ def plot(
     _draw(rounds, path)
     if json:
         say_json({"path": str(path), "rounds": len(rounds), "loss": rounds[-1]["loss"]})
-    else:
-        say(f"{len(rounds)} rounds, training loss {rounds[0]['loss']:.3f} -> {rounds[-1]['loss']:.3f}; see {path}")
+        return
+    losses = [row["loss"] for row in rounds if row["loss"] is not None]
+    change = f"{losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "not reported"
+    say(f"{len(rounds)} rounds, training loss {change}; see {path}")
 
 
 def rounds_of(record: Path) -> list[dict[str, Any]]:
@@ -61,7 +64,7 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
         elif entry.get("fact") == "RoundClosed" and entry.get("counted"):
             rows[entry["trained"]] = {
                 "trained": entry["trained"],
-                "loss": entry["loss"],
+                "loss": entry["loss"] or None,  # older logs: 0 if no member reported one
                 "peers": len(entry["counted"]),
                 "bytes_out": entry.get("bytes_out", 0),
                 "bytes_data_parallel": progress.bytes_data_parallel,
@@ -72,8 +75,12 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
 def _draw(rounds: list[dict[str, Any]], path: Path) -> None:
     steps = [row["trained"] for row in rounds]
     with two_charts(path) as (loss, sent):
-        loss.plot(steps, [row["loss"] for row in rounds], color="#0072b2")
-        loss.set(title="training loss", xlabel="round", ylabel="nats")
+        losses = [nan if row["loss"] is None else row["loss"] for row in rounds]
+        reported = any(row["loss"] is not None for row in rounds)
+        loss.plot(steps, losses, color="#0072b2")
+        loss.set(
+            title="training loss" if reported else "training loss: not reported", xlabel="round", ylabel="nats"
+        )
         peers = loss.twinx()
         peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
         peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
+from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
 LATE_SHOWN = 3  # newest contributions of members that were apart
@@ -40,14 +42,29 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 
 def status(dir: Dir = None, *, json: AsJson = False) -> None:
-    """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
-    from atoll.runtime.control.socket import send_request
-    from atoll.runtime.event_log import alike_text
+    """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused.
 
-    s = send_request(folder_of(dir), "status")
+    If no peer is running in the folder, it tells what the folder holds.
+    """
+    from atoll.runtime.control.socket import send_request
+
+    folder, say_status = folder_of(dir), _say_running
+    try:
+        s = send_request(folder, "status")
+    except NetworkError as why:
+        if why.code != NO_PEER or (stored := stored_status(folder)) is None:
+            raise
+        s, say_status = stored, say_stored_status
     if json:
         say_json(s)
-        return
+    else:
+        say_status(s)
+
+
+def _say_running(s: dict[str, Any]) -> None:
+    """Print the status of a running peer."""
+    from atoll.runtime.event_log import alike_text
+
     of = f" of {s['rounds']}" if s["rounds"] else ""
     step = f" {s['step']}/{s['inner_steps']}" if s["phase"] == "training" else ""
     title = " ".join(filter(None, ("run", s["run"], f"({s['run_id'][:8]})")))
@@ -66,7 +83,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; no peer changes sides by itself, see specs/vertex.md")
-        for line in preference_lines(b, folder_of(dir)):
+        for line in preference_lines(b, Path(s["folder"])):
             say(f"    {line}")
     if s.get("apart_steps"):
         say(f"  too few voters are reachable: {s['apart_steps']} steps taken apart so far")
@@ -75,9 +92,8 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
             f"  round {late['round']} took in what {late['name']} did apart since round {late['since']}: "
             f"{late['steps']} steps"
         )
-    if s["loss"] is not None:
-        unit, speed = s["unit"], s["tokens_per_s"]
-        say(f"  training loss {s['loss']:.4f}, {s['tokens']:,} {unit} learned, {speed:,.0f} {unit}/s")
+    if s["trained"]:
+        say(f"  {learned_text(s)}, {s['tokens_per_s']:,.0f} {s['unit']}/s")
     beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
     say(f"  {s['model']}, {s['parameters']:,} parameters{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
@@ -194,10 +210,19 @@ def export(
     dir: Dir = None,
     json: AsJson = False,
 ) -> None:
-    """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file."""
+    """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file.
+
+    If no peer is running in the folder, the newest state in it is written.
+    """
     from atoll.runtime.control.socket import send_request
 
-    answer = send_request(folder_of(dir), "export", path=str(file.expanduser().absolute()) if file else None)
+    folder, path = folder_of(dir), file.expanduser().absolute() if file else None
+    try:
+        answer = send_request(folder, "export", path=str(path) if path else None)
+    except NetworkError as why:
+        if why.code != NO_PEER or (stored := export_stored(folder, path)) is None:
+            raise
+        answer = stored
     if json:
         say_json(answer)
     else:
@@ -227,5 +252,7 @@ def _say_members(members: list[dict[str, Any]], addresses: bool = False) -> None
         rtt = f"{m['rtt_ms']:.1f} ms" if m["rtt_ms"] is not None else ""
         who = f"{m['name'] or m['peer'][-8:]:<16} {m['peer'][-8:]}"
         worth = f" {m['reputation']:>6.2f} {m['tier']:<9}" if "reputation" in m else ""
-        line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<5} {speed:>12} {rtt:>10}"
-        say(line.rstrip() + (f"  {', '.join(m['addresses'])}" if addresses else ""))
+        line = f"  {who}  {m['standing']:<9}{worth} {m['link']:<8} {speed:>12} {rtt:>10}".rstrip()
+        line += f"  no direct link, through {' or '.join(m['through'])}" if m.get("through") else ""
+        shown = [f"{a} (not dialable)" if a in m.get("not_dialable", ()) else a for a in m["addresses"]]
+        say(line + (f"  {', '.join(shown)}" if addresses else ""))

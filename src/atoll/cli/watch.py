@@ -7,18 +7,25 @@ programs that start peers. With `--json`: one object at the end.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 from atoll.base.ids import one_line, printable
-from atoll.base.units import bytes_text
+from atoll.base.units import bytes_text, counted_text
+from atoll.base.version import VERSION
 from atoll.cli.say import json_text, qr, say, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
 from atoll.runtime.supervisor import PeerView
+
+log = logging.getLogger(__name__)
+
+
+NO_TICKET = {"ticket": None}
 
 
 def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
@@ -34,13 +41,38 @@ def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json:
     )
 
     async def main() -> int:
-        return await work(shell)
+        return await work(LoggedView(shell))
 
     try:
         return asyncio.run(main())
     finally:
         if isinstance(shell, LiveTerminalView):
             shell.close()
+
+
+class LoggedView:
+    """Writes what a person would read into atoll.log, with times, and passes everything on to `shell`."""
+
+    def __init__(self, shell: PeerView) -> None:
+        self.shell, self.ends_with_stdin = shell, shell.ends_with_stdin
+
+    def opened(self, news: dict[str, Any]) -> None:
+        what = "resumed" if news["resumed"] else "opened"  # never with the ticket, which is a secret
+        log.info("%s: Atoll %s, process %d; %s", what, VERSION, news["process"], introduction(news | NO_TICKET))
+        self.shell.opened(news)
+
+    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None:
+        if line := line_of(entry, progress):
+            log.info("%s", line)
+        self.shell.entry(entry, progress)
+
+    def notice(self, text: str) -> None:
+        log.info("%s", text)
+        self.shell.notice(text)
+
+    def ended(self, news: dict[str, Any]) -> None:
+        log.info("%s", farewell(news))
+        self.shell.ended(news)
 
 
 class JsonLinesView:
@@ -153,10 +185,9 @@ def introduction(news: dict[str, Any]) -> str:
     if not scopes:
         lines.append("  it dials the others; a client cannot be dialed")
     elif scopes <= {"computer"}:
-        client = "" if news["ticket"] else ", or --role client if no peer can dial it"
         lines.append(
-            "  ! only this computer can dial these; for members on others start with "
-            f"--listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router){client}"
+            "  only this computer can dial these, which is enough to train with members that this peer dials; to "
+            "let other computers dial it: --listen /ip4/0.0.0.0/tcp/7071 (and --announce, behind a router)"
         )
     elif "internet" not in scopes:
         lines.append("  only this network can dial these; behind a router say --announce /ip4/PUBLIC/tcp/PORT")
@@ -175,23 +206,18 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "RoundClosed":
             return _round_lines(entry, progress)
         case "MembershipChanged":
-            out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
-            told = "  ".join(
-                [f"+ {name(p)} joined" for p in entry["joined"]]
-                + [f"- {name(p)} is gone" for p in entry["left"] if p not in out]
-                + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in entry["left"] if p in out]
-            )
-            waits = progress.waiting_text() if entry["left"] else None  # a newcomer has no vote yet
-            return f"{told}\n! {waits}" if waits else told
+            return _membership_lines(entry, progress)
         case "PeerSuspected" if progress.over:
             return ""  # they leave as this peer does
+        case "PeerSuspected" if entry.get("never_linked") and "paused" not in entry:
+            return f"no direct link to {name(entry['peer'])}; its updates come through the other members"
         case "PeerSuspected":
             what = entry.get("paused", "the others go on")
             return f"! {name(entry['peer'])} does not respond ({entry['why']}); {what}"
         case "PeerReturned":
             return f"{name(entry['peer'])} responds again"
-        case "RoundAttemptFailed" if progress.phase == "paused" and "paused" not in entry:
-            return ""  # there was nothing to agree on
+        case "RoundAttemptFailed" if progress.phase in ("paused", "assembling") and "paused" not in entry:
+            return ""  # there was nothing to agree on: it waits for members
         case "RoundAttemptFailed":
             why = entry.get("paused", "trying again")
             return f"! attempt {entry['attempt'] + 1} of this round ran out of time; {why}"
@@ -215,9 +241,28 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "MalformedRowDetected":
             return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
         case "RunOver":
-            return f"the run is over after {entry['rounds']} rounds; state {entry['state'][:16]}"
+            return f"the run is over after {counted_text(entry['rounds'], 'round')}; state {entry['state'][:16]}"
         case _:
             return _history_line(entry, progress)
+
+
+def _membership_lines(entry: dict[str, Any], progress: RunStatus) -> str:
+    """Lines about joined and gone members, as seen by the peer of this log."""
+    name, me, joined, left = progress.name_of, progress.me, entry["joined"], entry["left"]
+    if me and not progress.is_member(me):
+        return ""  # this peer reads the history from before it joined
+    if me in joined:
+        present = [m["peer"] for m in progress.members if m["standing"] not in ("away", "expelled")]
+        return "  ".join(["this peer is a member now", *(f"{name(p)} is here" for p in present if p != me)])
+    out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
+    told = "  ".join(
+        [f"+ {name(p)} joined" for p in joined]
+        + ["the others go on without this peer" for p in left if p == me]
+        + [f"- {name(p)} is gone" for p in left if p not in out and p != me]
+        + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in left if p in out and p != me]
+    )
+    waits = progress.waiting_text() if left else None  # a newcomer has no vote yet
+    return f"{told}\n! {waits}" if waits else told
 
 
 def _round_lines(entry: dict[str, Any], progress: RunStatus) -> str:
@@ -244,8 +289,9 @@ def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
         return unchanged if entry["missing"] else ""
     absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""
     count, less = len(entry["counted"]), progress.bytes_data_parallel
+    loss = f"{entry['loss']:.3f}" if entry["loss"] else "not reported"
     return (
-        f"round {entry['trained']}{of}  loss {entry['loss']:.3f}  {count} peer{'s' * (count > 1)}{absent}  "
+        f"round {entry['trained']}{of}  loss {loss}  {counted_text(count, 'peer')}{absent}  "
         f"sent {bytes_text(entry.get('bytes_out', 0))}"
         + (f" (data-parallel: {bytes_text(less)})" if less else "")
         + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
@@ -265,9 +311,9 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
         case "EraSignaturesOverdue":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that it needs; requesting the others (if none come: signers are gone, and the founder "
-                "can sign for them with atoll recover; or it is forged, and another member's ticket leads to the "
-                "true one: atoll join TICKET --dir NEW_FOLDER)"
+                "that it needs, and the members asked so far have no others: signers are gone, and the founder can "
+                "sign for them with atoll recover; or it is forged, and another member's ticket leads to the true "
+                "one: atoll join TICKET --dir NEW_FOLDER"
             )
         case "HistoryVertexLost":
             return (
@@ -292,7 +338,8 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
 
 
 def farewell(news: dict[str, Any]) -> str:
-    text = f"bye ({news['why']}): {news['trained']} rounds, {news['tokens']:,} {news['unit']} learned together"
+    learned = f"{news['tokens']:,} {news['unit']} learned together"
+    text = f"bye ({news['why']}): {counted_text(news['trained'], 'round')}, {learned}"
     if news["bytes_data_parallel"]:
         text += f", {bytes_text(news['bytes_out'])} sent"
     if news["model"]:

@@ -46,6 +46,11 @@ def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[E
     return [effect for word in peer.resting.words(peer.at + 1) for effect in peer.say(word, now)]
 
 
+def was_linked(peer: Peer, other: PeerId) -> bool:
+    """Whether a connection with this member stood since the local process started."""
+    return other in peer.linked or other in peer.heartbeat.unlinked
+
+
 def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
     """Which voters of the next vertex are present, as known locally."""
     if peer.is_lost:

@@ -10,19 +10,22 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.base.errors import AtollError, NetworkError, RefusedError, UsageError
+from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Digest, Seconds, one_line, printable
 from atoll.base.limits import CLOCK_ZONE_S
 from atoll.base.machine import Fact
+from atoll.base.units import bytes_text
 from atoll.crypto.digest import digest
 from atoll.crypto.identity import Identity, new_vote_key, public_bytes
 from atoll.peer.config.node_sections import StateMemory
@@ -37,7 +40,7 @@ from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.addresses import advertised, as_last_time, only_here, with_free_ports
 from atoll.runtime.session_keys import certify, kept_session, remember_session
-from atoll.runtime.storage.atomic_files import unusable
+from atoll.runtime.storage.atomic_files import refused, unusable
 from atoll.runtime.storage.ownership import make_private, private_folder
 from atoll.runtime.storage.store import PeerStore, damaged
 from atoll.runtime.trainer import chosen_device
@@ -51,9 +54,10 @@ from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 log = logging.getLogger(__name__)
 LOG_LINE_MAX = 2000  # characters of one log message
 CLOCK_IS_RIGHT = "ATOLL_CLOCK_IS_RIGHT"  # environment variable: resume although the last round is dated later
+STATES_AT_FIRST = 3  # that a member keeps: the one before, the head, the next one
 LAST_S = 253402300799.0  # end of the year 9999, the last printable time
 PRIVATE_USES = 64  # uses of a founder's ticket, if members trust each other
-LOG_MAX_BYTES = 2**20  # size of atoll.log at start; older lines are dropped
+LOG_MAX_BYTES = 2 * 2**20  # of atoll.log; older lines go to atoll.log.1, which has as many
 
 
 @dataclass(frozen=True)
@@ -109,16 +113,21 @@ def prepare_folder(folder: Path) -> None:
     try:
         private_folder(folder)
         make_private(path)
-        if path.stat().st_size > LOG_MAX_BYTES:
-            path.write_bytes(path.read_bytes()[-LOG_MAX_BYTES // 2 :])
         logging.raiseExceptions = False  # on a full disk, log lines are lost silently
         layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
         if not logging.getLogger().handlers:
-            file = logging.FileHandler(path)
+            file = RotatingFileHandler(path, maxBytes=LOG_MAX_BYTES, backupCount=1)
+            file.rotator = _rotate_privately
             file.addFilter(_safe_to_print)
             logging.basicConfig(handlers=[file], level=logging.INFO, format=layout)
     except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
         raise unusable(folder, why) from None
+
+
+def _rotate_privately(source: str, destination: str) -> None:
+    """Rename the full log; the next one is private from its first line on."""
+    Path(source).replace(destination)
+    make_private(Path(source))
 
 
 def _safe_to_print(record: logging.LogRecord) -> bool:
@@ -138,16 +147,51 @@ async def found_run(
     make: Make[Host],
     durable: bool = True,
 ) -> tuple[Host, Ticket]:
-    """Found a run. Returns its first peer, listening but not started, and a ticket. Raises AtollError."""
-    store = PeerStore(folder, durable)
-    if "genesis" in store.startup_values():
-        store.close()
-        raise UsageError(
-            "E-DIR-02",
-            f"{folder} already holds a run",
-            cause="a run was founded or joined here before",
-            fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
-        )
+    """Found a run. Returns its first peer, listening but not started, and a ticket. Raises AtollError.
+
+    A founding that fails leaves the folder as it was: what is half made would found another run at the next start.
+    """
+    before = set(folder.rglob("*"))
+    store = None
+    try:
+        store = PeerStore(folder, durable)
+        if "genesis" in store.startup_values():
+            raise UsageError(
+                "E-DIR-02",
+                f"{folder} already holds a run",
+                cause="a run was founded or joined here before",
+                fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
+            )
+        _check_room(folder, founded)
+        return await _found(store, founded, name, listening, invitation, make)
+    except BaseException as why:
+        if store is not None:
+            store.close()
+        for path in sorted({*folder.rglob("*")} - before, reverse=True):  # files before their folders
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        if isinstance(why, RunFailedError | NetworkError):
+            why.fix += f"; nothing is left of this run in {folder}, so name all its settings again"
+        raise
+
+
+def _check_room(folder: Path, founded: FoundingBlobs) -> None:
+    """Raise RunFailedError if the disk cannot hold the first states and the data."""
+    blobs = (founded.data, founded.canary, founded.tokenizer, founded.base)
+    state_bytes = sum(memoryview(piece).nbytes for piece in founded.state)
+    needed = STATES_AT_FIRST * state_bytes + sum(map(len, blobs))
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise refused("found this run", f"it needs {bytes_text(needed)} of disk", folder, "the disk is too full")
+
+
+async def _found(
+    store: PeerStore,
+    founded: FoundingBlobs,
+    name: str,
+    listening: ListenOptions,
+    invitation: TicketTerms,
+    make: Make[Host],
+) -> tuple[Host, Ticket]:
     identity = identity_of(store)
     session_key, ticket_key = new_vote_key(founded.settings.round.signing.kind), Ed25519PrivateKey.generate()
     now = SystemClock().now()

@@ -28,8 +28,6 @@ from atoll.base.machine import (
     Emit,
     Event,
     Fact,
-    LinkDown,
-    LinkUp,
     Message,
     Payload,
     Persist,
@@ -74,6 +72,7 @@ from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketAddre
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
+from atoll.runtime.storage.atomic_files import gone
 from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
 from atoll.runtime.storage.store import PeerStore
 from atoll.wire.codec import decode_message, encode
@@ -143,14 +142,14 @@ class Driver:
         )
         self.clock = SystemClock()
         self.record = EventLog(self.folder / "facts.jsonl")
-        self.progress = RunStatus.of(self.record.tail())
+        self.progress = RunStatus.of(self.record.tail(), self.me)
         # called with every line of the event log
         self.on_entry: Callable[[dict[str, Any]], None] = lambda entry: None
         # where names are quick: hasher of arriving payloads, and the name made from its digest, or None
         self.follow: Callable[[], PayloadHasher | None] = lambda: None
         self.named: Callable[[Message, bytes], Digest | None] = lambda message, followed: None
         self.on_bug: Callable[[BaseException], None] = lambda broken: None  # called on a defect of Atoll itself
-        # called once the disk refuses writes
+        # called once the disk refuses writes, or has lost what no member can replace
         self.on_persist_failed: Callable[[RunFailedError], None] = lambda refused: None
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols
@@ -182,7 +181,7 @@ class Driver:
         self.links = ConnectionManager(
             self.me,
             self.security,
-            LinkCallbacks(self._on_link, self._on_message, self._on_fault),
+            LinkCallbacks(self.handle, self._on_message, self._on_fault),
             follow=self.follow,
             settings=settings,
         )
@@ -431,8 +430,7 @@ class Driver:
         if told not in self._refused:
             self._refused = {told, *(one for one in self._refused if one[0] == told[0])}
             log.warning("the disk or the system refused work: %s", why)
-            entry = {"at": round(self.clock.now(), 3), "fact": "WorkRefused", "phase": self.progress.phase}
-            self.record_entry(entry | {"round": told[0], "why": told[1]}, durable=False)
+            self._show("WorkRefused", phase=self.progress.phase, round=told[0], why=told[1])
 
     # ---- the network ---------------------------------------------------------------------------------------
 
@@ -453,9 +451,6 @@ class Driver:
         """Long-lived keys with which a member joined; no other peer can take its place."""
         public = self.machine.identities.get(peer)
         return public_from_bytes(public) if public is not None else None
-
-    def _on_link(self, event: LinkUp | LinkDown) -> None:
-        self.handle(event)
 
     def _on_message(self, sender: PeerId, data: bytes, payload: memoryview | None, followed: bytes | None) -> None:
         try:
@@ -517,13 +512,9 @@ class Driver:
                 if found not in self.machine.bootstrap:  # discovery may not know the peer at an address
                     self.machine.bootstrap += (found,)
                 return
-            except NetworkError as why:
+            except (NetworkError, RefusedError) as why:  # another program there may give way to the peer
                 log.info("cannot reach %s yet: %s", address, why.what)
-                self.record_entry(
-                    {"at": round(self.clock.now(), 3), "fact": "Unreachable", "phase": "join", "address": address}
-                    | {"why": why.what},
-                    durable=False,
-                )
+                self._show("Unreachable", phase="join", address=address, why=why.what, cause=why.cause)
                 await asyncio.sleep(DIAL_AGAIN_S)
 
     async def _pulse(self) -> None:
@@ -534,6 +525,9 @@ class Driver:
             late = now - self._pulse_at - PULSE_S
             self._pulse_at = now
             self._measure(now)
+            if not (self.folder / "kept.sqlite").exists() and not self._silent:
+                self._silent = True  # open files still take writes, but no restart would find them
+                self.on_persist_failed(gone(self.folder))
             if late > SLEPT_S:
                 for name, (at, _) in list(self._timers.items()):
                     self._set_timer(name, at)  # the loop's clock may have stopped
@@ -572,8 +566,10 @@ class Driver:
             return
         if isinstance(fact, RoundClosed):
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-        elif isinstance(fact, RoundAttemptFailed | PeerSuspected) and (why := self.paused()) is not None:
-            entry |= {"paused": why}
+        elif isinstance(fact, RoundAttemptFailed | PeerSuspected):
+            entry |= {"paused": why} if (why := self.paused()) is not None else {}
+            if isinstance(fact, PeerSuspected) and not operator_commands.was_linked(self.machine, fact.peer):
+                entry["never_linked"] = True
         elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:
@@ -586,6 +582,10 @@ class Driver:
             self.record.write(entry)
         self.progress.fold(entry)
         self.on_entry(entry)
+
+    def _show(self, fact: str, **fields: Any) -> None:
+        """Show a fact that is not recorded."""
+        self.record_entry({"at": round(self.clock.now(), 3), "fact": fact} | fields, durable=False)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

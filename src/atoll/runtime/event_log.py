@@ -78,7 +78,7 @@ def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
             entry |= {
                 "trained": body.trained,
                 "state": body.state,
-                "loss": body.metrics.loss,
+                "loss": body.metrics.reported_loss,
                 "steps": body.metrics.steps,
                 "samples": body.metrics.samples,
                 "attempt": body.attempt,
@@ -206,6 +206,7 @@ class RunStatus:
     """State of a run as folded from one peer's event log."""
 
     max_retries: int = 3  # failed attempts that make a round troubled
+    me: str = ""  # the peer whose log it is; empty: unknown
     run: str = ""
     model: str = ""
     parameters: int = 0  # exchanged values
@@ -232,6 +233,7 @@ class RunStatus:
     alike: list[list[str]] = field(
         default_factory=list[list[str]]
     )  # groups of members with identical updates in the last round
+    counted: list[str] = field(default_factory=list)  # members whose update the last round counted
     missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
     tokens: int = 0  # trained on by the swarm
@@ -252,12 +254,12 @@ class RunStatus:
     late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # late work of partitioned members
     branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # other branches of the run
     apart_steps: int = 0  # steps taken since this peer lost its quorum
-    _closed_at: float = 0.0
+    closed_at_s: float = 0.0  # agreed time of the last round
 
     @staticmethod
-    def of(entries: Iterable[Entry]) -> RunStatus:
+    def of(entries: Iterable[Entry], me: str = "") -> RunStatus:
         """Fold a log from before a restart; nothing of it is in progress now."""
-        progress = RunStatus()
+        progress = RunStatus(me=me)
         for entry in entries:
             progress.fold(entry)
         progress.phase, progress.over, progress.holds_model = "starting", False, False
@@ -339,7 +341,7 @@ class RunStatus:
                 self.trouble = entry["paused"]
             case "WorkRefused":
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
-            case "RoundAttemptFailed" if entry["attempt"] + 1 >= self.max_retries:
+            case "RoundAttemptFailed" if entry["attempt"] + 1 >= self.max_retries and self.phase != "assembling":
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
             case "EraSignaturesOverdue" if entry.get("elsewhere"):
                 self.trouble = (
@@ -350,7 +352,7 @@ class RunStatus:
             case "EraSignaturesOverdue" if "made-up past" not in self.trouble:
                 self.trouble = (
                     f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
-                    "signatures of those who began its era; asking for the others. If none come, either those "
+                    "signatures of those who began its era, and the members asked have no others. Either those "
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
@@ -373,16 +375,17 @@ class RunStatus:
         self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
         self.alike = entry.get("alike", [])
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
-        counted, before = len(entry["counted"]), self._closed_at
-        self._closed_at = entry["time_s"]
+        counted, before, self.counted = len(entry["counted"]), self.closed_at_s, entry["counted"]
+        self.closed_at_s = entry["time_s"]
         if "back_to" in entry:  # rolled-back rounds leave the curve
             self.trained = entry["trained"]
             self.curve = [point for point in self.curve if point[0] <= self.trained]
             return
         if entry["trained"] <= self.trained or not counted:
             return
-        self.trained, self.loss = entry["trained"], entry["loss"]
-        self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, entry["loss"])]
+        self.trained, self.loss = entry["trained"], entry["loss"] or None  # older logs: 0 if none was reported
+        if self.loss is not None:
+            self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, self.loss)]
         tokens = entry["samples"] * max(1, self.seq_len)
         self.tokens += tokens
         if before and entry["time_s"] > before:  # agreed times, since a joiner receives old rounds in a burst
@@ -394,6 +397,10 @@ class RunStatus:
     def standing_of(self, peer: str) -> str:
         """Standing in the plan of the round in progress."""
         return next((m["standing"] for m in self.members if m["peer"] == peer), "outside")
+
+    def is_member(self, peer: str) -> bool:
+        """Whether the newest membership has this peer, present or away."""
+        return any(m["peer"] == peer for m in self.members)
 
     def waiting_text(self) -> str | None:
         """`waiting_text` of a run that trained before; None if enough members train, or the run is over."""

@@ -1,7 +1,7 @@
-"""Swarm on one computer, from a script or a notebook: `atoll.local("train.py", peers=4)`.
+"""Swarm on one computer, from a script or a notebook: `atoll.local("train.py", peers=4)`, or a function.
 
 The script would run on any computer: it joins by its environment. Here the environment makes the first process
-found the run and the others join it.
+found the run and the others join it. A function runs in processes of its own as well (`local_function.py`).
 
 Invariants:
 - No process outlives the call.
@@ -20,13 +20,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.runtime.event_log import RunStatus, entries_in
+from atoll.runtime.local_function import read_result, write_call
+from atoll.runtime.local_progress import SwarmProgress
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import safe_folder
 
+CALL, RESULT = "function.pickle", "result-{}.pickle"  # files in the folder of a swarm
 CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
 LOOK_S = 0.1
 TICKET_S = 120.0  # seconds for the founder to import and open its control socket on a busy computer
@@ -36,16 +40,20 @@ Child = subprocess.Popen[bytes]
 
 
 @arguments("atoll.local", "E-USE-08")
-def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | Path = "") -> None:
-    """Run a training script in `peers` processes on this computer that form one private swarm.
+def local(
+    script: str | Path | Callable[..., Any], *arguments: str, peers: Peers = 4, folder: str | Path = ""
+) -> list[Any]:
+    """Run a training script or a function in `peers` processes on this computer that form one private swarm.
 
-    The script calls `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. In a notebook, write it
-    with `%%writefile`. Peers live in `folder`, by default atoll-local/NAME for NAME.py: a second call with the same
-    folder resumes the run. Raises RunFailedError if a process fails, UsageError if the script does not exist.
+    Either calls `run = atoll.join(or_found={…})`, then `run.attach(model, optimizer)`. A function of a notebook
+    takes along what it refers to (cloudpickle). Returns what it returned in each process; of a script, nothing.
+    Peers live in `folder`, by default atoll-local/NAME for NAME.py or the function NAME: a second call with the
+    same folder resumes the run, also after an interrupt. Raises RunFailedError if a process fails, UsageError if
+    the script does not exist.
     """
-    script = Path(script)
-    base = Path(folder or Path("atoll-local", script.stem))
-    if not script.is_file():
+    name = Path(script).stem if isinstance(script, str | Path) else getattr(script, "__name__", "function")
+    base = Path(folder or Path("atoll-local", name))
+    if isinstance(script, str | Path) and not Path(script).is_file():
         raise UsageError(
             "E-USE-07",
             f"there is no script {str(script)!r}",
@@ -57,22 +65,39 @@ def local(script: str | Path, *arguments: str, peers: Peers = 4, folder: str | P
     except (OSError, ValueError) as why:
         raise unusable(base, why, CHOOSE) from None
     founder = base / "peer-1"
-    words = [sys.executable, str(script), *arguments]
+    commands = _commands(script, arguments, base, peers)
     children: list[Child] = []
     before = _trained(founder)
     if (founder / "kept.sqlite").exists():
         print(
             f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
         )
+    progress = SwarmProgress(founder / "facts.jsonl")
     try:
-        children.append(_started(words, founder, ATOLL_START_PEERS=str(peers), ATOLL_TICKET_USES=str(peers)))
+        first = {"ATOLL_START_PEERS": str(peers), "ATOLL_TICKET_USES": str(peers)}
+        children.append(_started(commands[0], founder, **first))
         ticket = _ticket_in(founder, children[0])
-        children += (_started(words, base / f"peer-{n}", ATOLL_TICKET=ticket) for n in range(2, peers + 1))
-        _wait(children, lambda: _trained(founder) > before)
+        for n in range(2, peers + 1):
+            children.append(_started(commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket))
+        _wait(children, lambda: _trained(founder) > before, progress)
     finally:
         _end(children)
+        progress.close()
     if failed := sum(child.returncode != 0 for child in children):
         raise RunFailedError("E-LOC-01", f"{failed} of {peers} processes failed", cause="see above")
+    is_script = isinstance(script, str | Path)
+    return [] if is_script else [read_result(base / RESULT.format(n)) for n in range(1, peers + 1)]
+
+
+def _commands(
+    script: str | Path | Callable[..., Any], arguments: Sequence[str], base: Path, peers: int
+) -> list[list[str]]:
+    """The command of each process; a function is written into the folder of the swarm first."""
+    if isinstance(script, str | Path):
+        return [[sys.executable, str(script), *arguments]] * peers
+    write_call(script, arguments, base / CALL)
+    module = [sys.executable, "-m", "atoll.runtime.local_function", str(base / CALL)]
+    return [[*module, str(base / RESULT.format(n))] for n in range(1, peers + 1)]
 
 
 def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
@@ -98,7 +123,7 @@ def _ticket_in(folder: Path, founder: Child) -> str:
     raise RunFailedError("E-LOC-02", "the founding process printed no ticket", cause="its script failed: see above")
 
 
-def _wait(children: Sequence[Child], has_begun: Callable[[], bool]) -> None:
+def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: SwarmProgress) -> None:
     """Wait until all have ended. RunFailedError if one fails while the others still wait for it."""
     begun = False
     while any(child.poll() is None for child in children):
@@ -111,6 +136,7 @@ def _wait(children: Sequence[Child], has_begun: Callable[[], bool]) -> None:
                 cause="what it printed stands above",
                 fix="mend the script and call atoll.local again",
             )
+        progress.update()
         time.sleep(LOOK_S)
 
 

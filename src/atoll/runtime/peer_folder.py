@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 
 DEFAULT_DIR = "atoll-run"
+MODEL_CONFIG = "model-config.json"  # configuration of an attached Hugging Face model
 
 
 def default_name(folder: Path) -> str:

@@ -1,7 +1,8 @@
 """Supervisor of one peer process: what `atoll up` and `atoll join` do from start to farewell.
 
 It opens the control socket and shows every fact. It ends when the run is over, the owner stops it, a member refuses
-it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C sends a farewell, the second ends at once.
+it, no peer is reachable, or its trainer keeps failing. The first Ctrl-C or SIGTERM sends a farewell; a Ctrl-C after
+it ends the process at once.
 
 Invariants: nothing of the peer runs on after the end, whatever the reason.
 """
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from atoll.base.errors import AtollError, NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.peer.config.sections import RunConfig, of_the_run
+from atoll.peer.governance.settings_change import is_over
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
 from atoll.runtime.config import (
@@ -38,8 +40,12 @@ from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer, count_local_peers
 from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
+from atoll.runtime.network.addresses import check_bindable
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.runtime.peer_folder import default_name
+from atoll.runtime.reachability import JoinProgress
+from atoll.runtime.storage.atomic_files import unusable
+from atoll.runtime.storage.ownership import private_folder
 from atoll.wire.ticket import Ticket, parse
 
 if TYPE_CHECKING:
@@ -55,7 +61,6 @@ AT_ONCE = (  # reasons that end without a farewell
     "its disk refused",
     "expelled",
 )
-JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +99,8 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         canary_of(start.config, start.file)
         tokenizer_of(start.config, start.file)
         weights_of(start.config, start.file)
+        await check_bindable(_listening(start))
+    _check_folder(start.folder)
     from atoll.runtime.bootstrap import holds_run, resume_run
 
     listening, threads, name = _ready(start)
@@ -157,10 +164,11 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
     _check_addresses(start)
-    from atoll.runtime.bootstrap import join_run
-
     for address in bootstrap:
         endpoint_of(address)
+    _check_folder(start.folder)
+    from atoll.runtime.bootstrap import join_run
+
     listening, threads, name = _ready(start)
     make = _factory(threads, start.config)
     host = await join_run(start.folder, ticket, role, name, listening, make)
@@ -170,9 +178,20 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
 
 def _check_addresses(start: PeerOptions) -> None:
     """Report wrong addresses before the run exists and before torch is loaded."""
-    network = start.config.network
-    for address in (*(start.listen or network.listen_addresses), *(start.announce or network.announce_addresses)):
+    for address in (*_listening(start), *(start.announce or start.config.network.announce_addresses)):
         endpoint_of(address)
+
+
+def _listening(start: PeerOptions) -> tuple[str, ...]:
+    return start.listen or start.config.network.listen_addresses
+
+
+def _check_folder(folder: Path) -> None:
+    """Report a folder that cannot be used before torch is loaded."""
+    try:
+        private_folder(folder)
+    except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
+        raise unusable(folder, why) from None
 
 
 def _ready(start: PeerOptions) -> tuple[Any, int, str]:
@@ -184,7 +203,7 @@ def _ready(start: PeerOptions) -> tuple[Any, int, str]:
 
     check_device(start.config.node.device)
     network = start.config.network
-    asked = start.listen or network.listen_addresses
+    asked = _listening(start)
     nothing_said = not start.listen and asked == ListenOptions().listen
     listening = ListenOptions(
         asked, start.announce or network.announce_addresses, network.upload_bytes_s, as_before=nothing_said
@@ -218,6 +237,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     try:
         await door.open()
         host.start()
+        ticket = None if _has_ended(host) else ticket
         shell.opened(
             {
                 "fact": "Opened",
@@ -245,8 +265,15 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
         signals()
     shell.ended({"fact": "Ended", "why": why, "model": str(exported) if exported else None} | _sum(host))
     if trouble is not None:
+        log.error("%s", trouble)
         raise trouble
     return 0
+
+
+def _has_ended(host: Any) -> bool:
+    """True if the run in this folder has had its rounds, so that its ticket is of no use."""
+    history = host.machine.history
+    return history is not None and is_over(host.machine.settings, history.head_body)
 
 
 class _EndWatcher:
@@ -255,32 +282,21 @@ class _EndWatcher:
     def __init__(self, host: Any, start: PeerOptions, shell: PeerView, leave: Callable[..., None]) -> None:
         self.host, self.start, self.shell, self.leave = host, start, shell, leave
         self.over = asyncio.Event()
-        self.unreachable = ""
+        self.join = JoinProgress(host, shell.notice)
 
     def entry(self, entry: dict[str, Any]) -> None:
         self.shell.entry(entry, self.host.progress)
+        self.join.entry(entry)
         match entry["fact"]:
             case "RunOver":
                 self.over.set()
             case "GenesisKnown":
                 if text := unaudited_text(self.host):
                     self.shell.notice(text)
-            case "Unreachable":
-                if not self.unreachable:
-                    self.shell.notice(f"cannot reach {entry['address']} yet: {entry['why']}")
-                self.unreachable = entry["why"]
             case "JoinRejected":
                 self._refused(entry)
             case "RoundSkipped" if self.host.island.tended.hopeless:
-                self.leave(
-                    "its trainer failed",
-                    RunFailedError(
-                        "E-TRN-13",
-                        f"the trainer failed {self.host.island.tended.failures} times in a row: {entry['why']}",
-                        cause="too little memory, a device that fails, or a model that diverges here",
-                        fix=f"look into {self.start.folder / 'atoll.log'}, then atoll up --dir {self.start.folder}",
-                    ),
-                )
+                self.leave("its trainer failed", _trainer_failed(self.host.island.tended, self.start.folder))
             case _:
                 pass
 
@@ -317,31 +333,40 @@ class _EndWatcher:
         return others or any(s.up for s in self.host.links.stats().values())
 
     async def _end_if_unreachable(self) -> None:
-        await asyncio.sleep(JOIN_S)
-        if self.host.machine.history is None:
-            self.leave(
-                "no member answered",
-                NetworkError(
-                    "E-NET-01",
-                    f"no member of this run answered within {JOIN_S:.0f} s"
-                    + (f": {self.unreachable}" if self.unreachable else ""),
-                    cause="the founder's computer is off, or its addresses cannot be dialed from here",
-                    fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
-                ),
-            )
+        if failure := await self.join.failure():
+            self.leave("no member answered", failure)
+
+
+def _trainer_failed(tended: Any, folder: Path) -> RunFailedError:
+    """Why this peer pauses: the last failure of its trainer, with the end of the trainer's own output."""
+    failure = tended.last_failure
+    fix = f"{failure.fix}; then" if failure.fix else "repair what the trainer reports; then"
+    return RunFailedError(
+        "E-TRN-13",
+        f"the trainer failed {tended.failures} times in a row, so this peer pauses: {failure.what}",
+        cause=failure.cause or "the trainer wrote nothing more about it",
+        fix=f"{fix} atoll up --dir {folder} goes on from the last agreed round (all failures: "
+        f"{folder / 'atoll.log'})",
+    )
 
 
 def _answer_signals(leave: Callable[[str], None], shell: PeerView) -> Callable[[], None]:
-    """Leave in order on Ctrl-C or SIGTERM, exit at once on the second one. Returns the function that undoes it."""
+    """Leave in order on Ctrl-C or SIGTERM, exit at once on a Ctrl-C after that. Returns the undo function.
+
+    A second SIGTERM is no second wish: `timeout` and process managers signal the process and its group.
+    """
     loop = asyncio.get_running_loop()
     asked = False
 
     def answer(name: str) -> None:
         nonlocal asked
+        if asked and name == "SIGTERM":
+            shell.notice("still saying farewell (Ctrl-C ends now)")
+            return
         if asked:
             os._exit(130)
         asked = True
-        shell.notice("leaving: saying farewell to the others (once more to end now)")
+        shell.notice("leaving: saying farewell to the others (Ctrl-C once more ends now)")
         leave(name)
 
     for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
@@ -398,7 +423,7 @@ def _sum(host: Any) -> dict[str, Any]:
         "state": p.state,
         "loss": p.loss,
         "unit": p.unit,
-        "tokens": p.tokens,
+        "tokens": host.learned,
         "over": host.machine.over,
         "bytes_out": p.bytes_out,
         "bytes_in": p.bytes_in,

@@ -24,6 +24,7 @@ from atoll.peer.events import (
     JoinRejected,
     LocalStateCaughtUp,
     RoundBegan,
+    StateDownloadBegan,
     StateRebuilt,
 )
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
@@ -37,6 +38,7 @@ from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
 from atoll.training.export import tensor_file
 from atoll.training.models import task_of
+from atoll.training.recipe.state import export_pieces
 from atoll.training.spec import ATTACHED, local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedNumbers
@@ -82,14 +84,23 @@ class TrainingPeer(Driver):
 
     async def export(self, path: Path | None = None) -> Path:
         """Write the agreed model, or its adapters, as a safetensors file; returns its path. Raises UsageError."""
-        assert self.island.learning is not None  # a head exists
+        head = self.island.head
+        assert self.island.learning is not None and head is not None
         exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
-        data = await self.island.export()
+        pieces = export_pieces(head, self.island.learning.layout)
         try:
-            await asyncio.to_thread(write_durably, path, (data,), exported=exported)
+            await asyncio.to_thread(write_durably, path, pieces, exported=exported)
         except OSError as why:
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path
+
+    @property
+    def learned(self) -> int:
+        """Tokens or samples in the agreed state, so equal at all members, also at those that came late."""
+        head, learning = self.island.head, self.island.learning
+        if head is None or learning is None:
+            return self.progress.tokens
+        return head.tokens // learning.recipe.seq_len * max(1, self.progress.seq_len)
 
     def lies_in_pieces(self, state: Digest) -> bool:
         return self.machine.pieces is not None and self.machine.pieces.is_placed(state)
@@ -140,6 +151,8 @@ class TrainingPeer(Driver):
                 self._learn_recipe(fact)
             case LocalStateCaughtUp():
                 self._spawn(self.island.warm_up())
+            case StateDownloadBegan() if self._is_only_member:
+                self.on_persist_failed(self._state_lost())
             case RoundBegan(paused=True):
                 self.island.trainer.stand()
             case StateRebuilt(state=state) | ArchivedStateRebuildFailed(state=state) if state in self._sought:
@@ -159,6 +172,23 @@ class TrainingPeer(Driver):
                 self._equip()
             case _:
                 pass
+
+    @property
+    def _is_only_member(self) -> bool:
+        history = self.machine.history
+        return history is not None and [m.peer for m in history.head_body.members] == [self.me]
+
+    def _state_lost(self) -> RunFailedError:
+        history = self.machine.history
+        assert history is not None
+        blob = self.store.blob_path(history.head_body.state)
+        return RunFailedError(
+            "E-DIR-14",
+            f"the state of round {history.head} in {self.folder} is damaged or gone, and no other member has it",
+            cause=f"this disk changed or lost {blob}",
+            fix=f"copy that file from a backup; or atoll checkpoint list --dir {self.folder} names older states, "
+            "and atoll checkpoint export ROUND FILE writes one, as the model of a new run",
+        )
 
     def _learn_recipe(self, genesis: GenesisKnown) -> None:
         try:

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
-from atoll.base.limits import CONTROL_FRAME_MAX, MIB, PARTS_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MIB
 from atoll.base.workload import WorkloadPolicy
 from atoll.crypto.digest import Buffer
 from atoll.peer.round.topology_choice import parts_planned
@@ -21,7 +21,6 @@ from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import StragglerPolicy
 from atoll.policy.vertex_capacity import members_most
 from atoll.training.codec import CODECS, codec_named
-from atoll.training.codec.blocks import BLOCK
 from atoll.training.data import (
     STDLIB,
     all_held_out,
@@ -193,17 +192,12 @@ def terms_of(recipe: Recipe, share: float) -> SumCheckTerms | msgspec.UnsetType:
 
 
 def size_problem(recipe: Recipe, layout: ModelLayout) -> str:
-    """Reason why the model is too small for PARTS_MAX parts per fragment; empty if it is not."""
-    least = PARTS_MAX * BLOCK
+    """Reason why the model cannot be cut into the recipe's fragments, of a value or more each; empty if it can."""
     try:
         smallest = min(hi - lo for lo, hi in fragments_of(layout, recipe.schedule.fragments))
     except ValueError as why:
         return str(why)
-    if smallest >= least:
-        return ""
-    what = "what is exchanged" if layout.held else "the model"
-    what = what if recipe.schedule.fragments == 1 else f"a fragment of {what}"
-    return f"{what} has only {smallest} values; a run needs at least {least}"
+    return "" if smallest else "a fragment of what is exchanged has no values"
 
 
 class RunStart(msgspec.Struct, frozen=True):

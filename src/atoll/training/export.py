@@ -64,6 +64,7 @@ class ModelCard(NamedTuple):
     data_parallel_bytes: int | None = None  # bytes that data parallelism would have sent
     tokenizer: str = ""  # hex id of the blob in genesis; empty if tokens are bytes
     beside: str = ""  # description of the trained part, if only a part was trained
+    config: dict[str, Any] | None = None  # of an attached Hugging Face model
     validated: tuple[tuple[str, float], ...] = ()  # validators' results for this state: (name, value)
 
 
@@ -83,7 +84,8 @@ def hugging_face_files(
         return _whole_files(state, layout, story, tokenizer, base)
     spec = spec_of(story.model) if story.model != "attached" else None
     end = end_of(tokenizer)
-    told = {"config.json": _config(spec, story.model, end)} if not layout.held else {"base.json": _base(layout)}
+    config = story.config or _config(spec, story.model, end)
+    told = {"config.json": config} if not layout.held else {"base.json": _base(layout)}
     if tokenizer:
         told["tokenizer_config.json"] = _tokenizer_config(spec, end)
     texts = {name: json.dumps(value, indent=2) + "\n" for name, value in told.items()}
@@ -163,7 +165,7 @@ def _card(spec: NamedModel | None, layout: ModelLayout, story: ModelCard, tokeni
     llama, text = spec is not None and spec.family == "llama", spec is not None and spec.task == "text"
     lines = [
         "---",
-        *(["library_name: transformers"] if llama else []),
+        *(["library_name: transformers"] if llama or story.config else []),
         "tags:",
         "- atoll",
         "- distributed-training",
@@ -229,6 +231,9 @@ def _named(run_id: str) -> str:
 
 
 def _use(spec: NamedModel | None, story: ModelCard, tokenizer_here: bool) -> list[str]:
+    if story.config is not None:
+        name = _one_line(str(next(iter(story.config.get("architectures", ())), "AutoModel")))
+        return ["```python", f"from transformers import {name}", "", f'model = {name}.from_pretrained(".")', "```"]
     if spec is None:
         return [
             "The tensors are those of its members' own PyTorch model, by name: `load_state_dict(strict=False)`."

@@ -23,7 +23,7 @@ from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
 from atoll.training.spec import TrainingSpec
 from atoll.worker.shared_states import SharedStates
-from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch
+from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch, TrainerFailed
 
 Handler = Callable[[Any], Awaitable[Any]]
 """Carries out one type of task and returns its answer. Raises AtollError, PeerFault or OSError."""
@@ -107,7 +107,7 @@ class TrainerAccess(Protocol):
     @property
     def trainer(self) -> Trainer: ...
     async def equipped(self) -> None: ...
-    async def failed(self) -> None: ...
+    async def failed(self, why: TrainerFailed) -> None: ...
     def rates(self, recipe: Recipe) -> dict[str, Any]: ...
 
 

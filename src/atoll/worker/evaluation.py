@@ -47,7 +47,7 @@ async def measure_losses(
                         then()
                 except TrainerFailed as failed:
                     if not failed.alive:
-                        await tended.failed()
+                        await tended.failed(failed)
                     raise
             if found.done:
                 return found

@@ -80,8 +80,8 @@ class PartitionedTrainingProgress:
                 return taken
             try:
                 await self._tended.trainer.write_x(base_F)
-            except TrainerFailed:
-                await self._tended.failed()
+            except TrainerFailed as failed:
+                await self._tended.failed(failed)
             return taken
 
     def stash(self) -> Tensor | None:

@@ -65,7 +65,8 @@ def way_of(settings: RunSettings, plan: RoundPlan, answered_bytes: int = 0) -> T
     were none or if they do not predict the next round.
     """
     way = _way(settings, plan, answered_bytes or settings.update_bytes)
-    return TopologyChoice(cut_to_frames(way.topology, settings.update_bytes), way.why)
+    why = way.why if len(plan.owners) > 1 else "one member combines alone: nothing travels"
+    return TopologyChoice(cut_to_frames(way.topology, settings.update_bytes), why)
 
 
 def topology_in(asked: str) -> str:

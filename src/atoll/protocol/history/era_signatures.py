@@ -41,6 +41,7 @@ ATTESTATION_DOMAIN = b"atoll/era/recovered/1\0"
 RECOVERY = PeerId("")  # signer name of the recovery identity's attestation, which seals an era alone
 ASK_AGAIN_S = 10.0  # seconds between requests for missing signatures; a late signer was away for longer
 ASKED_AT_ONCE = 8  # eras requested at once: responses have up to 170 kB, and peers drop requests beyond their limit
+OVERDUE_TOLD_S = 2 * ASK_AGAIN_S  # two members were asked since: until then, a message is only under way
 UNHEARD_S = 2.0  # seconds after which a request counts as lost or unanswered
 OVERDUE_LEAST = 20  # rounds: the shortest rounds take no longer than a message with signatures
 DIGEST_SCHEME = "blake3-chain"  # BLAKE3 of the last body, which names its parent
@@ -183,7 +184,10 @@ class EraQuorumSigned(Fact, frozen=True, kw_only=True, tag="EraQuorumSigned"):
 
 
 class EraSignaturesOverdue(Fact, frozen=True, kw_only=True, tag="EraSignaturesOverdue"):
-    """A received history continues too long after this round for its few era signatures. No more is accepted."""
+    """A received history continues too long after this round for its few era signatures. No more is accepted.
+
+    Several members were asked for the others in vain, unless a quorum signed another past (`elsewhere`).
+    """
 
     phase = "join"
     signed: int
@@ -218,6 +222,7 @@ class EraSignatureTracker:
         self.lacking: dict[int, Era] = {}  # eras without a quorum so far
         self.sealed: dict[int, Era] = {}  # newest sealed eras
         self.asked: dict[int, tuple[Seconds, PeerId]] = {}  # era -> time and peer of the last request
+        self.blocking: dict[int, Seconds] = {}  # era -> time since which it blocks a received history
         self.unheard: dict[int, Seconds] = {}  # era -> time of the request without a response
         self.reading: dict[str, tuple[PeerId, EraSignaturesRequest]] = {}  # read task -> requester and its request
 
@@ -296,8 +301,13 @@ class EraSignatureTracker:
         era = self.blocking_era(head)
         if era is None or now - self.asked.get(era.round, (-1e9, peer))[0] < UNHEARD_S:
             return []
-        awaited = EraSignaturesOverdue(round=era.round, signed=len(era.signatures), needed=era.quorum)
-        return [Emit(awaited), *self._request(era.round, peer, now)]
+        requests = self._request(era.round, peer, now)
+        if now - self.blocking.setdefault(era.round, now) < OVERDUE_TOLD_S:
+            return requests
+        return [
+            Emit(EraSignaturesOverdue(round=era.round, signed=len(era.signatures), needed=era.quorum)),
+            *requests,
+        ]
 
     def _begin_at(self, round: int) -> EraStart:
         history = self.history
@@ -329,6 +339,7 @@ class EraSignatureTracker:
         held[era.round] = era
         if len(held) > most:
             del held[min(held)]
+        self.blocking = {r: since for r, since in self.blocking.items() if r in self.lacking}
         self.asked = {r: asked for r, asked in self.asked.items() if r in self.lacking}
         self.unheard = {r: since for r, since in self.unheard.items() if r in self.lacking}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from atoll.base.ids import PeerId
 from atoll.base.version import VERSION
 from atoll.features.archive.machine import ArchiveMachine
 from atoll.features.archive.reed_solomon import piece_bytes
@@ -20,10 +21,12 @@ from atoll.peer.settings import RunSettings
 from atoll.policy.reputation import scores_of
 from atoll.runtime.control.pause import pause_told
 from atoll.runtime.event_log import member_entry, waiting_text
+from atoll.runtime.network.addresses import scope_of
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
     from atoll.runtime.training_peer import TrainingPeer
 
+THROUGH_TOLD = 2  # names of members through which another one is reached
 MISSED_TOLD = 8  # consecutive uncounted rounds; fewer are normal for newcomers and slow networks
 
 
@@ -64,7 +67,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "parameters": p.parameters,
         "base_values": p.base_values,
         "unit": p.unit,
-        "tokens": p.tokens,
+        "tokens": host.learned,
         "tokens_per_s": round(p.tokens_per_s, 1),
         "voters": len(there.voters),
         "present": there.here,
@@ -158,13 +161,31 @@ def peers_of(host: TrainingPeer) -> list[dict[str, Any]]:
 def _with_link(host: TrainingPeer, line: dict[str, Any]) -> dict[str, Any]:
     if line["peer"] == host.me:
         return line | {"link": "me", "rtt_ms": None}
-    stats = host.links.stats().get(line["peer"])
+    linked = host.links.stats()
+    stats, is_up = linked.get(line["peer"]), {peer for peer, stats in linked.items() if stats.up}
     if host.machine.heartbeat.is_gone(line["peer"]):
-        link = "gone"
+        link = "indirect" if _counts_without_link(host, line["peer"]) else "gone"
     else:
-        link = "up" if stats is not None and stats.up else "down"
+        link = "up" if line["peer"] in is_up else "down"
     rtt = round(stats.rtt_s * 1000, 2) if stats is not None and stats.rtt_s is not None else None
-    return line | {"link": link, "rtt_ms": rtt}
+    more: dict[str, Any] = {"link": link, "rtt_ms": rtt}
+    if link == "indirect":
+        more["through"] = [host.progress.name_of(p) for p in host.progress.counted if p in is_up][:THROUGH_TOLD]
+    if link in ("up", "indirect") and not (stats is not None and stats.same_computer):
+        more["not_dialable"] = [a for a in line["addresses"] if scope_of(a) == "computer"]
+    return line | more
+
+
+def _counts_without_link(host: TrainingPeer, peer: PeerId) -> bool:
+    """True for a member that is silent here while the others still count it: no link leads there."""
+    heartbeat, progress = host.machine.heartbeat, host.progress
+    heard = heartbeat.watched.get(peer)
+    return (
+        heartbeat.is_silent_only(peer)
+        and peer in progress.counted
+        and heard is not None
+        and progress.closed_at_s > heard.heard_s + heartbeat.offset_s
+    )
 
 
 def _settings_now(host: TrainingPeer) -> RunSettings:

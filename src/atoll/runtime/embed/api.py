@@ -22,7 +22,7 @@ from atoll.policy.fault_tolerance import StatisticName, peers_for_one_liar
 from atoll.policy.participation import THOUSAND, ParticipationPolicy, group_problem, named
 from atoll.policy.presets import PRESETS, Trust
 from atoll.runtime.embed.messages import RunRequest
-from atoll.runtime.embed.options import RunOptions
+from atoll.runtime.embed.options import INNER_STEPS, RunOptions
 from atoll.runtime.embed.run import Run
 from atoll.runtime.embed.trust_defaults import rule_of
 from atoll.runtime.network.addresses import listening
@@ -30,7 +30,6 @@ from atoll.runtime.peer_folder import DEFAULT_DIR
 from atoll.training.recipe.recipes import Recipe, custom_loop_recipe, for_custom_loop
 from atoll.wire.ticket import parse
 
-INNER_STEPS = 50  # optimizer steps of a round, unless the caller chooses
 RECIPE_OPTIONS = ("outer_lr", "outer_momentum", "up", "down", "fragments", "overlap", "epochs", "share")
 
 
@@ -51,6 +50,7 @@ def join(
     names the owner of its data if rounds are sampled (specs/clients.md). Members on other computers can dial it if
     `listen` or ATOLL_LISTEN is an address such as /ip4/0.0.0.0/tcp/7071.
     If there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
+    `name` is what others see; default: ATOLL_NAME, or the computer's name.
     Raises UsageError if the ticket is invalid, or if there is none and no `or_found`.
     """
     ticket, folder = ticket or os.environ.get("ATOLL_TICKET", ""), _folder(folder)
@@ -90,7 +90,8 @@ def found(
     """Found a run of DiLoCo rounds over the model that is attached next; `run.ticket` then lets others join.
 
     A round is `inner_steps` optimizer steps of each member. `rounds=0` goes on until all members have left.
-    Training begins when `start_peers` are present. `folder` keeps keys and state: the same folder is the same peer.
+    Training begins when `start_peers` are present. `folder` keeps keys and state: the same folder is the same peer,
+    and a run in it goes on as it was founded. A warning then names the arguments that it does not have.
 
     `trust="community"` or "open" tolerates liars among up to a third of the members (docs/how-to/choose-trust.md).
     Updates are weighed by distances, with "open" sorted, or combined by the `statistic` of the options. Both need
@@ -169,7 +170,8 @@ def _effort(recipe: Recipe, wish: RunOptions) -> WorkloadPolicy | None:
 
 
 def _folder(given: str | Path) -> Path:
-    return Path(given or os.environ.get("ATOLL_DIR") or DEFAULT_DIR)
+    """The peer's folder. Absolute, since errors name it and the program may change its directory."""
+    return Path(given or os.environ.get("ATOLL_DIR") or DEFAULT_DIR).expanduser().absolute()
 
 
 def _start_peers() -> int:

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import AdamMoments, GradientSums, optimizer_problem
 
+WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")  # .step() calls .optimizer.step()
 MERGED_AT_ONCE = 2**22  # values: 16 MiB of copies, made for tensors of another dtype or on a GPU
 
 
@@ -55,6 +57,7 @@ class LoopModel:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, only: Sequence[str] = ()) -> None:
         """`only`: shell-style names of what is exchanged. UsageError if nothing could be exchanged."""
+        optimizer = plain_optimizer(optimizer)
         try:
             names = exchanged_names(model, only)
             self.layout = layout_of(model, only)
@@ -191,6 +194,35 @@ def _merge_span(how: Taken, x_S: torch.Tensor, sent: HandedOver | None, lo: int,
     assert sent is None or sent.begin <= lo
     sent_S = x_S if sent is None else sent.values_N[lo - sent.begin :][: len(x_S)]
     merge(how, x_S, sent_S, new_S)
+
+
+def plain_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The torch optimizer in a wrapper of Accelerate or Lightning. UsageError if its steps cannot be followed."""
+    inner = optimizer
+    while _is_wrapped(inner):
+        inner = getattr(inner, "optimizer", None)
+    if isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "_optimizer_step_pre_hooks"):
+        return inner
+    raise UsageError(
+        "E-ATT-18",
+        f"the steps of a {type(inner).__name__} cannot be followed: it takes no step hooks of torch",
+        cause="a wrapper of another library (DeepSpeed), or a subclass that never called Optimizer.__init__",
+        fix="attach the torch.optim.Optimizer inside it, if every step of it is a whole step of the wrapper",
+    )
+
+
+def _is_wrapped(optimizer: object) -> bool:
+    return any(kind.__module__.partition(".")[0] in WRAPPERS for kind in type(optimizer).__mro__)
+
+
+def hugging_face_config(model: nn.Module) -> str:
+    """JSON of the configuration from which `transformers` builds this model; empty for other models."""
+    to_json_string = getattr(getattr(model, "config", None), "to_json_string", None)
+    if to_json_string is None:
+        return ""
+    return json.dumps(
+        {"architectures": [type(getattr(model, "_orig_mod", model)).__name__]} | json.loads(to_json_string())
+    )
 
 
 def number_of(loss: SupportsFloat) -> float:

@@ -57,14 +57,16 @@ class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: unknown
     validates: bool = False  # the loop can measure a held-out loss
     state_memory: StateMemory = "memory"
+    config: str = ""  # JSON of a Hugging Face model's configuration, for `checkpoint export --hf`
 
 
 class PeerIdentityAnnouncement(msgspec.Struct, frozen=True, tag="PeerIdentityAnnouncement"):
     """Identity of the peer and ticket of its run."""
 
-    ticket: str
+    ticket: str  # empty if the folder's ticket has expired, or its run is over
     me: str
     lacks: tuple[str, ...] = ()  # protections of the chosen trust that a newly founded run lacks, for people
+    ignored: tuple[str, ...] = ()  # arguments that the run of this folder does not follow, for people
 
 
 class RoundsBegin(msgspec.Struct, frozen=True, tag="RoundsBegin"):
@@ -81,13 +83,21 @@ class LoopRoundClosed(msgspec.Struct, frozen=True, tag="LoopRoundClosed"):
     trained: int
     counted: int
     members: int
-    loss: float
+    loss: float | None  # None: no member reported one
+
+
+class LoopLog(msgspec.Struct, frozen=True, tag="LoopLog"):
+    """A line for the loop's logger."""
+
+    level: int  # of the module logging
+    text: str
 
 
 class LoopRunOver(msgspec.Struct, frozen=True, tag="LoopRunOver"):
     """The run has had its rounds; x holds the agreed model."""
 
     rounds: int
+    model: str = ""  # file with the agreed model; empty if it could not be written
 
 
 class PeerError(msgspec.Struct, frozen=True, tag="PeerError"):
@@ -97,6 +107,7 @@ class PeerError(msgspec.Struct, frozen=True, tag="PeerError"):
     what: str
     cause: str
     fix: str
+    exit_status: int
 
 
 class DeclineRounds(msgspec.Struct, frozen=True, tag="DeclineRounds"):
@@ -121,6 +132,7 @@ ToUser = (
     | RoundsBegin
     | PeerIdentityAnnouncement
     | LoopRoundClosed
+    | LoopLog
     | LoopRunOver
     | PeerError
 )

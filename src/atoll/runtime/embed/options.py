@@ -12,6 +12,8 @@ from atoll.base.ids import Seconds
 from atoll.base.limits import PEERS_MAX, WINDOW_MOST_S
 from atoll.policy.fault_tolerance import StatisticName
 
+INNER_STEPS = 50  # optimizer steps of a round, unless the caller chooses
+
 
 @checked_options("atoll.RunOptions", "E-ATT-11")
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class RunOptions:
     `statistic`: rule that combines updates; None: the default of `trust`. `trust="open"` allows no rule by
     distance.
     `sample` (a share) or `sample_peers` (a number): members drawn per round by the round before.
-    `group`: owner of this loop's data (specs/clients.md). `name`: name of this peer.
+    `group`: owner of this loop's data (specs/clients.md). `name`: name of this peer; default: the computer's.
 
     Length of a round (specs/effort.md), never below `inner_steps_min` or above `inner_steps` steps:
     `round_time`: seconds of training. `target_samples`: samples of all members together; `attach(batch=…)` sets

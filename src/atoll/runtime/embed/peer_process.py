@@ -8,16 +8,19 @@ pair. If either side dies, the other sees the end of the socket: the peer leaves
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from msgspec import UNSET
+from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
@@ -25,16 +28,21 @@ from atoll.base.ids import Digest
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
+from atoll.peer.governance.settings_change import is_over
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
+from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.protocol.transfer.download import FetchFailed
 from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
+from atoll.runtime.embed.ignored import ignored_arguments
+from atoll.runtime.embed.loop_log import messages_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
+    LoopLog,
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
@@ -42,6 +50,9 @@ from atoll.runtime.embed.messages import (
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
+from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
+from atoll.runtime.reachability import JoinProgress
+from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
     LENGTH,
@@ -57,6 +68,7 @@ if TYPE_CHECKING:
     from atoll.runtime.training_peer import TrainingPeer
     from atoll.runtime.training_spec import RunStart
 
+log = logging.getLogger(__name__)
 FAREWELL_S = 10.0  # seconds for the others to agree on this leave; below `peer_channel.LEAVE_S`
 
 
@@ -96,35 +108,40 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     try:
         host, ticket, lacks = await _enter_run(wish, trainer.read_x(), make)
     except AtollError as why:
-        trainer.send(PeerError(why.code, why.what, why.cause, why.fix))
+        trainer.send(_sent(why))
         with suppress(ConnectionError):  # the loop may have ended in between
             await writer.drain()
         return
+
+    if wish.config:
+        write_durably(Path(wish.request.folder) / MODEL_CONFIG, [wish.config.encode()])
 
     def leave(why: str) -> None:
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
-    trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
-
     def end(why: AtollError) -> None:
         trouble.append(why)
         over.set()
 
-    host.on_persist_failed = end
-    host.on_leave = leave
+    join = _connect_loop(host, trainer)
+    host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
-    trainer.send(PeerIdentityAnnouncement(ticket, host.me, lacks))
+    trainer.send(PeerIdentityAnnouncement("" if _is_over(host) else ticket, host.me, lacks, _ignored(wish, host)))
+    joining = asyncio.create_task(_end_if_unreachable(join, end))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
-        trainer.send(PeerError(trouble[0].code, trouble[0].what, trouble[0].cause, trouble[0].fix))
+        trainer.send(_sent(trouble[0]))
     elif over.is_set():
         with suppress(TrainerFailed):
+            if host.island.head is not None:
+                await host.island.warm_up()  # a peer that came back after the end may not have written the model
             await host.island.end_on_head()
-        trainer.send(LoopRunOver(host.machine.history.head_body.trained if host.machine.history else 0))
+        trained = host.machine.history.head_body.trained if host.machine.history else 0
+        trainer.send(LoopRunOver(trained, await _write_model(host)))
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
@@ -133,11 +150,59 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (has_left or host.machine.over))
     reading.cancel()
-    for one in ends:
+    for one in (joining, *ends):
         one.cancel()
-    await asyncio.gather(reading, *ends, return_exceptions=True)
+    await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer) -> JoinProgress:
+    """Let the loop decline rounds, and send it messages about the lines of the event log."""
+    trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
+    join = JoinProgress(host, lambda text: trainer.send(LoopLog(logging.WARNING, text)))
+
+    def tell(entry: dict[str, Any]) -> None:
+        join.entry(entry)
+        for message in messages_of(entry, host.progress, host.me):
+            trainer.send(message)
+
+    host.on_entry = tell
+    return join
+
+
+def _is_over(host: TrainingPeer) -> bool:
+    """True if the folder's run has had its rounds, so that no one can join it."""
+    history = host.machine.history
+    return history is not None and is_over(host.machine.settings, history.head_body)
+
+
+async def _write_model(host: TrainingPeer) -> str:
+    """Write the agreed model into the folder; returns its path, or nothing if the disk refuses it."""
+    if host.island.head is None:
+        return ""
+    try:
+        return str(await host.export())
+    except AtollError as why:
+        log.warning("the agreed model is not in %s: %s", host.folder, why.what)
+        return ""
+
+
+def _sent(why: AtollError) -> PeerError:
+    return PeerError(why.code, why.what, why.cause, why.fix, why.exit_status)
+
+
+def _ignored(wish: AttachLoop, host: TrainingPeer) -> tuple[str, ...]:
+    """Arguments that this run does not follow, as it was founded before."""
+    if wish.request.recipe is None or host.machine.genesis is None:
+        return ()
+    request = replace(wish.request, recipe=_outer_interval_in_samples(wish.request.recipe, wish.batch))
+    return ignored_arguments(request, host.machine.settings)
+
+
+async def _end_if_unreachable(join: JoinProgress, end: Callable[[AtollError], None]) -> None:
+    if failure := await join.failure():
+        end(failure)
 
 
 async def _enter_run(
@@ -156,6 +221,9 @@ async def _enter_run(
     from atoll.runtime.training_spec import founding_blobs
 
     request, folder = wish.request, Path(wish.request.folder)
+    if not request.name.removesuffix(GROUP_MARK + group_of(request.name)) and not holds_run(folder):
+        request = replace(request, name=named(default_name(folder), group_of(request.name)))
+        wish = replace(wish, request=request)
     listening = ListenOptions(request.listen, request.announce)
     prepare_folder(folder)
     if request.ticket:
@@ -218,7 +286,7 @@ def _run_start(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
             inner_steps=schedule.turn_steps,
             quorum=preset.quorum,
             sample=request.sample or msgspec.UNSET,
-            effort=msgspec.structs.replace(request.effort, batch=wish.batch) if request.effort else msgspec.UNSET,
+            effort=replace(request.effort, batch=wish.batch) if request.effort else msgspec.UNSET,
             committee=msgspec.UNSET if request.trust == "private" else COMMITTEE_MOST,
         ),
     )
@@ -230,7 +298,7 @@ def _outer_interval_in_samples(recipe: Recipe, batch: int) -> Recipe:
     outer = recipe.outer
     if not isinstance(outer, DelayedNesterov):
         return recipe
-    return msgspec.structs.replace(recipe, outer=msgspec.structs.replace(outer, every=outer.every * batch))
+    return replace(recipe, outer=replace(outer, every=outer.every * batch))
 
 
 def _model_mismatch(run: ModelLayout, mine: ModelLayout) -> RefusedError | None:
@@ -266,7 +334,7 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
         "E-DISK-01",
         f"cannot keep the state of this run: {why}",
         cause="a member holds some states, each of 8 bytes for every exchanged value",
-        fix=f"free some space in {folder}, or name a folder on another disk; then start the program again",
+        fix=f"free some space on the disk of {folder}, or name a folder on another disk; then start again",
     )
 
 
@@ -274,7 +342,9 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
     match fact:
         case RoundClosed(body=body) if body.parts:
             here = sum(m.is_present for m in body.members)
-            trainer.send(LoopRoundClosed(body.round, body.trained, len(fact.counted), here, body.metrics.loss))
+            trainer.send(
+                LoopRoundClosed(body.round, body.trained, len(fact.counted), here, body.metrics.reported_loss)
+            )
         case RunOver():
             over.set()
         case GenesisKnown(settings=settings):

@@ -12,14 +12,15 @@ Invariants:
 - The optimizer's state is never touched, except where a recipe averages its moments.
 - Data never leave this process. Only exchanged parameters and buffers do, and gradients or moments if the recipe
   averages them. Of a model with frozen parameters, only those that require a gradient or that `only` names travel.
-- If the peer process dies, the hook raises; the loop never continues alone silently. An exception or Ctrl-C during
-  a hand-over or a merge ends the loop's place in the run, since its peer waits for the rest.
+- If the peer process dies, the hook raises; the loop never continues alone silently, nor after the end of the run
+  (`after_end.py`). An exception or Ctrl-C during a hand-over or a merge ends the loop's place in the run, since its
+  peer waits for the rest.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,14 +33,16 @@ import torch
 from torch import nn
 
 from atoll.base.arguments import Count, Whole, arguments
-from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import AtollError, RunFailedError, UsageError, short_traceback
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
-from atoll.runtime.embed.loop_model import HandedOver, LoopModel, number_of
+from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd
+from atoll.runtime.embed.loop_model import HandedOver, LoopModel, hugging_face_config, number_of
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
     DeclineRounds,
+    LoopLog,
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
@@ -48,8 +51,15 @@ from atoll.runtime.embed.messages import (
     RunRequest,
     ToUser,
 )
+from atoll.runtime.embed.notices import (
+    UNREPORTED,
+    UNVALIDATED,
+    error_of,
+    ignored_text,
+    outer_step_text,
+    print_invitation,
+)
 from atoll.runtime.embed.peer_channel import PeerChannel
-from atoll.runtime.network.addresses import LOOPBACK
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
     InnerSaved,
@@ -64,14 +74,10 @@ from atoll.runtime.trainer.protocol import (
 from atoll.training.codec.blocks import largest_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import is_skipped
-from atoll.wire.ticket import parse
 from atoll.worker.trainer_commands import BeginValidation
 
 T = TypeVar("T")
-UNVALIDATED = (
-    "members of this run may lie, and this loop cannot see whether an agreed model is bad. If too few members can, "
-    "the run never goes back behind a bad one. Give it a held-out loss: run.attach(model, optimizer, validate=…)"
-)
+log = logging.getLogger("atoll")  # messages for the user of a loop
 
 
 @dataclass
@@ -84,6 +90,28 @@ class _StepSpan:
     seconds: float = 0.0
 
 
+@dataclass
+class RunProgress:
+    """What a loop knows of its run."""
+
+    ticket: str
+    peer: str = ""
+    round: int = -1
+    trained: int = 0
+    members: int = 0
+    loss: float = math.nan
+    done: bool = False
+    model_file: str = ""
+    exchanged: int = 0
+    base: str = ""
+    shard: tuple[int, int] = 0, 1  # index and count
+
+    def closed(self, round: LoopRoundClosed) -> None:
+        """Take over the numbers of an agreed round."""
+        self.round, self.trained, self.members = round.round, round.trained, round.members
+        self.loss = math.nan if round.loss is None else round.loss
+
+
 class Run:
     """This process's place in a run. `atoll.join` and `atoll.found` create it; it does nothing before `attach`."""
 
@@ -91,19 +119,11 @@ class Run:
 
     def __init__(self, request: RunRequest) -> None:
         self._request = request
-        self.ticket = request.ticket  # for others to join with; known after `attach` if this process founds the run
-        self.peer = ""  # id of this process in the run
-        self.round = -1  # last agreed round
-        self.trained = 0  # agreed training rounds so far
-        self.members = 0  # members present in the last agreed membership
-        self.loss = float("nan")  # mean reported training loss of the last agreed round
-        self.done = False  # True once the run is over and the model holds the agreed parameters
-        self.exchanged = 0  # values that travel: all of the model, or its adapters
-        self.base = ""  # digest of the values that do not travel; empty if all do
-        self.shard_index, self.shard_count = 0, 1  # this round's slice of the data, for `shard`
+        self._seen = RunProgress(request.ticket)
         self._channel = PeerChannel()
         self._joined = False
-        self._warned = False  # True once the missing validate= was reported
+        self._warned: set[str] = set()  # notices that were given
+        self._after_end = StepsAfterEnd("warn")
         self._validate: Callable[[], SupportsFloat] | None = None
         self._batch = 1
         self._span = _StepSpan()
@@ -125,6 +145,70 @@ class Run:
         state = "is over" if self.done else f"round {self.round}" if self._joined else "not attached"
         return f"<atoll.Run {self._request.folder}: {state}, {self.trained} rounds trained, {self.members} members>"
 
+    # ---- what a loop reads ---------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """True once the run is over and the model holds the agreed parameters: `while not run.done`."""
+        return self._seen.done
+
+    @property
+    def ticket(self) -> str:
+        """Ticket for others to join with; empty before `attach` if this process founds the run."""
+        if not self._seen.ticket and not self._joined and not self._channel.is_open:
+            self._warn("run.ticket is empty until run.attach(model, optimizer) has founded the run")
+        return self._seen.ticket
+
+    @property
+    def peer(self) -> str:
+        """Id of this process in the run; empty before `attach`."""
+        return self._seen.peer
+
+    @property
+    def round(self) -> int:
+        """Last agreed round; -1 before the first one. Rounds in which members only assemble count, too."""
+        return self._seen.round
+
+    @property
+    def trained(self) -> int:
+        """Agreed training rounds so far."""
+        return self._seen.trained
+
+    @property
+    def members(self) -> int:
+        """Members present in the last agreed membership, this one included."""
+        return self._seen.members
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss that members reported for the last agreed round; nan if no member did."""
+        return self._seen.loss
+
+    @property
+    def model_file(self) -> str:
+        """File with the agreed model, in the folder of this peer; empty before the end of the run."""
+        return self._seen.model_file
+
+    @property
+    def exchanged(self) -> int:
+        """Number of values that travel: all of the model, or its adapters; 0 before `attach`."""
+        return self._seen.exchanged
+
+    @property
+    def base(self) -> str:
+        """Digest of the values that do not travel; empty if all do."""
+        return self._seen.base
+
+    @property
+    def shard_index(self) -> int:
+        """This member's slice of the data in this round, 0 … shard_count - 1; see `shard`."""
+        return self._seen.shard[0]
+
+    @property
+    def shard_count(self) -> int:
+        """Number of slices of the data in this round; see `shard`."""
+        return self._seen.shard[1]
+
     # ---- what a loop calls ---------------------------------------------------------------------------------
 
     @arguments("run.attach", "E-ATT-11")
@@ -138,6 +222,7 @@ class Run:
         only: Sequence[str] = (),
         validate: Callable[[], SupportsFloat] | None = None,
         state_memory: StateMemory = "memory",
+        after_end: AfterEnd = "warn",
     ) -> Run:
         """Join with this model; returns when the first round begins. The model then holds the agreed parameters.
 
@@ -153,6 +238,11 @@ class Run:
 
         `state_memory="disk"` keeps the vectors of this peer that are as large as the model in files of its folder,
         for models that hardly fit: rounds take longer.
+
+        `after_end` sets what `optimizer.step()` does once the run is over: "warn" (train on alone, after one
+        warning), "raise" (RunEnded, which ends loops of other libraries) or "skip" (change nothing).
+
+        Messages about members, rounds and problems go to `logging.getLogger("atoll")`.
 
         Raises RefusedError if the model is not the run's, UsageError if nothing could be exchanged, or the ticket's
         own error.
@@ -172,21 +262,23 @@ class Run:
                 fix="count samples, in target_samples= as well",
             )
         self._local, self._batch, self._validate = LoopModel(model, optimizer, only), batch, validate
-        self.exchanged, self.base = self._local.layout.floats, self._local.base_digest
+        optimizer = self._local.optimizer  # without the wrapper of Accelerate or Lightning
+        self._seen.exchanged, self._seen.base = self._local.layout.floats, self._local.base_digest
+        self._after_end = StepsAfterEnd(after_end)
         if request.recipe is not None:
             self._use_recipe(request.recipe)
         memory = self._local.open_mailbox(self._checked_folder(state_memory))
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
+        known = {"state_memory": state_memory, "config": hugging_face_config(model)}
         self._channel.send(
-            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, state_memory)
+            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, **known)
         )
         self._wait_for_turn()
         self._joined = True
-        if not self.done:
-            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._hooks.append(optimizer.register_step_post_hook(self._after_step))
         return self
 
     @arguments("run.report", "E-ATT-11")
@@ -224,11 +316,16 @@ class Run:
 
     @arguments("run.shard", "E-ATT-11")
     def shard(self, items: Iterable[T]) -> Iterator[T]:
-        """Every n-th item, so that members see disjoint data; for loaders that all members order alike."""
+        """Every n-th item, so that members see disjoint data; for loaders that all members order alike.
+
+        If all members call `torch.manual_seed` with one number and draw batches themselves, they draw the same
+        ones: seed the draws by `run.shard_index` after `attach`.
+        """
         for index, item in enumerate(items):
             if index % self.shard_count == self.shard_index:
                 yield item
 
+    @short_traceback
     def close(self) -> None:
         """Leave the run and end the peer process. Idempotent; also done when Python exits."""
         for hook in self._hooks:
@@ -246,22 +343,28 @@ class Run:
         folder = Path(self._request.folder)
         nearest = next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), Path())
         if text := check_room(needs_of(self._local.layout, state_memory), folder, nearest):
-            print(text, file=sys.stderr, flush=True)
+            log.warning("%s", text)
         return nearest if state_memory == "disk" else None
 
     # ---- between steps -------------------------------------------------------------------------------------
 
+    @short_traceback
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hook before optimizer.step(): if members agree on gradients, the recipe takes the step instead."""
         self._in_step = True
+        if self.done:
+            place = f" (the agreed model is in {self.model_file})" * bool(self.model_file)
+            return self._after_end.before_step(f"after {self.trained} rounds{place}", optimizer, args, kwargs)
         gradients = self._local.gradients
-        return None if gradients is None or self.done else gradients.take_gradients(optimizer, args, kwargs)
+        return None if gradients is None else gradients.take_gradients(optimizer, args, kwargs)
 
+    @short_traceback
     def _after_step(self, *_: object) -> None:
         """Hook after optimizer.step(): hand over if the round's steps or its time are over."""
         if not self._in_step:
             return  # the super().step() of a subclass, which torch hooks as well
         self._in_step = False
+        self._after_end.after_step()
         if self._local.gradients is not None and not self._local.gradients.restore_gradients():
             self.close()
             raise UsageError(
@@ -316,6 +419,8 @@ class Run:
             mailbox_F.copy_(sent_F)
         else:
             span = self._end_span(mailbox_F, lo, hi)
+        if not span.reported:
+            self._warn(UNREPORTED)
         loss = span.loss_sum / span.reported if span.reported else 0.0
         samples, queues = span.steps * self._batch, self._local.queue_rounds > 0
         goes_ahead = job.ahead is not None and self._held_job < job.job
@@ -367,7 +472,7 @@ class Run:
         match message:
             case TrainSteps():
                 self._job, self._asked_steps = message, message.steps
-                self.shard_index, self.shard_count = message.shard, message.shards
+                self._seen.shard = message.shard, message.shards
             case WriteParameters():
                 self._write_agreed()
                 self._channel.send(TrainerCommandCompleted())
@@ -393,34 +498,48 @@ class Run:
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
-            case PeerIdentityAnnouncement(ticket, me, lacks):
-                self.ticket, self.peer = ticket, me
-                for text in lacks:
-                    print(text, file=sys.stderr, flush=True)
-                if not self._request.ticket:
-                    _print_invitation(ticket, self._request)
+            case PeerIdentityAnnouncement():
+                self._announce(message)
             case LoopRoundClosed():
-                self.round, self.trained, self.members = message.round, message.trained, message.members
-                self.loss = message.loss
-            case LoopRunOver(rounds):
-                self.done, self.trained = True, rounds
+                self._seen.closed(message)
+            case LoopLog(level, text):
+                log.log(level, "%s", text)
+            case LoopRunOver(rounds, model):
+                self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model
                 if not self._joined:
-                    print(
-                        f"this run was over after {rounds} rounds: the model holds their result; "
-                        f"to begin another run, use another folder than {self._request.folder}",
-                        file=sys.stderr,
+                    log.warning(
+                        "this run was over after %d rounds: the model holds their result; to begin another run, "
+                        "use another folder than %s",
+                        rounds,
+                        self._request.folder,
                     )
-            case PeerError(code, what, cause, fix):
+                elif model:
+                    log.info("the run is over after %d rounds; the agreed model is in %s", rounds, model)
+            case PeerError():
                 self.close()
-                raise _error_class(code)(code, what, cause=cause, fix=fix)
+                raise error_of(message)
+
+    def _announce(self, message: PeerIdentityAnnouncement) -> None:
+        self._seen.ticket, self._seen.peer = message.ticket, message.me
+        for text in message.lacks:
+            log.warning("%s", text)
+        if message.ignored:
+            log.warning("%s", ignored_text(self._request.folder, message.ignored))
+        if not self._request.ticket and message.ticket:
+            print_invitation(message.ticket, self._request)
+
+    def _warn(self, text: str) -> None:
+        """Log a warning once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
 
     def _begin_rounds(self, recipe: Recipe, validated: bool) -> None:
         self._use_recipe(recipe)
-        if validated and self._validate is None and not self._warned:
-            self._warned = True  # this message may arrive several times before the loop has joined
-            print(UNVALIDATED, file=sys.stderr, flush=True)
+        if validated and self._validate is None:
+            self._warn(UNVALIDATED)  # this message may arrive several times before the loop has joined
         if self._local.gradients is not None:
-            print(_describe_outer_step(recipe, self._local.optimizer), file=sys.stderr, flush=True)
+            self._warn(outer_step_text(recipe, self._local.optimizer))
 
     def _use_recipe(self, recipe: Recipe) -> None:
         with self._close_on_refusal():
@@ -444,33 +563,14 @@ class Run:
         if not largest_of(x_N) < math.inf:
             self.close()
             what = "the model" if self._local.gradients is None or not self._joined else "a gradient"
-            when = (
-                f"after round {self.round}, step {self._span.steps}" if self._joined else "before its first round"
-            )
+            after = f"after round {self.round}" if self.round >= 0 else "in the first round"
+            when = f"{after}, step {self._span.steps}" if self._joined else "before its first round"
             raise RunFailedError(
                 "E-ATT-10",
                 f"{what} is not finite {when}: no member could use it",
                 cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
                 fix="fix that and start the program again in the same folder: the last agreed state is good",
             )
-
-
-def _print_invitation(ticket: str, request: RunRequest) -> None:
-    is_local = request.listen == LOOPBACK
-    where = "  (on this computer; for others ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071)" * is_local
-    print(f"others join with: atoll.join({ticket!r}){where}", flush=True)
-    if parse(ticket).uses == 1:
-        print(f"it admits one; for each of the others: atoll invite --dir {request.folder}")
-
-
-def _describe_outer_step(recipe: Recipe, optimizer: torch.optim.Optimizer) -> str:
-    """Notice that the recipe takes the steps, so that people do not tune rates that have no effect."""
-    outer = recipe.outer
-    numbers = ", ".join(f"{name}={getattr(outer, name)!r}" for name in outer.__struct_fields__)
-    return (
-        f"members of this run agree on gradients: optimizer.step() takes the step of its recipe, "
-        f"{type(outer).__name__}({numbers}); rates and moments of your {type(optimizer).__name__} have no effect"
-    )
 
 
 def _refuse_steps(why: str) -> Callable[..., None]:
@@ -483,9 +583,3 @@ def _refuse_steps(why: str) -> Callable[..., None]:
         )
 
     return refuse
-
-
-def _error_class(code: str) -> type[AtollError]:
-    if code.startswith("E-NET"):
-        return NetworkError
-    return UsageError if code.startswith(("E-DIR", "E-TKT")) else RefusedError

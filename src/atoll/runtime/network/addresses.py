@@ -12,7 +12,8 @@ import socket
 from contextlib import suppress
 from typing import Literal
 
-from atoll.runtime.network.dialer import endpoint_of, environment_addresses
+from atoll.runtime.network import tcp
+from atoll.runtime.network.dialer import cannot_listen, endpoint_of, environment_addresses
 from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -50,6 +51,16 @@ def with_free_ports(addresses: tuple[str, ...]) -> list[str]:
                 where = where._replace(port=probe.getsockname()[1])
         out.append(text_of(where))
     return out
+
+
+async def check_bindable(addresses: tuple[str, ...]) -> None:
+    """Raise NetworkError for an address that this computer cannot listen on now. Nothing listens afterwards."""
+    for address in addresses:
+        where = endpoint_of(address)
+        try:
+            (await tcp.listening(where, tcp.UNPACED)).close()
+        except OSError as why:
+            raise cannot_listen(address, why) from why
 
 
 def as_last_time(asked: list[str], last: list[str]) -> list[str]:

@@ -3,8 +3,9 @@
 A link is a control connection with bulk connections beside it (bulk_channel.py).
 
 Invariants:
-- `LinkUp` and `LinkDown` alternate.
-- The death of a peer's process on a reachable host is reported with `refused=True` after one redial.
+- `LinkUp` and `LinkDown` alternate, except for a second `LinkDown` with `refused=True`.
+- The death of a peer's process on a reachable host is reported with `refused=True` after one redial, also if a
+  `LinkDown` without it was reported before: the host may have been unreachable then.
 - A stranger's bytes cost its own connection and nothing else.
 - After `close`, no task, connection or callback of the manager is left.
 - Network failures raise nothing: a send may be lost, and is counted then.
@@ -450,7 +451,7 @@ class ConnectionManager:
             self._retire(link, old)
         self._settle(link, refused=False)
         if not link.up:
-            link.up = True
+            link.up, link.may_be_refused = True, False
             self._notify(self._callbacks.on_event, LinkUp(link.peer))
         link.wake_redialer.set()
         if link.bulk_wanted:
@@ -473,7 +474,7 @@ class ConnectionManager:
 
     def _settle(self, link: PeerLink, refused: bool) -> None:
         """Report a due LinkDown, and release what only a live link needs."""
-        if link.down_timer:
+        if link.down_timer or (refused and link.may_be_refused):
             self._report_down(link, refused)
         if link.control is None:
             link.end_session()
@@ -488,8 +489,8 @@ class ConnectionManager:
         if link.down_timer:
             link.down_timer.cancel()
             link.down_timer = None
-        if link.up:
-            link.up = False
+        if link.up or (refused and link.may_be_refused):
+            link.up, link.may_be_refused = False, not refused
             self._notify(self._callbacks.on_event, LinkDown(link.peer, refused))
 
     # ---- bulk connections ----

@@ -6,6 +6,7 @@ Not responsible for: retries, state of a link (connection_manager.py).
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -20,6 +21,8 @@ from atoll.runtime.network.transports import TRANSPORTS
 from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint
 
 log = logging.getLogger(__name__)
+
+NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 
 
 class DialResult(Enum):
@@ -132,8 +135,8 @@ def cannot_dial(address: str, why: OSError | PeerFault) -> NetworkError | Refuse
         case ConnectionRefusedError():
             return NetworkError(
                 "E-NET-12",
-                f"no peer listens at {address}",
-                cause="the peer is not running, or its port changed",
+                f"no peer listens at {address}: connection refused",
+                cause="the peer is not running, or its port changed; the computer itself is there",
                 fix="ask a member for a new ticket: atoll invite",
             )
         case DialRefused():
@@ -145,10 +148,29 @@ def cannot_dial(address: str, why: OSError | PeerFault) -> NetworkError | Refuse
                 cause="another peer or program uses this address now, or it belongs to another network or version",
                 fix="ask a member for a new ticket: atoll invite",
             )
-        case _:
+        case OSError(errno=number) if number in NO_ROUTE:
+            return NetworkError(
+                "E-NET-16",
+                f"no route to {address}: {why.strerror}",
+                cause="this computer is offline, or the address is of a network that it is not in",
+                fix="check the network of this computer; or let the member announce an address that it can reach: "
+                "atoll up --announce",
+            )
+        case TimeoutError():
             return NetworkError(
                 "E-NET-13",
-                f"no reply from {address}: {why or type(why).__name__}",
+                f"no reply from {address}: {_timeout_text(why)}",
                 cause="a firewall drops the packets, or the computer is off",
                 fix="let the member announce an address that this computer can reach: atoll up --announce",
             )
+        case _:
+            return NetworkError(
+                "E-NET-13",
+                f"no reply from {address}: {why.strerror or str(why) or type(why).__name__}",
+                cause="the name or the connection failed before a peer answered",
+                fix="let the member announce an address that this computer can reach: atoll up --announce",
+            )
+
+
+def _timeout_text(why: TimeoutError) -> str:
+    return f"connected, but {why}" if why.args and why.errno is None else "timed out"

@@ -47,7 +47,7 @@ def unnamed_file(folder: Path, size_bytes: int) -> int:
             "E-DISK-01",
             f"cannot make room for {size_bytes / 1e9:.2f} GB in {folder}: {why.strerror}",
             cause='state_memory = "disk" keeps vectors of the model\'s size in files there',
-            fix=f"free some space in {folder}, then start again",
+            fix=f"free some space on the disk of {folder}, then start again",
         ) from why
 
 

@@ -32,6 +32,7 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     refused_sends: int  # messages larger than a frame may be
     rtt_s: float | None  # the kernel's estimate; None if unknown
     congestion: str  # in use, read back
+    same_computer: bool  # the connection does not leave this computer
 
 
 class PeerLink:
@@ -44,6 +45,7 @@ class PeerLink:
         self.log: MessageLog | None = None  # of the session; outlives its connections until the link is down
         self.retiring: dict[ControlChannel, None] = {}  # oldest first
         self.up = False  # LinkUp was reported
+        self.may_be_refused = False  # LinkDown was reported, and no redial was refused since
         self.down_timer: asyncio.TimerHandle | None = None  # set while a LinkDown is due but not reported
         self.redialer: asyncio.Task[None] | None = None
         self.wake_redialer = asyncio.Event()
@@ -115,6 +117,7 @@ class PeerLink:
             refused_sends=self.refused_sends,
             rtt_s=self.control.connection.rtt_s if self.control else None,
             congestion=self.control.connection.congestion if self.control else "",
+            same_computer=self.control.connection.is_same_computer if self.control else False,
         )
 
     def traffic(self) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
 
 BACKLOG = 256  # connections that wait in the kernel; in a mesh that starts at once, all peers dial at once
 UNHEARD_S = 60.0  # unacknowledged bytes are lost after this time; the kernel alone retries for 15 minutes
+RESOLVE_S = 5.0  # a resolver without a network tries for 40 s
 CONNECT_S = 3.0  # a TCP connection takes one round trip and at most one lost SYN (1 s)
 UNPACED = "reno"  # between processes of one computer, where nothing is lost: BBR's timers cost 10 % of the CPU
 
@@ -121,7 +122,13 @@ async def _resolved(endpoint: DialEndpoint) -> list[tuple[socket.AddressFamily, 
     with contextlib.suppress(ValueError):  # a numeric host needs no resolver, which would cost a thread
         family = socket.AF_INET6 if ip_address(endpoint.host).version == 6 else socket.AF_INET
         return [(family, (endpoint.host, endpoint.port))]
-    found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await asyncio.get_running_loop().getaddrinfo(
+                endpoint.host, endpoint.port, type=socket.SOCK_STREAM
+            )
+    except TimeoutError:
+        raise OSError(f"no name server knew {endpoint.host} within {RESOLVE_S:.0f} s") from None
     return [
         (socket.AddressFamily(family), (str(address[0]), int(address[1]))) for family, _, _, _, address in found
     ]

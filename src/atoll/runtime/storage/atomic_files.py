@@ -6,11 +6,13 @@ import errno
 import logging
 import mmap
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.units import bytes_text
 from atoll.crypto.digest import Buffer
 from atoll.runtime.storage.ownership import open_private
 from atoll.runtime.system import has_other_handles, reserve_blocks
@@ -19,8 +21,13 @@ log = logging.getLogger(__name__)
 
 
 def refused(what: str, why: object, where: Path, cause: str = "the disk is full or read-only") -> RunFailedError:
-    """The error of a disk that refuses a required write."""
-    fix = f"free some space in {where}, then start again"
+    """The error of a disk that refuses a required write. `where` is in a peer's folder, or the folder itself."""
+    folder = where.parent if where.name == "blobs" else where
+    with suppress(OSError):
+        why = f"{why} ({bytes_text(shutil.disk_usage(folder).free)} are free)"
+    fix = (
+        f"free some space on the disk of {folder} (elsewhere: what lies in that folder is needed), then start again"
+    )
     return RunFailedError("E-DISK-01", f"cannot {what}: {why}", cause=cause, fix=fix)
 
 
@@ -29,6 +36,17 @@ def unusable(folder: Path, why: OSError | ValueError, fix: str = "choose another
     cause = "a file has that name, or the place is read-only or full"
     what = f"{folder!s:.200} cannot be a peer's folder: {getattr(why, 'strerror', why)}"
     return UsageError("E-DIR-05", what, cause=cause, fix=fix)
+
+
+def gone(folder: Path) -> RunFailedError:
+    """The error of a peer whose folder was deleted under it."""
+    return RunFailedError(
+        "E-DIR-13",
+        f"the folder {folder} is gone: this peer's keys and states were in it",
+        cause="it was deleted or moved while the peer ran",
+        fix="move it back and start again; or, if it is deleted, ask a member for a new ticket (atoll invite) and "
+        "join as a new peer",
+    )
 
 
 def write_durably(path: Path, pieces: Iterable[Buffer], exported: bool = False, afresh: bool = False) -> None:

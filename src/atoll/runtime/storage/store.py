@@ -115,9 +115,13 @@ class PeerStore:
         return database
 
     def close(self) -> None:
+        """Close the folder. Does nothing a second time."""
+        lock, self._lock = self._lock, -1
+        if lock < 0:
+            return
         self.unfinished.close()
         self._database.close()
-        os.close(self._lock)
+        os.close(lock)
 
     # ---- named values --------------------------------------------------------------------------------------
 

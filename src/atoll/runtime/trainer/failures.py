@@ -7,6 +7,7 @@ import signal
 from atoll.runtime.trainer.protocol import CommandFailed
 from atoll.worker.trainer_commands import TrainerFailed
 
+LAST_LINES = 6  # of the trainer's own output that a failure shows: the end of a traceback
 HINTS = {  # likely cause, what to do
     "memory": ("batch or model are too large for this device", "lower the batch or choose a smaller model"),
     "diverged": ("the learning rate or the outer step is too large", "lower them, then write x anew"),
@@ -40,4 +41,4 @@ def death(code: int, last_words: str) -> TrainerFailed:
         )
     lines = [line for line in last_words.strip().splitlines() if line.strip()]
     how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
-    return TrainerFailed("crashed", f"the trainer ended {how}", cause="\n  ".join(lines[-3:]))
+    return TrainerFailed("crashed", f"the trainer ended {how}", cause="\n  ".join(lines[-LAST_LINES:]))

@@ -136,7 +136,7 @@ class LiveParameters:
                 if moments_due(recipe.schedule, agreed.head.round):
                     self._moments = await self._trainer.inner_state()
             except TrainerFailed as failed:
-                await self._tended.failed()
+                await self._tended.failed(failed)
                 raise failed
         self._tended.failures = 0
         carried = self.steps_since and learning.recipe.reducer.quorum  # the last round continued without them
@@ -181,8 +181,8 @@ class LiveParameters:
                 return self.inner
             try:
                 self._left = await self._trainer.inner_state(self._room)
-            except TrainerFailed:
-                await self._tended.failed()
+            except TrainerFailed as failed:
+                await self._tended.failed(failed)
                 return self.inner
         if not undone:
             self.inner = self._left
@@ -199,8 +199,8 @@ class LiveParameters:
             try:
                 if self._tended.ready:
                     await self._trainer.set_inner_state(inner)
-            except TrainerFailed:
-                await self._tended.failed()
+            except TrainerFailed as failed:
+                await self._tended.failed(failed)
 
     async def evaluate(self, learning: TrainingSpec, samples: int) -> ModelEvaluated:
         """Validation loss and accuracy of the head. Raises TrainerFailed."""
@@ -238,7 +238,7 @@ class LiveParameters:
                     raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
                 done = await self._away.train(work, agreed.head, learning.recipe)
             except TrainerFailed as failed:
-                await self._tended.failed()
+                await self._tended.failed(failed)
                 raise failed
             self._tended.failures = 0
             if work.merge and done.steps and agreed.vertex is not None:  # so that a crash does not cost all of it
@@ -294,8 +294,8 @@ class LiveParameters:
             if before is not None and (due := moments_due(recipe.schedule, before.round)):
                 self.inner = adopt_moments_bytes(self.inner, after, due)
                 await self._trainer.set_inner_state(self.inner)
-        except TrainerFailed:
-            await self._tended.failed()
+        except TrainerFailed as failed:
+            await self._tended.failed(failed)
 
     async def reset(self, anchor_F: Tensor, counts: bool, goes_on: bool) -> None:
         """x becomes this anchor (F,), without steps that its round does not count.
@@ -313,9 +313,9 @@ class LiveParameters:
                     self.inner = self._left or await self._trainer.inner_state(self._room)
                 else:
                     await self._trainer.set_inner_state(self.inner)
-        except TrainerFailed:
+        except TrainerFailed as failed:
             self.inner = b"" if counts else self.inner
-            await self._tended.failed()
+            await self._tended.failed(failed)
 
     def take_in(
         self,
@@ -361,8 +361,8 @@ class LiveParameters:
                     await self._trainer.merge(lo, value_N, how)
                 if not sums:  # else there are no moments
                     self.inner = await self._trainer.inner_state(self._room)
-            except TrainerFailed:
-                await self._tended.failed()
+            except TrainerFailed as failed:
+                await self._tended.failed(failed)
 
     async def wait_merged(self) -> None:
         """Wait for the merge in progress: a paused loop must not pile up states."""
@@ -375,8 +375,8 @@ class LiveParameters:
             try:
                 if self._tended.ready:
                     await self._trainer.merge(0, own.anchor_F, "delta")
-            except TrainerFailed:
-                await self._tended.failed()
+            except TrainerFailed as failed:
+                await self._tended.failed(failed)
 
     async def close(self) -> None:
         if self._merging is not None:

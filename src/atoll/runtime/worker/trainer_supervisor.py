@@ -2,13 +2,15 @@
 
 Invariants:
 - Commands run one at a time, in the order of requests (`turn`).
-- A trainer that keeps failing restarts later each time; after FAILURES_MAX failures in a row it is `hopeless`.
+- A trainer that keeps failing restarts later each time, and the round waits for it: otherwise a lone member would
+  close empty rounds as fast as its disk allows. After FAILURES_MAX failures in a row the trainer is `hopeless`.
 Not responsible for: the live parameters (the worker writes them, then marks the trainer as `ready`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +26,9 @@ from atoll.training.recipe.recipes import Recipe
 from atoll.training.spec import ATTACHED, TrainingSpec
 
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # seconds until the first and the latest restart; the wait doubles
-FAILURES_MAX = 6  # in a row; then the peer leaves with a farewell message
+FAILURES_MAX = 3  # in a row; then the peer leaves with a farewell message
+
+log = logging.getLogger(__name__)
 
 
 class TrainerSupervisor:
@@ -36,6 +40,7 @@ class TrainerSupervisor:
         self.ready = False  # the trainer runs and holds the live parameters
         self.lives = 0  # number of starts
         self.failures = 0  # consecutive failures
+        self.last_failure: TrainerFailed | None = None
         self.on_beat: Callable[[TrainerHeartbeat], None] = lambda beat: None
         self.turn = asyncio.Lock()
         self.looking = asyncio.Lock()  # held for a whole loss measurement, batch by batch
@@ -54,12 +59,15 @@ class TrainerSupervisor:
 
     async def wanted(self, seconds_max: Seconds) -> None:
         """Wait until the trainer may take steps. RunFailedError if it may not within `seconds_max`."""
-        if time.monotonic() < self._retry_at:
-            raise RunFailedError("E-TRN-11", f"the trainer failed {self.failures} times and is being restarted")
+        waits_s = self._retry_at - time.monotonic()
         try:
             async with asyncio.timeout(seconds_max):
+                await asyncio.sleep(max(0.0, waits_s))
                 await self._equipped.wait()
         except TimeoutError:
+            if waits_s >= seconds_max:
+                why = f"the trainer failed {self.failures} times and starts again later"
+                raise RunFailedError("E-TRN-11", why) from None
             raise RunFailedError("E-TRN-12", "the data set has not arrived yet") from None
 
     async def start(self, learning: TrainingSpec) -> None:
@@ -87,16 +95,20 @@ class TrainerSupervisor:
             computing=recipe.computing or PLAIN,
         )
         self.lives += 1
-        check_same(learning.layout, await self.trainer.start(spec))
+        try:
+            check_same(learning.layout, await self.trainer.start(spec))
+        except ValueError as why:
+            raise TrainerFailed("refused", str(why)) from why
 
     def rates(self, recipe: Recipe) -> dict[str, Any]:
         """Optimizer numbers of a round, which may differ from those at the start. Attached loops have their own."""
         return {} if recipe.model == ATTACHED else {"inner": recipe.inner, "horizon": horizon_of(recipe)}
 
-    async def failed(self) -> None:
+    async def failed(self, why: TrainerFailed) -> None:
         """End the trainer; the wait before the next start doubles each time."""
-        self.ready = False
+        self.ready, self.last_failure = False, why
         self.failures += 1
+        log.warning("failure %d of the trainer: %s", self.failures, "; ".join(filter(None, (why.what, why.cause))))
         self._retry_at = time.monotonic() + min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** (self.failures - 1))
         await self.trainer.stop()
 

@@ -286,8 +286,8 @@ class TrainingWorker:
         async with self.tended.turn:
             try:
                 await self._ready()
-            except TrainerFailed:
-                await self.tended.failed()
+            except TrainerFailed as failed:
+                await self.tended.failed(failed)
 
     async def _ready(self) -> None:
         """Make the trainer ready: it runs and holds the live parameters."""

@@ -48,7 +48,7 @@ from atoll.training.experiment.options import ExperimentOptions
 from atoll.training.experiment.results import ExperimentResult, SyncRecord
 from atoll.training.experiment.round_clock import misfit as effort_misfit
 from atoll.training.experiment.simulator import ExperimentSimulator
-from atoll.training.models import build_model, misfit
+from atoll.training.models import build_model, misfit, spec_of
 from atoll.training.models import loss_of as built_in_loss
 from atoll.training.recipe.gradient import PLAIN, ComputeOptions
 from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, with_length
@@ -74,6 +74,7 @@ def experiment(
     options: ExperimentOptions | None = None,
 ) -> ExperimentResult:
     """Train `peers` members by this recipe. `model`: a module to copy, or a built-in name (default: the recipe's).
+    Samples are as long as the recipe says, or as the longest that a built-in model reads.
 
     `data`: "stdlib", a path or samples that all members share out among them, or a list with each member's private
     data (federated); the held-out part of the first one then validates the model. `steps` overrides the recipe's
@@ -96,7 +97,8 @@ def experiment(
         for one in found if isinstance(found, list) else [found]:
             if problem := misfit(name, one):
                 raise ValueError(problem)
-        recipe = msgspec.structs.replace(recipe, model=name)
+        longest = spec_of(name).seq_len or recipe.seq_len
+        recipe = msgspec.structs.replace(recipe, model=name, seq_len=min(recipe.seq_len, longest))
         model = build_model(name, recipe.seed)
     frozen = {name for name, value in parameters_of(model) if not value.requires_grad}
     if still := sorted(exchanged_names(model, options.only) & frozen):

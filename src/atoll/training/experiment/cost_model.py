@@ -27,7 +27,7 @@ from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds
 SIDE_PER_LAYER = (
     128  # a GPT of L layers is about 128 L wide and has 12 L width² values (Kaplan et al. 2020, fig. 5)
 )
-COUNT_MIN = 10_000  # values; a run needs at least PARTS_MAX blocks
+COUNT_MIN = 10_000  # values: below it the shapes of a GPT mean nothing
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,8 @@ def made_of(
 
 def scales_of(which: Statistic, rows_GN: Tensor, share_G: Tensor, sizes: Sequence[int]) -> Tensor:
     """(G, tensors): factors of every row's tensors; the scaled rows sum up to the statistic."""
+    if not sizes:  # an empty part of a small model
+        return rows_GN.new_zeros(len(rows_GN), 0)
     scale = {"radial": radial_scales, "clipped": clipped_scales}.get(which, lambda _, share_G: share_G)
     return torch.stack([scale(piece_GN, share_G) for piece_GN in rows_GN.split(list(sizes), 1)], 1)
 

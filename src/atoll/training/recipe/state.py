@@ -30,7 +30,7 @@ from atoll.training.exchange.layout import (
     layout_of,
     tensors_by_name,
 )
-from atoll.training.exchange.tensorfile import TensorSpan, dump, header_of, load, pieces_of
+from atoll.training.exchange.tensorfile import TensorSpan, header_of, load, pieces_of
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
 from atoll.training.recipe.outer_adamw import adamw_step
@@ -321,9 +321,14 @@ def state_over(data: Buffer, layout: ModelLayout) -> SharedState:
 
 def export_model(state: SharedState, layout: ModelLayout) -> bytes:
     """The agreed model by tensor name, without its base, as a safetensors file for other programs."""
+    return b"".join(export_pieces(state, layout))
+
+
+def export_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
+    """The bytes of `export_model` in pieces: a large model is written to disk without a copy."""
     told = {"format": "pt", "atoll.round": str(state.round)}
     told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
-    return dump(tensors_by_name(state.anchor_F, state.counters_K, layout), told)
+    return pieces_of(tensors_by_name(state.anchor_F, state.counters_K, layout), told)
 
 
 def _count(text: str) -> int:

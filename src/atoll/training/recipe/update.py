@@ -123,16 +123,16 @@ def matrices(tensors: Iterable[TensorPlace], lo: int, hi: int) -> tuple[tuple[in
 def part_bounds(floats: int, shares: Sequence[int]) -> Bounds:
     """[lo, hi) of each part of the flat vector, in proportion to the shares, cut between blocks of the codecs.
 
-    A small vector gives fewer parts than shares: no part is empty.
+    The last parts of a small vector are empty: no part is smaller than a block without need.
     """
     assert shares
-    blocks = -(-floats // BLOCK)
-    shares = shares[: max(1, min(len(shares), blocks))]
+    blocks, parts = -(-floats // BLOCK), len(shares)
+    shares = shares[: max(1, min(parts, blocks))]
     total, free = sum(shares), max(0, blocks - len(shares))  # one block for each part, the others by share
     edges = [
         min(floats, (k + free * seen // total) * BLOCK) for k, seen in enumerate(accumulate(shares, initial=0))
     ]
-    return tuple(pairwise([*edges[:-1], floats]))
+    return (*pairwise([*edges[:-1], floats]), *[(floats, floats)] * (parts - len(shares)))
 
 
 def moved(bounds: Bounds, by: int) -> Bounds:

@@ -250,5 +250,5 @@ class ReplayAuditWorker:
             return await self.audit(command)
         except TrainerFailed as failed:
             if not failed.alive:
-                await tended.failed()
+                await tended.failed(failed)
             raise

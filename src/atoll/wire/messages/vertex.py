@@ -115,6 +115,11 @@ class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     steps: int  # inner steps taken by the swarm in this round
     samples: int
 
+    @property
+    def reported_loss(self) -> float | None:
+        """The loss for people; None if it is exactly 0: loops of users need not report one."""
+        return self.loss or None
+
 
 class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     """The body that is voted on. It holds everything that a plan may depend on."""

@@ -1,0 +1,1 @@
+"""Commands that answer from a folder where no peer is running."""

@@ -1,0 +1,155 @@
+"""Status and model of a run from its folder, where no peer is running. Unverified: `atoll verify` checks it.
+
+Invariants:
+- Torch is imported only to write a model.
+- Nothing but the exported file is written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.base.errors import PeerFault, RunFailedError, UsageError
+from atoll.base.ids import one_line
+from atoll.base.units import bytes_text
+from atoll.cli.say import say
+
+if TYPE_CHECKING:
+    from atoll.wire.messages.vertex import VertexBody
+
+NO_PEER = "E-DOOR-01"
+MODEL_FILES = ("model.safetensors", "adapters.safetensors")  # of a run that is over
+
+
+def learned_text(s: dict[str, Any]) -> str:
+    """Training loss and amount of a status, for people."""
+    loss = "not reported" if s["loss"] is None else f"{s['loss']:.4f}"
+    return f"training loss {loss}, {s['tokens']:,} {s['unit']} learned"
+
+
+def stored_status(folder: Path) -> dict[str, Any] | None:
+    """How the run of this folder stood when its peer ended; None if the folder holds no run."""
+    from contextlib import suppress
+
+    from atoll.cli.stored_vertices import read_vertex
+    from atoll.cli.verify import kept_in
+    from atoll.peer.governance.settings_change import is_over, settings_after
+    from atoll.peer.settings import settings_of_run
+    from atoll.runtime.event_log import RunStatus, entries_in
+    from atoll.wire.codec import vertex_id
+
+    if not (folder / "kept.sqlite").exists():
+        return None
+    try:
+        with kept_in(folder) as kept:
+            genesis, first = read_vertex(kept, folder, -1)
+            _, body = read_vertex(kept, folder, max(kept.rounds, default=-1))
+    except UsageError:
+        return None  # it was to join a run, and never knew it
+    settings, progress = settings_of_run(first), RunStatus()
+    with suppress(FileNotFoundError):
+        progress = RunStatus.of(entries_in(folder / "facts.jsonl"))
+    return {
+        "running": False,
+        "run": one_line(settings.name),
+        "run_id": vertex_id(genesis.body).hex(),
+        "folder": str(folder),
+        "over": is_over(settings, body),
+        "round": body.round,
+        "trained": body.trained,
+        "rounds": settings_after(settings, body).rounds,
+        "loss": progress.loss,
+        "tokens": progress.tokens,
+        "unit": progress.unit,
+        "model": progress.model,
+        "parameters": progress.parameters,
+        "state": body.state.hex(),
+        "bytes_out": progress.bytes_out,
+        "bytes_in": progress.bytes_in,
+        "members": [{"peer": m.peer, "name": one_line(m.name), "standing": m.standing} for m in body.members],
+        "model_file": next((str(folder / name) for name in MODEL_FILES if (folder / name).exists()), None),
+    }
+
+
+def say_stored_status(s: dict[str, Any]) -> None:
+    """Print the status of a folder where no peer is running."""
+    title = " ".join(filter(None, ("run", s["run"], f"({s['run_id'][:8]})")))
+    of = f" of {s['rounds']}" if s["rounds"] else ""
+    stands = f"over after {s['trained']} rounds" if s["over"] else f"{s['trained']}{of} rounds trained"
+    say(f"{title}: {stands}; no peer is running in {s['folder']}")
+    if s["trained"]:
+        say(f"  {learned_text(s)}")
+    if s["model"]:
+        say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16]}")
+    say(f"  sent {bytes_text(s['bytes_out'])}, received {bytes_text(s['bytes_in'])}")
+    names = ", ".join(m["name"] or m["peer"][-8:] for m in s["members"])
+    say(f"  members of the last round: {names}")
+    if s["over"]:
+        where = f"the agreed model is in {s['model_file']}" if s["model_file"] else "atoll export writes its model"
+        say(f"  {where}")
+    else:
+        say(f"  it goes on with its own program, or with atoll up --dir {s['folder']}")
+
+
+def export_stored(folder: Path, path: Path | None) -> dict[str, Any] | None:
+    """Write the model of the newest state in this folder; None if the folder holds no run. Raises AtollError."""
+    from atoll.cli.stored_vertices import read_vertex
+    from atoll.cli.verify import kept_in
+
+    if not (folder / "kept.sqlite").exists():
+        return None
+    try:
+        with kept_in(folder) as kept:
+            first = read_vertex(kept, folder, -1)[1]
+            bodies = (read_vertex(kept, folder, round)[1] for round in (*reversed(kept.rounds), -1))
+            body = next((body for body in bodies if (folder / "blobs" / body.state.hex()).exists()), None)
+    except UsageError:
+        return None
+    if body is None:
+        raise UsageError(
+            "E-CHK-03",
+            f"no state of the run is in {folder}",
+            cause="its peer ended before it had one",
+            fix=f"atoll up --dir {folder}, or atoll checkpoint pull from members",
+        )
+    path, _ = write_model(agreed_state(folder, body), first, path or folder)
+    return {"path": str(path), "trained": body.trained}
+
+
+def agreed_state(folder: Path, body: VertexBody) -> Path:
+    """File of the state that this vertex agreed on. RunFailedError if its bytes are others."""
+    from atoll.cli.verify import blob_id_of
+
+    source = folder / "blobs" / body.state.hex()
+    if blob_id_of(source) != body.state:
+        raise RunFailedError(
+            "E-CHK-05",
+            f"the state of round {body.round} is not the agreed one",
+            cause="this disk or a copy of this folder lost or changed bytes",
+            fix=f"atoll verify {folder} --deep",
+        )
+    return source
+
+
+def write_model(source: Path, genesis: VertexBody, to: Path) -> tuple[Path, int]:
+    """Write the model of this state to a file, or under its usual name into a folder; returns (path, bytes)."""
+    from atoll.peer.settings import settings_of_run
+    from atoll.runtime.storage.atomic_files import write_durably
+    from atoll.runtime.training_spec import parse_training_spec
+    from atoll.training.export import tensor_file
+    from atoll.training.recipe.state import export_pieces, state_from_bytes
+
+    try:
+        layout = parse_training_spec(settings_of_run(genesis)).layout
+        pieces = export_pieces(state_from_bytes(source.read_bytes(), layout), layout)
+    except PeerFault as fault:
+        raise RunFailedError(
+            "E-CHK-06",
+            f"this run has no model to export: {fault.what}",
+            cause="a group that only reduces, or a run of another version",
+            fix="atoll checkpoint export ROUND FILE --state writes the state as it is",
+        ) from None
+    path = to / tensor_file(layout) if to.is_dir() else to
+    write_durably(path, pieces, exported=True)
+    return path, sum(map(len, pieces))

@@ -1,0 +1,61 @@
+"""Reachability of a run for a peer that does not know it yet: what is tried, why it fails, and when to give up.
+
+The command line and the peer of a user's loop report through it alike.
+
+Not responsible for: dialing (runtime/driver.py), the reasons of failed dials (runtime/network/dialer.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.base.errors import NetworkError
+
+JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
+STILL_TRYING_S = 8.0  # between two lines of a peer that no member has answered yet
+
+
+class JoinProgress:
+    """Progress of `host` towards its run; `notice` is called with lines for people."""
+
+    def __init__(self, host: Any, notice: Callable[[str], None]) -> None:
+        self._host, self._notice = host, notice
+        self._reasons: dict[str, str] = {}  # address -> newest reason why it cannot be reached
+        self._cause = ""  # of the newest reason
+
+    def entry(self, entry: Mapping[str, Any]) -> None:
+        """Report each new reason of a failed dial."""
+        if entry["fact"] != "Unreachable":
+            return
+        address, why, cause = entry["address"], entry["why"], entry["cause"]
+        if self._reasons.get(address) != why:
+            self._notice(f"not joined yet: {why}" + (f" ({cause})" if cause else ""))
+        self._reasons[address], self._cause = why, cause
+
+    async def failure(self) -> NetworkError | None:
+        """Wait until the run is known, then None; or the error once no member has answered in time."""
+        if self._is_known:
+            return None
+        self._notice(f"trying {', '.join(address for address, _ in self._host.bootstrap)} …")
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            await asyncio.sleep(min(STILL_TRYING_S, began + JOIN_S - clock()))
+            if self._is_known:
+                return None
+            if clock() - began >= JOIN_S:
+                break
+            self._notice(f"still trying: no member has answered for {clock() - began:.0f} s")
+        reasons = "; ".join(self._reasons.values())
+        return NetworkError(
+            "E-NET-01",
+            f"no member of this run answered within {JOIN_S:.0f} s" + (f": {reasons}" if reasons else ""),
+            cause=self._cause or "a member's process is there, but does not answer",
+            fix="ask for a ticket with an address that you can reach: atoll up --announce /ip4/…/tcp/…",
+        )
+
+    @property
+    def _is_known(self) -> bool:
+        return self._host.machine.history is not None

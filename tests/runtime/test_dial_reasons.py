@@ -1,0 +1,101 @@
+"""Why a peer cannot be reached: each kind of failure in its own words, and no wait without a line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from islands import Island, clockwork, closed
+from memory_transport import MemoryConnection, MemoryNetwork, MemoryTransport
+
+from atoll.base.errors import NetworkError
+from atoll.base.machine import LinkDown, LinkUp
+from atoll.runtime.network.transport import TransportOptions
+from atoll.runtime.reachability import JoinProgress
+from atoll.wire.libp2p.multiaddr import DialEndpoint
+
+FAILURES = [
+    (TimeoutError(), "E-NET-13", "timed out", "a firewall drops the packets"),
+    (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "E-NET-12", "connection refused", "is not running"),
+    (OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH)), "E-NET-16", "Network is unreachable", "offline"),
+    (OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH)), "E-NET-16", "No route to host", "offline"),
+    (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "E-NET-13", "Name or service", "the name"),
+    (ConnectionResetError(), "E-NET-13", "ConnectionResetError", "before a peer answered"),
+]
+
+
+class FirewalledNetwork(MemoryNetwork):
+    """A network whose firewall answers all dials from `failure` on."""
+
+    failure: OSError | None = None
+
+    def transport(self, options: TransportOptions) -> MemoryTransport:
+        return _FirewalledTransport(self, options)
+
+
+class _FirewalledTransport(MemoryTransport):
+    async def dial(
+        self, endpoint: DialEndpoint, may_dial: Callable[[str], bool] = lambda host: True
+    ) -> MemoryConnection:
+        assert isinstance(self._network, FirewalledNetwork)
+        if self._network.failure is not None:
+            raise self._network.failure
+        return await super().dial(endpoint, may_dial)
+
+
+async def firewalled(name: str, network: FirewalledNetwork) -> Island:
+    island = Island(name, transports={"ws": network.transport})
+    (island.address,) = await island.links.listen(["/ip4/192.0.2.1/tcp/0/ws"])
+    return island
+
+
+@clockwork
+async def test_each_kind_of_failed_dial_is_named_with_its_likely_cause():
+    """Timed out, refused and no route are different things to look for; no reason is empty."""
+    network = FirewalledNetwork("ws")
+    ada = await firewalled("ada", network)
+    for failure, code, words, cause in FAILURES:
+        network.failure = failure
+        with pytest.raises(NetworkError, match=f"{code} .*{words}") as failed:
+            await ada.links.dial("/ip4/192.0.2.1/tcp/999/ws")
+        assert cause in failed.value.cause and failed.value.fix
+    await closed(ada)
+
+
+@clockwork
+async def test_a_refused_redial_is_reported_also_after_the_link_was_down():
+    """The host is unreachable at first, so the link is down; then it answers that no process listens."""
+    network = FirewalledNetwork("ws")
+    ada, bob = await firewalled("ada", network), await firewalled("bob", network)
+    ada.links.contact(bob.name, (bob.address,))
+    await ada.up(bob)
+    network.failure = TimeoutError()
+    await bob.links.close()
+    await ada.until(lambda: LinkDown(bob.name, refused=False) in ada.events)
+    network.failure = None
+    await ada.until(lambda: len(ada.events) == 3)
+    assert ada.events == [LinkUp(bob.name), LinkDown(bob.name, refused=False), LinkDown(bob.name, refused=True)]
+    await closed(ada)
+
+
+@clockwork
+async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_then_gives_up():
+    """Its address at once, each new reason once, a line every few seconds; the end has the newest reason."""
+    host = SimpleNamespace(bootstrap=(("/ip4/192.0.2.7/tcp/7071", None),), machine=SimpleNamespace(history=None))
+    told: list[str] = []
+    join = JoinProgress(host, told.append)
+    for why in ("no reply: timed out", "no reply: timed out", "refused"):
+        join.entry({"fact": "Unreachable", "address": host.bootstrap[0][0], "why": why, "cause": "a firewall"})
+    assert told == ["not joined yet: no reply: timed out (a firewall)", "not joined yet: refused (a firewall)"]
+    failure = await join.failure()
+    assert told[2] == "trying /ip4/192.0.2.7/tcp/7071 …"
+    assert told[3:] == [f"still trying: no member has answered for {t} s" for t in range(8, 60, 8)]
+    assert failure is not None and (failure.code, failure.cause) == ("E-NET-01", "a firewall")
+    assert "refused" in failure.what
+
+    host.machine.history = object()
+    assert await join.failure() is None

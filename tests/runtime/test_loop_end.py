@@ -1,0 +1,266 @@
+"""What a loop's user sees at the end of a run, in a folder that holds one, and from the logger."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import pydoc
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import torch
+from loops import found_loop
+from safetensors.torch import load_file
+from torch import nn
+
+import atoll
+from atoll.cli.checkpoint import export as checkpoint_export
+from atoll.cli.status import export
+from atoll.runtime.embed.after_end import StepsAfterEnd
+from atoll.runtime.embed.loop_log import messages_of
+from atoll.runtime.embed.python_fix import in_python
+from atoll.runtime.event_log import RunStatus
+
+ASKS = """
+import sys
+from atoll.cli.main import main
+
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    print("torch:", "torch" in sys.modules)
+    raise
+"""
+
+
+def small_loop() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Linear(8, 1)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, run: atoll.Run | None = None) -> None:
+    x = torch.randn(16, 8)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if run is not None:
+        run.report(loss)
+    optimizer.step()
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model(
+    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+):
+    """A loop takes three steps after the end of its run. Two further programs find the finished run there."""
+    caplog.set_level(logging.INFO, "atoll")
+    model, optimizer = small_loop()
+    with atoll.found(folder=tmp_path / "one", rounds=2, inner_steps=2) as run:
+        assert run.ticket == "" and "empty until run.attach" in caplog.text
+        run.attach(model, optimizer)
+        assert run.ticket and "others join with" in capsys.readouterr().out
+        while not run.done:
+            step(model, optimizer)
+        agreed = values(model)
+        assert run.model_file == str(tmp_path / "one" / "model.safetensors")
+        assert equal(load_file(run.model_file), agreed)
+        assert caplog.text.count("reports no training loss") == 1
+        assert re.search(r"round 2 of 2: loss not reported, 1 member\n", caplog.text)
+        for _ in range(3):
+            step(model, optimizer)
+        assert not equal(values(model), agreed)
+        assert caplog.text.count("the run is over after 2 rounds (the agreed model is in ") == 1
+        assert caplog.text.count("this step is yours alone") == 1
+
+    asked = [sys.executable, "-c", ASKS, "status", "--dir", str(tmp_path / "one")]
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "over after 2 rounds; no peer is running in" in told and "loss not reported, 4 samples" in told
+    assert f"members of the last round: {platform.node()}/one\n" in told and "torch: False" in told
+    Path(run.model_file).unlink()
+    export(dir=tmp_path / "one")
+    export(tmp_path / "copy.safetensors", dir=tmp_path / "one")
+    checkpoint_export(1, tmp_path / "round.safetensors", tmp_path / "one")
+    checkpoint_export(1, tmp_path / "state.safetensors", tmp_path / "one", state=True)
+    for written in (run.model_file, tmp_path / "copy.safetensors", tmp_path / "round.safetensors"):
+        assert equal(load_file(written), agreed)
+    assert {"anchor", "momentum"} <= {*load_file(tmp_path / "state.safetensors")}
+    assert "of the last round" not in capsys.readouterr().out
+
+    caplog.clear()
+    with found_loop(folder=tmp_path / "one", rounds=5, inner_steps=2, start_peers=3, up="fp32") as run:
+        assert run.attach(model, optimizer, after_end="skip").done and run.model_file
+        assert capsys.readouterr().out == "" and run.ticket == ""
+        assert "rounds=5 (it has 2), start_peers=3 (it has 1), recipe, or the options" in caplog.text
+        assert "inner_steps=" not in caplog.text and str(tmp_path / "one") in caplog.text
+        assert equal(values(model), agreed)
+        step(model, optimizer)
+        assert equal(values(model), agreed) and model.weight.grad is not None
+
+    with atoll.found(folder=tmp_path / "one") as run, pytest.raises(atoll.RunEnded, match="E-ATT-17") as ended:
+        run.attach(model, optimizer, after_end="raise")
+        step(model, optimizer)
+    own = [frame for frame in traceback.extract_tb(ended.tb) if "/src/atoll/" in frame.filename]
+    assert len(own) == 1  # the border: nothing of what lies behind it
+
+
+def test_skipped_steps_call_a_closure_and_refuse_an_optimizer_that_moves_on_without_gradients():
+    """SGD's step returns the loss of its closure. One that shrinks parameters by itself gets an error."""
+
+    class Shrinking(torch.optim.SGD):
+        def step(self, closure=None):
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        p.mul_(0.5)
+
+    for kind in (torch.optim.SGD, Shrinking):
+        model = nn.Linear(2, 1)
+        optimizer, ends = kind(model.parameters(), lr=0.1), StepsAfterEnd("skip")
+        optimizer.register_step_pre_hook(lambda *given, ends=ends: ends.before_step("", *given))
+        optimizer.register_step_post_hook(lambda *_, ends=ends: ends.after_step())
+        before = values(model)
+
+        def closure(model=model) -> torch.Tensor:
+            loss = model(torch.ones(1, 2)).square().sum()
+            loss.backward()
+            return loss
+
+        if kind is Shrinking:
+            with pytest.raises(atoll.UsageError, match=r"E-ATT-17 .*moves parameters that have no gradient"):
+                optimizer.step(closure)
+        else:
+            assert optimizer.step(closure).item() > 0 and model.weight.grad is not None
+            assert equal(values(model), before)
+
+
+def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_does(
+    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture
+):
+    """A second loop comes and leaves while the first one trains. A third one joins in the folder of another run."""
+    caplog.set_level(logging.INFO, "atoll")
+    first, second = small_loop(), small_loop()
+    with found_loop(folder=tmp_path / "one", inner_steps=5, name="ada") as founder:
+        founder.attach(*first)
+        with atoll.found(folder=tmp_path / "other") as other:
+            other.attach(*small_loop())
+        with pytest.raises(atoll.UsageError, match=r"(?s)E-DIR-03 .*with folder=") as refused:
+            atoll.join(founder.ticket, folder=tmp_path / "other").attach(*small_loop())
+        assert "--dir" not in str(refused.value) and str(tmp_path) in str(refused.value)
+        with atoll.join(founder.ticket, folder=tmp_path / "two") as joining:
+            stop = Event()
+
+            def trains() -> None:
+                while not stop.is_set():
+                    step(*first, founder)
+
+            thread = Thread(target=trains)
+            thread.start()
+            try:
+                joining.attach(*second)
+                while ", 2 members" not in caplog.text:
+                    step(*second, joining)
+                joining.close()
+                while founder.members > 1 or "has left" not in caplog.text:
+                    assert thread.is_alive()
+                    Event().wait(0.02)
+            finally:
+                stop.set()
+                thread.join()
+    name = f"{platform.node()}/two"
+    assert f"{name} joined" in caplog.text and f"{name} has left" in caplog.text
+    assert "joined the run; its other members: ada" in caplog.text and "ada joined" not in caplog.text
+    assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
+
+
+MEMBERS = [
+    {"peer": "A", "name": "ada", "role": "trainer", "standing": "member", "since": -1},
+    {"peer": "B", "name": "bob", "role": "trainer", "standing": "expelled", "since": 5},
+]
+CLOSED = {"fact": "RoundClosed", "round": 9, "trained": 4, "state": "", "time_s": 9.0, "loss": None, "samples": 1}
+CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("entry", "level", "says"),
+    [
+        (
+            {"fact": "PeerSuspected", "peer": "A", "why": "silent"},
+            "WARNING",
+            "ada does not respond (silent); the others",
+        ),
+        ({"fact": "PeerReturned", "peer": "A"}, "INFO", "ada responds again"),
+        (
+            {"fact": "RoundAttemptFailed", "attempt": 0, "round": 9},
+            "WARNING",
+            "attempt 1 of round 9 ran out of time",
+        ),
+        ({"fact": "RoundSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
+        ({"fact": "WorkRefused", "why": "disk full"}, "WARNING", "tries again: disk full"),
+        (
+            {"fact": "PeerSuspected", "peer": "A", "why": "silent", "never_linked": True},
+            "INFO",
+            "no direct link to",
+        ),
+        ({"fact": "HistoryVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
+        (CLOSED, "INFO", "round 4: loss not reported, 1 member"),
+        (CLOSED | {"counted": [], "missing": ["A"]}, "WARNING", "no update counted in round 4"),
+        (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of round 2"),
+        (CLOSED | {"counted": [], "alike": [["A", "B"]]}, "WARNING", "ada and bob sent the very same update"),
+        (CLOSED | {"counted": [], "pauses": True}, "INFO", "paused by its founder"),
+        (
+            {"fact": "MembershipChanged", "members": MEMBERS, "joined": [], "left": ["B"]},
+            "WARNING",
+            "bob is expelled; why: atoll verify --verdicts",
+        ),
+        ({"fact": "MembershipChanged", "members": MEMBERS, "joined": ["C", "A"], "left": []}, "INFO", "ada"),
+    ],
+)
+def test_a_line_of_the_event_log_becomes_a_message(entry: dict, level: str, says: str):
+    """What `atoll up` would print goes to the logger of an attached loop, problems as warnings."""
+    progress = RunStatus()
+    progress.fold({"fact": "MembershipChanged", "members": MEMBERS})
+    progress.fold(entry)
+    messages = [*messages_of(entry, progress, "C")]
+    assert [m.level for m in messages if says in m.text][:1] == [getattr(logging, level)], messages
+
+
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        (
+            "atoll status, or choose another folder with --dir",
+            "atoll status, or choose another folder with folder=",
+        ),
+        ("ask a member, then atoll join TICKET --dir /run; the others", 'atoll.join(ticket, folder="/run"); the'),
+        ("atoll up --dir /run to go on with it, or another", 'same program goes on with it: folder="/run", or'),
+        ("atoll up run.toml, or atoll join TICKET", "atoll.found(…), or atoll.join(ticket)"),
+        ("let it announce: atoll up --announce /ip4/…/tcp/…", "announce: RunOptions(announce=(…,))"),
+        ("atoll invite --dir /run", "atoll invite --dir /run"),
+    ],
+)
+def test_advice_of_commands_becomes_advice_of_calls(command: str, call: str):
+    """What Python has a call for is named by it; what only a command can do stays."""
+    assert call in in_python(command)
+
+
+def test_help_and_a_type_checker_find_the_api():
+    """help(atoll) shows docstrings of what is imported on first use. A Run has properties with docstrings."""
+    text = pydoc.plain(pydoc.render_doc(atoll))
+    assert "found(*, recipe:" in text and "Found a run of DiLoCo rounds" in text and "class Run(" in text
+    assert not {"Any", "TYPE_CHECKING", "annotations"} & {*dir(atoll)}
+    for name in ("done", "ticket", "trained", "members", "peer", "round", "loss", "model_file", "shard_index"):
+        assert isinstance(vars(atoll.Run)[name], property) and vars(atoll.Run)[name].__doc__
+    assert (Path(sys.modules["atoll"].__file__).parent / "py.typed").exists()
