@@ -23,7 +23,7 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
             ada.trained_with(2)
 
         refused = atoll("checkpoint", "rollback", str(goal["round"]), "--dir", b)
-        assert refused.returncode == 4 and "E-CHK-10" in refused.stderr and "founder's folder" in refused.stderr
+        assert refused.returncode == 4 and "E-RUN-25" in refused.stderr and "founder's folder" in refused.stderr
         for words in (["pause"], ["amend", "train.lr=0.1"]):
             not_his = atoll(*words, "--dir", b)
             assert not_his.returncode == 4 and "E-RUN-25" in not_his.stderr and "founder's folder" in not_his.stderr

@@ -1,4 +1,4 @@
-"""`atoll plot RUN_DIR`: plots of a run from its event log. Needs matplotlib: pip install 'atoll[plot]'."""
+"""`atoll plot RUN_DIR`: plots of a run from its event log. Needs matplotlib: pip install matplotlib."""
 
 from __future__ import annotations
 

@@ -346,7 +346,7 @@ def identity_of(store: PeerStore) -> Identity:
     """This folder's identity, made at first use."""
     secret = store.secret("peer.key")
     if secret is not None:
-        return Identity.from_bytes(secret)
+        return Identity.from_bytes(secret, str(store.folder / "peer.key"))
     identity = Identity.generate()
     store.write_secret("peer.key", identity.to_bytes())
     return identity

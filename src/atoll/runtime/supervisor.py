@@ -141,7 +141,10 @@ async def _found_new_run(
         return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
-            "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/reference/config.md"
+            "E-DATA-02",
+            f"this run cannot be founded: {why}",
+            fix="change the setting that this line is about: data.source, data.canary, data.tokenizer, data.column, "
+            "model.weights, or train.seq_len where text is short; atoll config --all explains them",
         ) from why
 
 

@@ -174,7 +174,7 @@ class TrainingPeer(Driver):
             self._refuse(
                 "E-PCS-01",
                 "this run keeps older states in coded pieces, and PyECLib is not installed here",
-                "pip install 'atoll[coded]'",
+                "pip install pyeclib",
             )
             return
         enable_capabilities(self.island, genesis.settings, self.run_id, self.me)

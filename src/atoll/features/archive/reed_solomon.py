@@ -37,7 +37,7 @@ def demand_ready() -> None:
             "E-PCS-01",
             "older states of this run are kept in coded pieces, and this computer cannot code",
             cause="PyECLib is not installed; it has wheels for Linux",
-            fix="pip install 'atoll[coded]'",
+            fix="pip install pyeclib",
         )
 
 

@@ -55,7 +55,7 @@ class KeepSection(ConfigSection, frozen=True):
         "cut into 10 pieces, one per drawn member; any 6 restore it, so 4 members may vanish, and all together "
         "store 10/6 of it. Empty: every member stores whole states. Fixed when the run is founded, with "
         "keep.every_rounds and keep.repair_after. Needs as many voting members as pieces (with fewer, states stay "
-        "whole), and pip install 'atoll[coded]' at each. Where members may lie, leave more to spare: \"3/10\".",
+        "whole), and pip install pyeclib at each. Where members may lie, leave more to spare: \"3/10\".",
         level="expert", fixed="pieces of older states lie as it says")] = ""
     repair_after: Annotated[Duration, Setting(
         "Absence of a holder of pieces (keep.coded) after which others recreate its pieces, each from as many "

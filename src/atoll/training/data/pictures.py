@@ -90,7 +90,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError("images need Pillow, which is not installed: pip install 'atoll[images]'") from None
+        raise ValueError("images need Pillow, which is not installed: pip install pillow") from None
     return Image
 
 

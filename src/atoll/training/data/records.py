@@ -138,7 +138,7 @@ def _pyarrow(file: Path) -> Any:
         import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(
-            f"{file.name} needs pyarrow, which is not installed: pip install 'atoll[hub]'; or save it as JSON lines"
+            f"{file.name} needs pyarrow, which is not installed: pip install pyarrow; or save it as JSON lines"
         ) from None
     return pyarrow
 

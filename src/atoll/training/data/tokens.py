@@ -116,6 +116,6 @@ def _library() -> Any:
         import tokenizers
     except ImportError:
         raise ValueError(
-            "data.tokenizer needs the library tokenizers, which is not installed: pip install 'atoll[hub]'"
+            "data.tokenizer needs the library tokenizers, which is not installed: pip install tokenizers"
         ) from None
     return tokenizers

@@ -34,7 +34,7 @@ def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
         matplotlib.use("agg")
         from matplotlib import pyplot
     except ImportError:
-        raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install 'atoll[plot]'") from None
+        raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install matplotlib") from None
     with pyplot.rc_context({"svg.fonttype": "none"}):
         figure, charts = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
         try:
