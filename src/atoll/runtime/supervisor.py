@@ -89,11 +89,8 @@ class PeerView(Protocol):
 async def run_up(start: PeerOptions, shell: PeerView) -> int:
     """Found a run in the folder, or resume the one in it."""
     _check_addresses(start)
-    if not (start.folder / "kept.sqlite").exists():  # missing files are reported before torch is loaded
-        data_of(start.config, start.file)
-        canary_of(start.config, start.file)
-        tokenizer_of(start.config, start.file)
-        weights_of(start.config, start.file)
+    if not (start.folder / "kept.sqlite").exists():
+        _check_settings(start)
     from atoll.runtime.bootstrap import holds_run, resume_run
 
     listening, threads, name = _ready(start)
@@ -146,6 +143,19 @@ async def _found_new_run(
             fix="change the setting that this line is about: data.source, data.canary, data.tokenizer, data.column, "
             "model.weights, or train.seq_len where text is short; atoll config --all explains them",
         ) from why
+
+
+def _check_settings(start: PeerOptions) -> None:
+    """Report wrong settings before there is a folder; missing files before torch is loaded. Raises UsageError."""
+    data_of(start.config, start.file)
+    canary_of(start.config, start.file)
+    tokenizer_of(start.config, start.file)
+    weights = weights_of(start.config, start.file)
+    try:
+        config = _named_by(start.config, weights)
+    except ValueError:
+        return  # an unreadable folder of weights is reported with the data
+    settings_of(config, recipe_of(config))
 
 
 def _named_by(config: RunConfig, weights: str) -> RunConfig:
