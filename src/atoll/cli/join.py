@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
-from atoll.cli.say import AsJson, Dir, Sets, TicketFile, folder_of, ticket_of
-from atoll.cli.up import Announce, Facts, Listen, Name, Stay, Threads
+from atoll.cli.display.options import OutputOptions
+from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of
+from atoll.cli.up import Announce, Listen, Name, Stay, Threads
 
 
 def join(
@@ -46,8 +47,7 @@ def join(
     set: Sets = [],  # noqa: B006
     threads: Threads = 0,
     stay: Stay = False,
-    facts: Facts = False,
-    json: AsJson = False,
+    output: OutputOptions = OutputOptions(),
 ) -> int:
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
     from atoll.runtime.config import load_config
@@ -66,4 +66,4 @@ def join(
     start = PeerOptions(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 
-    return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), facts=facts, as_json=json)
+    return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), output)

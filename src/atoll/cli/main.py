@@ -19,7 +19,6 @@ from typing import Any
 import cyclopts
 
 from atoll.base.errors import AtollError, RunFailedError, UsageError
-from atoll.base.version import VERSION
 from atoll.cli import (
     amend,
     blame,
@@ -39,8 +38,11 @@ from atoll.cli import (
     up,
     verify,
 )
+from atoll.cli.assist import explain, version
 from atoll.cli.say import say_trouble
 
+EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed, 130 Ctrl-C.
+A service restarts after 3 and 5, not after 2 and 4. Every error has a code: atoll explain E-NET-01."""
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
 
@@ -63,18 +65,29 @@ def _each_by_itself(words: list[str]) -> list[str]:
 app = cyclopts.App(
     name="atoll",
     help="Train one PyTorch model together on many machines that do not trust each other.",
-    version=VERSION,
+    version=version.version_text,
     help_format="plaintext",
+    help_epilogue=EXIT_STATUSES,
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
-for verb in (demo.demo, init.init, config.config, up.up, join.join, status.status, status.peers, status.invite):
-    app.command(verb)
-for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
-    app.command(verb)
-for verb in (pause.pause, pause.resume, amend.amend):
-    app.command(verb)
-for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
-    app.command(verb)
+GROUPS = {  # panels of `atoll --help`, in this order
+    "Begin": (demo.demo, init.init, config.config, plan.plan),
+    "Run": (up.up, join.join, status.status, pause.pause, pause.resume, amend.amend, leave.recover),
+    "Peer": (status.peers, status.invite, leave.leave, leave.stop),
+    "Checkpoint": (checkpoint.checkpoint, status.export),
+    "History": (verify.verify, blame.blame, plot.plot),
+    "Help and experiments": (explain.explain, version.version, simulate.simulate),
+}
+for order, (title, verbs) in enumerate(GROUPS.items()):
+    panel = cyclopts.Group(title, sort_key=order)
+    for verb in verbs:
+        if isinstance(verb, cyclopts.App):
+            verb.group, verb.help_epilogue = (panel,), ""
+            app.command(verb)
+        else:
+            app.command(verb, group=panel, help_epilogue="")
+for option in ("--help", "--version"):
+    app[option].group = panel
 for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
 

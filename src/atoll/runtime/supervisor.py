@@ -40,6 +40,7 @@ from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.runtime.peer_folder import default_name
+from atoll.runtime.transfer_progress import downloaded_bytes
 from atoll.wire.ticket import Ticket, parse
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
             end.set_result((why, trouble))
 
     host.progress.max_retries = start.config.consensus.max_retries
+    host.progress.transferred = lambda: downloaded_bytes(host.machine)
     watch = _EndWatcher(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
