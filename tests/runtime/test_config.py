@@ -119,7 +119,12 @@ def test_a_refused_value_is_shown_with_its_file_and_line_or_its_variable(tmp_pat
     """A header, a dotted key and the environment; `--set` needs no place, and a table on one line has only keys."""
     file = tmp_path / "run.toml"
     for text, sets, environment, told in (
-        ("# mine\n[run]\nname = 'a'\nrounds = \"many\"\n", (), {}, f"{file}:4: run.rounds: expected a whole number"),
+        (
+            "# mine\n[run]\nname = 'a'\nrounds = \"many\"\n",
+            (),
+            {},
+            f"{file}:4: run.rounds: expected a whole number",
+        ),
         ("[train]\nlr=1\n[node]\nlr = 1\n", (), {}, f"{file}:4: unknown key node.lr"),
         ("run.rounds = -2\n", (), {}, f"{file}:1: run.rounds"),
         ("[train]\nlearning_rate = 1\n", (), {}, f"{file}:2: train.learning_rate is not a key of Atoll"),
@@ -143,7 +148,8 @@ def test_only_a_name_that_is_near_is_guessed():
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds"), [("3days", 259200), ("3 days", 259200), ("5minutes", 300), ("1 week", 604800), ("2h", 7200)]
+    ("written", "seconds"),
+    [("3days", 259200), ("3 days", 259200), ("5minutes", 300), ("1 week", 604800), ("2h", 7200)],
 )
 def test_durations_may_be_written_in_words(written: str, seconds: float):
     assert parse_duration_s(written) == seconds

@@ -33,7 +33,9 @@ def parse_rate_bytes_s(text: str) -> float:
     """Parse '20Mbit', '1 Gbit/s' or '2.5MB/s' to bytes per second. Raises ValueError with the accepted forms."""
     match = _RATE.match(text)
     if match is None or not float(match[1]):
-        raise ValueError(f"{text!r} is not a rate; write for example {_rate_guess(text)}1Gbit or 2.5MB (per second)")
+        raise ValueError(
+            f"{text!r} is not a rate; write for example {_rate_guess(text)}1Gbit or 2.5MB (per second)"
+        )
     return float(match[1]) * _THOUSANDS[match[2]] / (1 if match[3] == "B" else 8)
 
 

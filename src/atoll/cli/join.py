@@ -24,9 +24,9 @@ def join(
         ),
     ] = "",
     /,
+    dir: Dir = None,
     *,
     ticket_file: TicketFile = None,
-    dir: Dir = None,
     name: Name = "",
     role: Annotated[
         Literal["trainer", "client", "observer"],
@@ -54,6 +54,8 @@ def join(
     from atoll.runtime.supervisor import PeerOptions, run_join
     from atoll.wire.ticket import parse
 
+    if dir == Path("-") or (ticket_file and ticket and ":" not in ticket and dir is None):
+        ticket, dir = "-" if dir else "", Path(ticket)  # `atoll join - FOLDER`, `--ticket-file FILE FOLDER`
     text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")
     if not text:
         raise UsageError(

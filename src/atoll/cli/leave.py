@@ -55,7 +55,9 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
 def recover(
     dir: Dir = None,
     *,
-    yes: Annotated[bool, Parameter(negative="", help="Do it without the question whether these members are gone for good.")] = False,
+    yes: Annotated[
+        bool, Parameter(negative="", help="Do it without the question whether these members are gone for good.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Restart from the last agreed round without lost members, if too few are left for a quorum.

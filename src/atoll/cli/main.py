@@ -41,8 +41,8 @@ from atoll.cli import (
 from atoll.cli.assist import explain, version
 from atoll.cli.say import say_trouble
 
-EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed, 130 Ctrl-C.
-A service restarts after 3 and 5, not after 2 and 4. Every error has a code: atoll explain E-NET-01."""
+EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.
+130 Ctrl-C. A service restarts after 3 and 5, not after 2 and 4. Every error has a code: atoll explain E-NET-01."""
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
 

@@ -41,8 +41,8 @@ Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, t
 def up(
     config: Annotated[Path | None, Parameter(help="run.toml; `atoll init` writes one.")] = None,
     /,
-    *,
     dir: Dir = None,
+    *,
     name: Name = "",
     listen: Listen = [],  # noqa: B006  # cyclopts reads it, no code changes it
     announce: Announce = [],  # noqa: B006
@@ -62,6 +62,8 @@ def up(
     from atoll.runtime.config import load_config
     from atoll.runtime.supervisor import PeerOptions, run_up
 
+    if config is not None and dir is None and config.is_dir():
+        config, dir = None, config  # `atoll up FOLDER`
     settings = load_config(config, set)
     start = PeerOptions(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)
     from atoll.cli.watch import watched

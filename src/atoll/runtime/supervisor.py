@@ -141,7 +141,7 @@ async def _found_new_run(
         raise UsageError(
             "E-DATA-02",
             f"this run cannot be founded: {why}",
-            fix="change the setting that this line is about: data.source, data.canary, data.tokenizer, data.column, "
+            fix="change what this line is about: data.source, data.canary, data.tokenizer, data.column, "
             "model.weights, or train.seq_len where text is short; atoll config --all explains them",
         ) from why
 

@@ -76,4 +76,11 @@ def _setting(key: str) -> dict[str, Any]:
     text = "\n".join(wrap(setting.about, WIDTH, break_on_hyphens=False))
     amend = f"\nA running run changes it by: atoll amend {key}=VALUE" if setting.amend else ""
     title = f"{key}: {values}; default {usual}{unit}"
-    return {"key": key, "values": values, "default": usual, "unit": unit.strip(), "title": title, "text": text + amend}
+    return {
+        "key": key,
+        "values": values,
+        "default": usual,
+        "unit": unit.strip(),
+        "title": title,
+        "text": text + amend,
+    }

@@ -18,7 +18,19 @@ from atoll.cli.say import json_text, say
 from atoll.runtime.event_log import RunStatus
 
 LineOf = Callable[[dict[str, Any], RunStatus], str]
-FIGURES = ("round", "trained", "loss", "counted", "missing", "bytes_out", "bytes_in", "peer", "why", "code", "address")
+FIGURES = (
+    "round",
+    "trained",
+    "loss",
+    "counted",
+    "missing",
+    "bytes_out",
+    "bytes_in",
+    "peer",
+    "why",
+    "code",
+    "address",
+)
 LINE_MAX = 2000  # characters of one log message
 
 

@@ -17,7 +17,9 @@ class OutputOptions:
 
     quiet: Annotated[
         bool,
-        Parameter(name=("--quiet", "-q"), negative="", help="Print the ticket, warnings and the end, nothing else."),
+        Parameter(
+            name=("--quiet", "-q"), negative="", help="Print the ticket, warnings and the end, nothing else."
+        ),
     ] = False
     verbose: Annotated[
         bool,
