@@ -38,7 +38,7 @@ from atoll.cli import (
     up,
     verify,
 )
-from atoll.cli.assist import explain, version
+from atoll.cli.assist import check, explain, quickstart, version
 from atoll.cli.say import say_trouble
 
 EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.
@@ -71,7 +71,7 @@ app = cyclopts.App(
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
 GROUPS = {  # panels of `atoll --help`, in this order
-    "Begin": (demo.demo, init.init, config.config, plan.plan),
+    "Begin": (demo.demo, quickstart.quickstart, init.init, config.config, plan.plan, check.check),
     "Run": (up.up, join.join, status.status, pause.pause, pause.resume, amend.amend, leave.recover),
     "Peer": (status.peers, status.invite, leave.leave, leave.stop),
     "Checkpoint": (checkpoint.checkpoint, status.export),
@@ -105,7 +105,7 @@ def _verbs(words: list[str]) -> list[str]:
 
 def _dash_last(words: list[str]) -> list[str]:
     """Turn `join - --name ada` into `join --name ada -- -`: cyclopts takes `-` (standard input) for an option."""
-    if "-" not in words or "--" in words or _verbs(words)[-1:] not in (["join"], ["pull"]):
+    if "-" not in words or "--" in words or _verbs(words)[-1:] not in (["join"], ["pull"], ["check"]):
         return words
     return [*(word for word in words if word != "-"), "--", "-"]
 

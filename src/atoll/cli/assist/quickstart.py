@@ -1,0 +1,2 @@
+def quickstart() -> None:
+    """Q."""
