@@ -51,6 +51,7 @@ def join(
 ) -> int:
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
     from atoll.runtime.config import load_config
+    from atoll.runtime.preflight import check_computer
     from atoll.runtime.supervisor import PeerOptions, run_join
     from atoll.wire.ticket import parse
 
@@ -65,6 +66,9 @@ def join(
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())
+        for finding in check_computer(folder):  # the cheap part of `atoll check`
+            if finding.error is not None:
+                raise finding.error
     start = PeerOptions(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 

@@ -279,7 +279,7 @@ def _links(peers: int, uplink: str, downlink: str, latency: str, trust: Trust) -
     if tolerance and peers < (least := peers_for_one_liar(tolerance)):
         raise UsageError(
             "E-PLAN-07",
-            f'--trust {trust} withstands no liar among {peers} members',
+            f"--trust {trust} withstands no liar among {peers} members",
             cause=f"it takes {least} to withstand one",
             fix=f"--peers {least}, or --trust private if members do not lie",
         )
@@ -355,7 +355,7 @@ def _step(
 def _say(told: dict[str, Any]) -> None:
     rates = f"{bytes_text(told['uplink_bytes_s'])}/s up, {bytes_text(told['downlink_bytes_s'])}/s down"
     beside = f" exchanged, {count_text(told['frozen'])} frozen" if "frozen" in told else ""
-    trust = "" if told["trust"] == "private" else f", run.trust = \"{told['trust']}\""
+    trust = "" if told["trust"] == "private" else f', run.trust = "{told["trust"]}"'
     trust += f": {told['copies']} owners of every part" if told["copies"] > 1 else ""
     say(f"{count_text(told['parameters'])} parameters{beside}, {told['peers']} peers{trust}, {rates}")
     assumed = f" (assumed: {told['step_assumed']})" if told["step_assumed"] else ""
