@@ -299,7 +299,7 @@ def _model(
 ) -> tuple[str, int, ModelLayout, int]:
     """(name, parameters, layout of the exchanged parameters, tokens per step) of a model."""
     from atoll.training.experiment.cost_model import layout_of_size
-    from atoll.training.models import MODELS, exchanged_patterns, shape_of, with_adapters
+    from atoll.training.models import MODELS, exchanged_patterns, shape_of, spec_of, with_adapters
     from atoll.training.recipe.methods import METHODS
 
     if step_tokens is not None and step_tokens < 1:
@@ -309,6 +309,8 @@ def _model(
             name = with_adapters(name, lora_rank) if lora_rank else name
             recipe, layout = METHODS["diloco"](name), shape_of(name, exchanged_patterns(name, only))
             return name, shape_of(name).parameters, layout, step_tokens or recipe.batch * recipe.seq_len
+        if not name[:1].isdecimal():
+            spec_of(name)  # a misspelled name, not a number
         layout = layout_of_size(parse_count(name))
     except ValueError as why:
         raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
