@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -89,6 +90,7 @@ class PeerView(Protocol):
 
 async def run_up(start: PeerOptions, shell: PeerView) -> int:
     """Found a run in the folder, or resume the one in it."""
+    made_here = not start.folder.exists()
     _check_addresses(start)
     if not (start.folder / "kept.sqlite").exists():
         _check_settings(start)
@@ -102,7 +104,12 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         make = _factory(threads, start.config)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
-    host, ticket = await _found_new_run(start, shell, listening, threads, name)
+    try:
+        host, ticket = await _found_new_run(start, shell, listening, threads, name)
+    except AtollError:
+        if made_here and not (start.folder / "kept.sqlite").exists():
+            shutil.rmtree(start.folder, ignore_errors=True)  # only an empty log is in it
+        raise
     if start.config.run.start_peers == 1:
         shell.notice(
             "training begins now, alone, and others may come; to wait for them first, found it with "
