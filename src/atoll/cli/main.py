@@ -39,6 +39,7 @@ from atoll.cli import (
     verify,
 )
 from atoll.cli.assist import check, explain, quickstart, version
+from atoll.cli.display import follow
 from atoll.cli.say import say_trouble
 
 EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.
@@ -72,7 +73,7 @@ app = cyclopts.App(
 )
 GROUPS = {  # panels of `atoll --help`, in this order
     "Begin": (demo.demo, quickstart.quickstart, init.init, config.config, plan.plan, check.check),
-    "Run": (up.up, join.join, status.status, pause.pause, pause.resume, amend.amend, leave.recover),
+    "Run": (up.up, join.join, status.status, follow.watch, pause.pause, pause.resume, amend.amend, leave.recover),
     "Peer": (status.peers, status.invite, leave.leave, leave.stop),
     "Checkpoint": (checkpoint.checkpoint, status.export),
     "History": (verify.verify, blame.blame, plot.plot),

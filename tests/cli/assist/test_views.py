@@ -6,15 +6,18 @@ import io
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
+from processes import atoll
 from rich.console import Console
 
+from atoll.cli.display.follow import _news
 from atoll.cli.display.log_views import LogMessages
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.picture import peer_picture
 from atoll.cli.watch import view_of
-from atoll.runtime.event_log import RunStatus
+from atoll.runtime.event_log import EventLog, RunStatus
 from atoll.runtime.supervisor import PeerView
 
 NEWS = {
@@ -99,3 +102,28 @@ def test_the_pace_of_a_run_follows_its_newest_rounds():
         closed = {"fact": "RoundClosed", "round": number, "trained": number, "loss": 2.0, "counted": ["a"]}
         progress.fold(closed | {"missing": [], "state": "", "time_s": at, "samples": 8, "steps": 1})
     assert progress.left_s == pytest.approx(70.0)
+
+
+def test_a_peer_can_be_watched_from_another_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its log gives what it prints itself: over a rotation, without a line that is half written, to its end."""
+    log, door = EventLog(tmp_path / "facts.jsonl"), tmp_path / "door"
+    door.write_text("")
+    closed = {"fact": "RoundClosed", "state": "", "missing": [], "counted": ["ada"], "samples": 1, "steps": 1}
+
+    def close_round(number: int) -> None:
+        log.write(closed | {"round": number, "trained": number, "loss": 3.0, "time_s": 100.0 + number})
+
+    close_round(1)
+    news = _news(tmp_path, tmp_path / "facts.jsonl", (tmp_path / "facts.jsonl").stat().st_size)
+    close_round(2)
+    assert next(news)["round"] == 2
+    log._turn()
+    close_round(3)
+    assert [next(news)["fact"], next(news)["round"]] == ["RecordTurned", 3]
+    log._file.write(b'{"fact": "Half')
+    door.unlink()
+    assert [*news] == []
+    log.close()
+    done = atoll("watch", tmp_path)
+    assert done.returncode == 0 and f"the peer in {tmp_path} has ended" in done.stdout
+    assert atoll("watch", tmp_path / "elsewhere").stderr.startswith("E-ARG-18")
