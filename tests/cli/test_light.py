@@ -8,6 +8,7 @@ from pathlib import Path
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
 LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend", "config"]
+LIGHT += ["explain", "version", "check", "quickstart", "watch"]
 HEAVY_MODULES = ("torch", "numpy", "matplotlib")
 
 

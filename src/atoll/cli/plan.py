@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -27,15 +27,13 @@ from atoll.base.units import (
     seconds_text,
 )
 from atoll.cli.say import AsJson, say, say_json
-from atoll.peer.config.sections import default_of
-from atoll.policy.fault_tolerance import liars_among, peers_for_one_liar, witnesses
-from atoll.policy.presets import PRESETS, Trust
 
 if TYPE_CHECKING:
     from atoll.training.exchange.layout import ModelLayout
     from atoll.training.experiment.cost_model import SliceExchange
     from atoll.training.recipe.recipes import Recipe
 
+Trust = Literal["private", "community", "open"]  # as in policy/presets, which help need not import
 DEVICE_FLOPS = 1e13
 """Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
 times. A step is 6 of them per parameter and token (Kaplan et al. 2020, section 2.1)."""
@@ -60,6 +58,9 @@ class LinkAssumptions:
     @property
     def copies(self) -> int:
         """Owners of a part that receive all its rows: one, and those that repeat its sum where members may lie."""
+        from atoll.policy.fault_tolerance import liars_among, witnesses
+        from atoll.policy.presets import PRESETS
+
         preset = PRESETS[self.trust]
         if not preset.witnessed:
             return 1
@@ -165,6 +166,8 @@ def row_of(
 
 def deadlines_of(turn_steps: float, step_s: float, exchange_s: float) -> dict[str, float]:
     """Settings that a round of this length needs because their defaults are too short, in seconds."""
+    from atoll.peer.config.sections import default_of
+
     training_s = turn_steps * step_s
     needs = {
         "consensus.timeout": (exchange_s - training_s / 2) / DEADLINE_SHARE,
@@ -275,6 +278,9 @@ def _overlap(recipe: Recipe) -> int:
 
 
 def _links(peers: int, uplink: str, downlink: str, latency: str, trust: Trust) -> LinkAssumptions:
+    from atoll.policy.fault_tolerance import peers_for_one_liar
+    from atoll.policy.presets import PRESETS
+
     tolerance = PRESETS[trust].tolerance
     if tolerance and peers < (least := peers_for_one_liar(tolerance)):
         raise UsageError(

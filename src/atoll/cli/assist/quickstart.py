@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -208,6 +207,8 @@ def run_toml(answers: RunAnswers) -> str:
 
 def _demand_accepted(text: str, file: Path) -> None:
     """Raise the error that `atoll up` would end with. Imports torch."""
+    import tomllib
+
     from atoll.peer.config.reading import decode_config
     from atoll.runtime.config import data_of, recipe_of, settings_of
     from atoll.training.models import task_of

@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from atoll.base.version import VERSION
@@ -41,6 +40,8 @@ def platform_facts() -> dict[str, str]:
 
 
 def _version_of(package: str) -> str:
+    from importlib import metadata  # 30 modules, which `atoll --help` need not import
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
