@@ -126,6 +126,13 @@ def _of_a_file(why: OSError) -> UsageError:
     )
 
 
+def _is_json(words: list[str]) -> bool:
+    """True if errors are printed as objects: with --json, and where a peer logs in JSON."""
+    said = " ".join(words).replace("--log-format=", "--log-format ")
+    logs = words[:1] in (["up"], ["join"], ["watch"]) and os.environ.get("ATOLL_LOG_FORMAT") == "json"
+    return "--json" in words or "--log-format json" in said or (logs and "--log-format" not in said)
+
+
 def main(tokens: list[str] | None = None) -> None:
     """Run one command and end the process with its exit status."""
     words = _dash_last(_each_by_itself(sys.argv[1:] if tokens is None else tokens))
@@ -136,22 +143,22 @@ def main(tokens: list[str] | None = None) -> None:
         answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         status = answer if isinstance(answer, int) else 0
     except AtollError as why:
-        status = say_trouble(why, as_json="--json" in words)
+        status = say_trouble(why, as_json=_is_json(words))
     except cyclopts.CycloptsError as why:
         told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
-        status = say_trouble(told, as_json="--json" in words)
+        status = say_trouble(told, as_json=_is_json(words))
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second error at exit
         status = 0
     except Exception as why:
         if isinstance(why, OSError) and why.filename is not None and why.errno in SLIPS:
-            sys.exit(say_trouble(_of_a_file(why), as_json="--json" in words))
+            sys.exit(say_trouble(_of_a_file(why), as_json=_is_json(words)))
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
         defect = RunFailedError(
             "E-INT-01", text, cause="a defect; the lines above say where", fix="report it with them"
         )
-        status = say_trouble(defect, as_json="--json" in words)
+        status = say_trouble(defect, as_json=_is_json(words))
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)

@@ -118,7 +118,7 @@ WORDS: list[tuple[str, tuple[str, ...], str]] = [
         ("E-PLAN-04", "did you mean 'gpt-tiny'?"),
         "plan --model gpt-small --peers 8 --uplink 20Mbit",
     ),
-    ("simulate clam", ("E-ARG-09 there is no scenario 'clam'",), "simulate"),
+    ("simulate clam", ("E-ARG-09 there is no scenario 'clam'; did you mean calm?",), "simulate"),
     ("explain E-NET-00", ("E-ARG-16", "did you mean E-NET-"), "explain E-NET-01"),
 ]
 

@@ -67,6 +67,17 @@ def test_a_peer_says_as_much_as_it_is_asked_to(capsys: pytest.CaptureFixture[str
     assert (events[1]["loss"], events[1]["counted"], events[1]["left_s"]) == (2.5, ["ada"], 300)
 
 
+def test_a_log_in_json_ends_with_the_error_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the option or by the variable; other commands and other formats keep the text for people."""
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path))
+    for words in (["--log-format", "json"], ["--log-format=json"]):
+        assert json.loads(atoll("up", "nope.toml", *words).stderr)["error"] == "E-CFG-09"
+    monkeypatch.setenv("ATOLL_LOG_FORMAT", "json")
+    assert json.loads(atoll("up", "nope.toml").stderr)["exit"] == 2
+    assert atoll("up", "nope.toml", "--log-format", "text").stderr.startswith("E-CFG-09")
+    assert atoll("config", "nope.toml").stderr.startswith("E-CFG-09")
+
+
 def test_verbose_shows_the_messages_of_the_log(capsys: pytest.CaptureFixture[str]):
     handler = LogMessages(view_of(OutputOptions(verbose=True)).notice)
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):

@@ -37,7 +37,9 @@ class OutputOptions:
     facts: Annotated[
         bool,
         Parameter(
-            name="--facts", negative="", help="Write every fact as a line of JSON; the end of stdin ends the peer."
+            name="--facts",
+            negative="",
+            help="Write every fact as a line of JSON, as in facts.jsonl; the end of stdin ends the peer.",
         ),
     ] = False
     json: Annotated[
