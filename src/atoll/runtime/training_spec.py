@@ -469,6 +469,6 @@ def founding_blobs(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
             "E-RUN-39",
             f"no member could take part in this run: {fault.what}",
             cause="a number or a combination of the recipe or its settings that every member refuses in a genesis",
-            fix="change what is named; atoll config --all explains every setting with its unit",
+            fix="change what is named; atoll config --all has every setting with its unit",
         ) from None
     return FoundingBlobs(check_vertex_room(complete), beginning.state, beginning.blob, *beside)

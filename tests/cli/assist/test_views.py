@@ -84,6 +84,7 @@ def test_verbose_shows_the_messages_of_the_log(capsys: pytest.CaptureFixture[str
         record = logging.LogRecord("atoll.runtime", level, "", 0, "level %d\n\x1b[2J", (level,), None)
         if level >= handler.level:
             handler.emit(record)
+    handler.emit(logging.LogRecord("atoll.cli.watch", logging.INFO, "", 0, "round 5", (), None))
     assert capsys.readouterr().out.splitlines() == [
         "atoll.runtime: level 20  [2J",
         "! atoll.runtime: level 30  [2J",

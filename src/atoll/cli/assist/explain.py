@@ -1,6 +1,6 @@
 """`atoll explain CODE`: reference text of an error code, or of a setting.
 
-The texts of errors are the page docs/reference/errors.md; a wheel carries a copy beside the command line.
+The texts of errors are the page docs/reference/errors.md; a wheel carries a copy under `shipped`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from cyclopts import Parameter
 from atoll.base.errors import UsageError
 from atoll.cli.say import AsJson, say, say_json
 
-PAGES = (Path(__file__).parents[1] / "errors.md", Path(__file__).parents[4] / "docs" / "reference" / "errors.md")
+PAGE = Path("docs") / "reference" / "errors.md"
+PAGES = (Path(__file__).parents[2] / "shipped" / PAGE, Path(__file__).parents[4] / PAGE)
 STATUSES = {"UsageError": 2, "NetworkError": 3, "RefusedError": 4, "RunFailedError": 5}
 _SECTION = re.compile(r"^### (E-[A-Z]+-\d\d)\n\n(.*?)\n\n```text\n(.*?)\n```$", re.M | re.S)
 WIDTH = 100  # characters of a line

@@ -31,6 +31,7 @@ FIGURES = (
     "code",
     "address",
 )
+VIEWS = "atoll.cli.watch"  # logger of what views print
 LINE_MAX = 2000  # characters of one log message
 
 
@@ -97,13 +98,15 @@ class JsonLogView(LogView):
 
 
 class LogMessages(logging.Handler):
-    """Handler that shows messages of the log as notices of a view."""
+    """Handler that shows messages of the log as notices of a view, except lines that the view prints itself."""
 
     def __init__(self, notice: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self.notice = notice
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == VIEWS:
+            return
         mark = "! " if record.levelno >= logging.WARNING else ""
         self.notice(one_line(f"{mark}{record.name}: {record.getMessage()}", LINE_MAX))
 
