@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,7 @@ from atoll.runtime.event_log import RunStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48  # characters
+JOINING = Spinner("dots", Text("waiting for the members"))  # one object, whose frames follow the time
 
 
 def peer_picture(p: RunStatus) -> RenderableType:
@@ -36,8 +38,10 @@ def peer_picture(p: RunStatus) -> RenderableType:
 
 
 def _bars(p: RunStatus) -> list[RenderableType]:
-    """Bar of the download in progress, and bar of the run with the time left."""
+    """Bar of the download in progress, and bar of the run with the time left; a spinner until members answer."""
     bars = list[RenderableType]()
+    if p.phase in ("starting", "joining"):
+        bars.append(JOINING)
     here, whole = p.transferred()
     if whole:
         bars.append(_bar(f"downloading {bytes_text(here)} of {bytes_text(whole)}", here / whole, ""))

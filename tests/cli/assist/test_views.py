@@ -100,6 +100,7 @@ def test_a_terminal_shows_the_time_left_and_the_bytes_of_a_download():
     assert "downloading 3.0 MB of 12.0 MB" in shown_on_a_terminal(progress)
     progress.round_s = 0.0
     assert "left" not in shown_on_a_terminal(progress)
+    assert "waiting for the members" in shown_on_a_terminal(RunStatus(phase="joining"))
 
 
 def shown_on_a_terminal(progress: RunStatus) -> str:
