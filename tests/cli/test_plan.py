@@ -71,6 +71,36 @@ def test_a_built_in_model_with_adapters_is_planned_as_its_run_would_be(capsys: p
     assert 0.3 < blocks["parameters"] / whole["parameters"] < 0.7
 
 
+def test_trust_excludes_recipes_and_adds_owners(capsys: pytest.CaptureFixture[str]):
+    """Private: 2 bits both ways. Community: results in int8, no gathered rows. Open: rows travel once per owner."""
+    by_trust = {t: told(capsys, trust=t) for t in ("private", "community", "open")}
+    rows = {t: {row["recipe"]: row for row in answer["recipes"]} for t, answer in by_trust.items()}
+    assert not rows["private"]["sparseloco"]["not_yet"]
+    assert "private" in rows["community"]["sparseloco"]["not_yet"] and "private" in rows["open"]["demo_"]["not_yet"]
+    up = {t: rows[t]["auto"]["up_bytes"] for t in rows}
+    assert up["private"] < 0.7 * up["community"] and up["community"] < 0.9 * up["open"]
+    assert [by_trust[t]["copies"] for t in by_trust] == [1, 1, 2]
+    best = {t: by_trust[t]["recommended"]["settings"]["train.inner_steps"] for t in by_trust}
+    assert best["private"] < best["community"] < best["open"] and all(steps % 4 == 0 for steps in best.values())
+    with pytest.raises(UsageError, match=r"E-PLAN-07 .* 3 members[\s\S]*--peers 4"):
+        plan(model="1B", peers=3, uplink="20Mbit", trust="open")
+
+
+def test_rounds_that_do_not_fit_the_default_deadlines_are_named_with_the_settings_that_they_need(
+    capsys: pytest.CaptureFixture[str],
+):
+    """diloco with 1 B parameters: 706 s of exchange, 50 steps of 19.7 s, so 0.6 x timeout >= 706 s - 492 s."""
+    answer = told(capsys)
+    rows = {row["recipe"]: row for row in answer["recipes"]}
+    assert rows["auto"]["deadlines"] == {"run.first_train": 300.0}
+    assert rows["diloco"]["deadlines"] == {"consensus.timeout": 480.0, "run.first_train": 2160.0}
+    assert 0.6 * 480 + 983 / 2 > rows["diloco"]["exchange_s"] > 0.6 * 30 + 983 / 2
+    assert answer["recommended"]["settings"]["run.first_train"] >= 300.0
+    plan(model="1B", peers=8, uplink="20Mbit")
+    assert "! longer than the default deadlines" in capsys.readouterr().out
+    assert all(not row.get("deadlines") for row in told(capsys, model="gpt-nano", uplink="1Gbit")["recipes"])
+
+
 def test_words_for_people(capsys: pytest.CaptureFixture[str]):
     plan(model="gpt:d=64,l=3,h=4,t=64", peers=4, uplink="20Mbit", step_seconds=0.013)
     text = capsys.readouterr().out

@@ -23,7 +23,7 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
             ada.trained_with(2)
 
         refused = atoll("checkpoint", "rollback", str(goal["round"]), "--dir", b)
-        assert refused.returncode == 4 and "E-CHK-10" in refused.stderr and "founder's folder" in refused.stderr
+        assert refused.returncode == 4 and "E-RUN-25" in refused.stderr and "founder's folder" in refused.stderr
         for words in (["pause"], ["amend", "train.lr=0.1"]):
             not_his = atoll(*words, "--dir", b)
             assert not_his.returncode == 4 and "E-RUN-25" in not_his.stderr and "founder's folder" in not_his.stderr
@@ -62,7 +62,10 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
         for name, what in (("zoe", "names 0 members"), ("ada", "cannot send itself away")):
             wrong = atoll("checkpoint", "rollback", str(done["round"]), "--without", name, "--dir", a)
             assert wrong.returncode == 2 and "E-CHK-14" in wrong.stderr and what in wrong.stderr
+        # settings amended after that round go back with it, and the answer names them
+        assert answer_of("amend", "train.lr=0.1", "--dir", a)["agreed"]
         again = answer_of("checkpoint", "rollback", str(done["round"]), "--without", "bob", "--dir", a)
         assert again["agreed"] and again["without"] == [bob.until_fact("Opened")["peer"]]
+        assert again["numbers"] and again["undone"] == "learning rate 0.1"
         standings = {m["name"]: m["standing"] for m in answer_of("peers", "--dir", a)}
         assert standings == {"ada": "member", "bob": "expelled"}

@@ -17,7 +17,6 @@ from typing import cast
 import pytest
 from processes import atoll
 
-from atoll import __version__
 from atoll.__main__ import main
 from atoll.base.errors import PeerFault, RefusedError
 from atoll.base.ids import NAME_SHOWN_MAX, SHOWN_MAX, Digest, PeerId, names_of, one_line
@@ -159,10 +158,6 @@ def test_a_story_that_fails_for_its_smallness_is_no_alarm(story: str, wanted: st
     done = atoll("simulate", story, "--peers", "1", "--rounds", "1")
     assert done.returncode == 5 and done.stderr.startswith("E-SIM-01")
     assert f"{story} needs {wanted}, and may fail" in done.stderr
-
-
-def test_the_version_is_the_packages():
-    assert atoll("--version").stdout.strip() == __version__
 
 
 def test_init_writes_once_and_asks_before_overwriting(tmp_path: Path):
@@ -501,11 +496,11 @@ def test_a_peer_listens_where_its_option_or_the_environment_says(monkeypatch: py
     [
         *("status", "peers", "invite", "pause", "resume", "leave", "stop", "recover", "verify", "blame", "plot"),
         *("checkpoint list", "checkpoint show 3", "checkpoint rollback 3", "checkpoint export 3 to"),
-        "checkpoint verify",
+        *("checkpoint verify", "up run.toml", "join ATOLL1:", "export model.safetensors"),
     ],
 )
 def test_a_folder_is_the_last_word_or_an_option(words: str):
-    """Of every command without another word that could be meant: `pull` has a ticket there, `export` a file."""
+    """The same for all commands of a peer's folder; `checkpoint pull` makes a folder of its own."""
 
     def folder_in(*more: str) -> Path:
         _, bound, *_ = app.parse_args([*words.split(), *more], exit_on_error=False, print_error=False)

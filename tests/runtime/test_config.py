@@ -14,6 +14,7 @@ from written import trouble
 
 import atoll.reduce
 from atoll.base.errors import UsageError
+from atoll.base.units import parse_duration_s, seconds_text
 from atoll.peer.config.other_keys import OTHER_KEYS
 from atoll.peer.config.reading import decode_config
 from atoll.peer.config.render import commented_toml, first_toml
@@ -87,11 +88,11 @@ def test_answers_about_other_systems_name_keys_that_exist_and_no_key_of_ours():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("train.lr=fast", "train.lr: expected a number, got text"),
-        ("train.batch=2.5", "expected a whole number, got a number"),
+        ("train.lr=fast", "train.lr: expected a number, not 'fast'"),
+        ("train.batch=2.5", "expected a whole number, not 2.5"),
         ("train.lr=inf", "train.lr: expected a number <= 1000000.0"),
         ("run.train_max=inf", "run.train_max: expected a number <= 1000000000.0"),
-        ("network.listen_addresses=everywhere", "expected a list, got text"),
+        ("network.listen_addresses=everywhere", "expected a list, not 'everywhere'"),
         ("train.batch=0", "train.batch"),
         ("sync.compression_level=4", "sync.compression_level"),
         ("run.trust=none", "run.trust"),
@@ -112,6 +113,54 @@ def test_answers_about_other_systems_name_keys_that_exist_and_no_key_of_ours():
 def test_a_value_that_cannot_be_names_its_key_and_what_to_do(given: str, says: str):
     told = trouble(given)
     assert says in str(told) and told.fix and told.exit_status == 2
+
+
+def test_a_refused_value_is_shown_with_its_file_and_line_or_its_variable(tmp_path: Path):
+    """A header, a dotted key and the environment; `--set` needs no place, and a table on one line has only keys."""
+    file = tmp_path / "run.toml"
+    for text, sets, environment, told in (
+        (
+            "# mine\n[run]\nname = 'a'\nrounds = \"many\"\n",
+            (),
+            {},
+            f"{file}:4: run.rounds: expected a whole number",
+        ),
+        ("[train]\nlr=1\n[node]\nlr = 1\n", (), {}, f"{file}:4: unknown key node.lr"),
+        ("run.rounds = -2\n", (), {}, f"{file}:1: run.rounds"),
+        ("[train]\nlearning_rate = 1\n", (), {}, f"{file}:2: train.learning_rate is not a key of Atoll"),
+        ("[run]\nrounds = 3\n", (), {"ATOLL_RUN__ROUNDS": "many"}, "$ATOLL_RUN__ROUNDS: run.rounds"),
+        ("[run]\nrounds = 3\n", ("run.rounds=many",), {}, "run.rounds: expected a whole number, not 'many'"),
+        ("run = {rounds = 'many'}\n", (), {}, "run.rounds: expected a whole number, not 'many'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError) as refused:
+            load_config(file, sets, environment)
+        assert refused.value.what.startswith(told)
+
+
+def test_only_a_name_that_is_near_is_guessed():
+    assert "did you mean" not in trouble("train.foo=3").what
+    assert trouble('train.recipe="dilocco"').what.endswith('did you mean "diloco"?')
+    with pytest.raises(UsageError, match=r"E-CFG-02 model\.name: .* \(did you mean 'gpt-tiny'\?\); known are"):
+        recipe_of(load_config(None, ("model.name=gpt-tinny",), {}))
+    with pytest.raises(UsageError, match=r"E-RUN-18 [\s\S]*private"):
+        settings_in_effect(None, ("train.recipe=sparseloco", "run.trust=community", "run.start_peers=6"))
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("3days", 259200), ("3 days", 259200), ("5minutes", 300), ("1 week", 604800), ("2h", 7200)],
+)
+def test_durations_may_be_written_in_words(written: str, seconds: float):
+    assert parse_duration_s(written) == seconds
+    with pytest.raises(ValueError, match="is not a duration"):
+        parse_duration_s("3 fortnights")
+
+
+def test_spans_of_time_have_two_units_at_most():
+    spans = {0.25: "250 ms", 59.4: "59.4 s", 300: "5 min", 75: "1 min 15 s", 3599.9: "1 h", 86390: "24 h"}
+    spans |= {5400: "1 h 30 min", 604_790: "7 d", 183_600: "2 d 3 h"}
+    assert {span: seconds_text(span) for span in spans} == spans
 
 
 def test_a_file_that_is_no_toml_says_where(tmp_path: Path):

@@ -288,5 +288,7 @@ def test_outcomes_are_drawn_side_by_side_under_their_names(tmp_path):
     done.plot(tmp_path / "two.svg", "plain averages", momentum=done)
     drawn = (tmp_path / "two.svg").read_text()
     assert all(word in drawn for word in ("plain averages", "momentum", "MB sent per peer"))
+    done.plot(tmp_path / "own.svg")
+    assert ">diloco<" in (tmp_path / "own.svg").read_text()
     with pytest.raises(UsageError, match="cannot write"):
         done.plot(tmp_path / "nowhere" / "a.png")

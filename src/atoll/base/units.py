@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import re
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d)?\s*$")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*$")
+_SECONDS = {  # seconds per unit: the units that are written in this way
+    1e-3: "ms millisecond milliseconds",
+    1.0: "s sec secs second seconds",
+    60.0: "m min mins minute minutes",
+    3600.0: "h hr hrs hour hours",
+    86400.0: "d day days",
+    604800.0: "w week weeks",
+}
+_UNITS = {unit: seconds for seconds, units in _SECONDS.items() for unit in units.split()} | {"": 1.0}
 
 
 def parse_duration_s(text: str) -> float:
-    """Parse '30 s', '2h', '250ms' or '15' to seconds. Raises ValueError with the accepted forms."""
+    """Parse '30 s', '2h', '3 days', '250ms' or '15' to seconds. Raises ValueError with the accepted forms."""
     match = _DURATION.match(text)
-    if match is None:
+    if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a duration; write for example 250ms, 30s, 15min, 2h or 7d")
-    return float(match[1]) * _SECONDS[match[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 _RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMG]?)(bit|bps|B)(?:/s)?\s*$")
@@ -25,8 +33,16 @@ def parse_rate_bytes_s(text: str) -> float:
     """Parse '20Mbit', '1 Gbit/s' or '2.5MB/s' to bytes per second. Raises ValueError with the accepted forms."""
     match = _RATE.match(text)
     if match is None or not float(match[1]):
-        raise ValueError(f"{text!r} is not a rate; write for example 20Mbit, 1Gbit or 2.5MB (per second)")
+        raise ValueError(
+            f"{text!r} is not a rate; write for example {_rate_guess(text)}1Gbit or 2.5MB (per second)"
+        )
     return float(match[1]) * _THOUSANDS[match[2]] / (1 if match[3] == "B" else 8)
+
+
+def _rate_guess(text: str) -> str:
+    """The number that was given without a unit, as a usual rate."""
+    number = text.strip()
+    return f"{number if number.isdecimal() and int(number) else 20}Mbit, "
 
 
 def parse_count(text: str) -> int:
@@ -61,14 +77,22 @@ def counted_text(count: int, noun: str) -> str:
 
 
 def seconds_text(duration_s: float) -> str:
-    """Format 75.2 seconds as '1 min 15 s', 0.25 as '250 ms'."""
+    """Format 75.2 seconds as '1 min 15 s', 0.25 as '250 ms', 604_790 as '7 d': at most two units."""
     if duration_s < 1:
         return f"{duration_s * 1000:.0f} ms"
     if duration_s < 60:
         return f"{duration_s:.1f} s"
-    minutes, seconds = divmod(round(duration_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    if round(duration_s) < 3600:
+        return _two(round(duration_s), 60, "min", "s")
+    if duration_s < 2 * 86400:
+        return _two(round(duration_s / 60), 60, "h", "min")
+    return _two(round(duration_s / 3600), 24, "d", "h")
+
+
+def _two(count: int, size: int, large: str, small: str) -> str:
+    """Format `count` small units, `size` of which are a large one; no small unit where there are none."""
+    whole, rest = divmod(count, size)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
 def spans_of(rounds: list[int]) -> list[tuple[int, int]]:

@@ -6,6 +6,8 @@ specs/tuning.md lists the settings.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from atoll.base.errors import UsageError
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
@@ -16,11 +18,14 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     Parameters
     ----------
     numbers
-        As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members.
+        As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members. A
+        last word without = is the peer's folder.
     """
     from atoll.policy.membership import AMEND_ROUNDS
     from atoll.runtime.control.socket import send_request
 
+    if numbers and dir is None and "=" not in numbers[-1] and Path(numbers[-1]).is_dir():
+        numbers, dir = numbers[:-1], Path(numbers[-1])
     if not numbers:
         raise UsageError("E-CFG-07", "no number is named", fix="atoll amend run.rounds=60; atoll amend --help")
     answer = send_request(folder_of(dir), "amend", numbers=list(numbers))

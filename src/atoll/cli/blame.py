@@ -20,6 +20,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import NetworkError, UsageError
 from atoll.base.units import spans_of, spans_text
+from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.stored_vertices import read_vertex
 from atoll.cli.verify import kept_in
@@ -144,7 +145,8 @@ def _without_each(folder: Path, round: int, json: bool) -> None:
     except NetworkError as why:
         if why.code != "E-DOOR-01" or not (folder / "kept.sqlite").exists():
             raise
-        told = _replayed_here(folder, round)
+        with busy("recomputing the round without each contributor"):
+            told = _replayed_here(folder, round)
     if json:
         say_json(told | {"cannot_tell": MEASURED})
         return

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
-from atoll.cli.say import AsJson, Dir, Sets, TicketFile, folder_of, ticket_of
-from atoll.cli.up import Announce, Facts, Listen, Name, Stay, Threads
+from atoll.cli.display.options import OutputOptions
+from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of
+from atoll.cli.up import Announce, Listen, Name, Stay, Threads
 
 
 def join(
@@ -23,9 +24,9 @@ def join(
         ),
     ] = "",
     /,
+    dir: Dir = None,
     *,
     ticket_file: TicketFile = None,
-    dir: Dir = None,
     name: Name = "",
     role: Annotated[
         Literal["trainer", "client", "observer"],
@@ -46,14 +47,16 @@ def join(
     set: Sets = [],  # noqa: B006
     threads: Threads = 0,
     stay: Stay = False,
-    facts: Facts = False,
-    json: AsJson = False,
+    output: OutputOptions = OutputOptions(),
 ) -> int:
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
     from atoll.runtime.config import load_config
+    from atoll.runtime.preflight import check_computer
     from atoll.runtime.supervisor import PeerOptions, run_join
     from atoll.wire.ticket import parse
 
+    if dir == Path("-") or (ticket_file and ticket and ":" not in ticket and dir is None):
+        ticket, dir = "-" if dir else "", Path(ticket)  # `atoll join - FOLDER`, `--ticket-file FILE FOLDER`
     text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")
     if not text:
         raise UsageError(
@@ -63,7 +66,10 @@ def join(
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())
+        for finding in check_computer(folder):  # the cheap part of `atoll check`
+            if finding.error is not None:
+                raise finding.error
     start = PeerOptions(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 
-    return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), facts=facts, as_json=json)
+    return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,12 +16,19 @@ GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the en
 
 
 def leave(dir: Dir = None, *, json: AsJson = False) -> None:
-    """Leave the run and end this peer. If the others need its vote for that, it ends with the next round."""
+    """Leave the run and end this peer. If the others need its vote for that, it ends with the next round.
+
+    It gives up its place and its vote, so the quorum gets smaller. To keep them: atoll stop.
+    """
     _end("leave", "left by its owner", dir, json)
 
 
 def stop(dir: Dir = None, *, json: AsJson = False) -> None:
-    """End this peer now; `atoll up` in the same folder resumes it."""
+    """End this peer now; `atoll up` in the same folder resumes it.
+
+    The others go on, and it stays a member: until it is back, its vote is missing. To give up both: atoll leave. To
+    have all members rest: atoll pause.
+    """
     _end("stop", "stopped by its owner", dir, json)
 
 
@@ -47,15 +55,19 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
 def recover(
     dir: Dir = None,
     *,
-    yes: Annotated[bool, Parameter(negative="", help="Do it without a question.")] = False,
+    yes: Annotated[
+        bool, Parameter(negative="", help="Do it without the question whether these members are gone for good.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Restart from the last agreed round without lost members, if too few are left for a quorum.
 
-    Only the founder's peer can. If a quorum is present but members that had to sign the history are gone for good,
-    the founder signs it for them: new members would not believe the history otherwise.
+    Only the founder's peer can, and only its folder or its peer.key. First try `atoll up` in the folders of the
+    others: it needs no recovery. If members are only unreachable and a quorum among themselves, they go on without
+    this peer, and the run splits into two.
 
-    If the others are only unreachable, they will continue without this peer, and the run splits into two.
+    If a quorum is here, it does another thing: members that had to sign the history are gone for good, the founder
+    signs it for them, and new members believe it.
     """
     from atoll.runtime.control.socket import send_request
 
@@ -65,11 +77,13 @@ def recover(
         gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
         vote, they = ("its vote", "it joins") if len(gone) == 1 else ("their votes", "they join")
         lose = f"{', '.join(gone)} will lose {vote} until {they} again; gone for good?"
-        _sure(lose if gone else "the key in this folder becomes the key of its member; is the old one lost?")
+        key = "the key in this folder becomes the key of its member; is the old one lost?"
+        _sure(lose if gone else key, folder)
     elif not yes:
         _sure(
             "a quorum is here: this signs the history in this folder for members that have not "
-            "signed it; do the others hold the same (atoll verify), and are those members gone for good?"
+            "signed it; do the others hold the same (atoll verify), and are those members gone for good?",
+            folder,
         )
     answer = send_request(folder, "recover")
     if json:
@@ -84,8 +98,13 @@ def recover(
         say(f"signed the history up to rounds {last} for members that had not; newcomers believe it now")
 
 
-def _sure(question: str) -> None:
+def _sure(question: str, folder: Path) -> None:
     if not sys.stdin.isatty():
-        raise RefusedError("E-ARG-10", question, cause="recovering needs a confirmation", fix="atoll recover --yes")
+        raise RefusedError(
+            "E-ARG-10",
+            question,
+            cause="recovering needs a confirmation, and there is no terminal to ask at",
+            fix=f"atoll recover --dir {folder} --yes, which answers yes",
+        )
     if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
         raise RefusedError("E-ARG-10", "nothing was changed", fix="atoll status")

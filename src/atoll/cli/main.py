@@ -19,7 +19,6 @@ from typing import Any
 import cyclopts
 
 from atoll.base.errors import AtollError, RunFailedError, UsageError
-from atoll.base.version import VERSION
 from atoll.cli import (
     amend,
     blame,
@@ -39,9 +38,13 @@ from atoll.cli import (
     up,
     verify,
 )
+from atoll.cli.assist import check, explain, quickstart, version
+from atoll.cli.display import follow
 from atoll.cli.say import say_trouble
 from atoll.runtime.system import check_system
 
+EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.
+130 Ctrl-C. A service restarts after 3 and 5, not after 2 and 4. Every error has a code: atoll explain E-NET-01."""
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
 
@@ -64,18 +67,29 @@ def _each_by_itself(words: list[str]) -> list[str]:
 app = cyclopts.App(
     name="atoll",
     help="Train one PyTorch model together on many machines that do not trust each other.",
-    version=VERSION,
+    version=version.version_text,
     help_format="plaintext",
+    help_epilogue=EXIT_STATUSES,
     default_parameter=cyclopts.Parameter(show_default=False, converter=_exact),  # the help texts name the defaults
 )
-for verb in (demo.demo, init.init, config.config, up.up, join.join, status.status, status.peers, status.invite):
-    app.command(verb)
-for verb in (leave.leave, leave.stop, leave.recover, status.export, plot.plot, simulate.simulate):
-    app.command(verb)
-for verb in (pause.pause, pause.resume, amend.amend):
-    app.command(verb)
-for verb in (plan.plan, verify.verify, checkpoint.checkpoint, blame.blame):
-    app.command(verb)
+GROUPS = {  # panels of `atoll --help`, in this order
+    "Begin": (demo.demo, quickstart.quickstart, init.init, config.config, plan.plan, check.check),
+    "Run": (up.up, join.join, status.status, follow.watch, pause.pause, pause.resume, amend.amend, leave.recover),
+    "Peer": (status.peers, status.invite, leave.leave, leave.stop),
+    "Checkpoint": (checkpoint.checkpoint, status.export),
+    "History": (verify.verify, blame.blame, plot.plot),
+    "Help and experiments": (explain.explain, version.version, simulate.simulate),
+}
+for order, (title, verbs) in enumerate(GROUPS.items()):
+    panel = cyclopts.Group(title, sort_key=order)
+    for verb in verbs:
+        if isinstance(verb, cyclopts.App):
+            verb.group, verb.help_epilogue = (panel,), ""
+            app.command(verb)
+        else:
+            app.command(verb, group=panel, help_epilogue="")
+for option in ("--help", "--version"):
+    app[option].group = panel
 for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
 app.command(init.docs)
@@ -94,7 +108,7 @@ def _verbs(words: list[str]) -> list[str]:
 
 def _dash_last(words: list[str]) -> list[str]:
     """Turn `join - --name ada` into `join --name ada -- -`: cyclopts takes `-` (standard input) for an option."""
-    if "-" not in words or "--" in words or _verbs(words)[-1:] not in (["join"], ["pull"]):
+    if "-" not in words or "--" in words or _verbs(words)[-1:] not in (["join"], ["pull"], ["check"]):
         return words
     return [*(word for word in words if word != "-"), "--", "-"]
 
@@ -114,6 +128,13 @@ def _of_a_file(why: OSError) -> UsageError:
     )
 
 
+def _is_json(words: list[str]) -> bool:
+    """True if errors are printed as objects: with --json, and where a peer logs in JSON."""
+    said = " ".join(words).replace("--log-format=", "--log-format ")
+    logs = words[:1] in (["up"], ["join"], ["watch"]) and os.environ.get("ATOLL_LOG_FORMAT") == "json"
+    return "--json" in words or "--log-format json" in said or (logs and "--log-format" not in said)
+
+
 def main(tokens: list[str] | None = None) -> None:
     """Run one command and end the process with its exit status."""
     words = _dash_last(_each_by_itself(sys.argv[1:] if tokens is None else tokens))
@@ -125,22 +146,22 @@ def main(tokens: list[str] | None = None) -> None:
         answer = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         status = answer if isinstance(answer, int) else 0
     except AtollError as why:
-        status = say_trouble(why, as_json="--json" in words)
+        status = say_trouble(why, as_json=_is_json(words))
     except cyclopts.CycloptsError as why:
         told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
-        status = say_trouble(told, as_json="--json" in words)
+        status = say_trouble(told, as_json=_is_json(words))
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second error at exit
         status = 0
     except Exception as why:
         if isinstance(why, OSError) and why.filename is not None and why.errno in SLIPS:
-            sys.exit(say_trouble(_of_a_file(why), as_json="--json" in words))
+            sys.exit(say_trouble(_of_a_file(why), as_json=_is_json(words)))
         traceback.print_exc()
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
         defect = RunFailedError(
             "E-INT-01", text, cause="a defect; the lines above say where", fix="report it with them"
         )
-        status = say_trouble(defect, as_json="--json" in words)
+        status = say_trouble(defect, as_json=_is_json(words))
     except KeyboardInterrupt:
         status = 130
     sys.exit(status)

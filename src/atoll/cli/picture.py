@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from atoll.base.units import bytes_text, counted_text
+from atoll.base.units import bytes_text, counted_text, seconds_text
 from atoll.runtime.event_log import RunStatus
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 48  # characters
+JOINING = Spinner("dots", Text("waiting for the members"))  # one object, whose frames follow the time
 
 
 def peer_picture(p: RunStatus) -> RenderableType:
@@ -28,12 +30,33 @@ def peer_picture(p: RunStatus) -> RenderableType:
         head.append(f"  loss {p.loss:.3f}", style="bold")
     members = counted_text(sum(m["standing"] == "member" for m in p.members), "member")
     head.append(f"  {members}  {p.tokens_per_s:,.0f} {p.unit}/s")
-    lines: list[RenderableType] = [head, _traffic(p.bytes_out, p.bytes_data_parallel)]
+    lines: list[RenderableType] = [head, *_bars(p), _traffic(p.bytes_out, p.bytes_data_parallel)]
     if p.curve:
         lines.append(Text(" " + curve_text([loss for _, loss in p.curve]), style="cyan"))
     if p.trouble:
         lines.append(Text(f" {p.trouble}", style="yellow"))
     return Group(*lines)
+
+
+def _bars(p: RunStatus) -> list[RenderableType]:
+    """Bar of the download in progress, and bar of the run with the time left; a spinner until members answer."""
+    bars = list[RenderableType]()
+    if p.phase in ("starting", "joining"):
+        bars.append(JOINING)
+    here, whole = p.transferred()
+    if whole:
+        bars.append(_bar(f"downloading {bytes_text(here)} of {bytes_text(whole)}", here / whole, ""))
+    if p.rounds and not p.over:
+        step = p.step / p.inner_steps if p.phase == "training" and p.inner_steps else 0.0
+        left = f"about {seconds_text(p.left_s)} left" if p.left_s is not None else ""
+        bars.append(_bar("rounds", min(1.0, (p.trained + step) / p.rounds), left))
+    return bars
+
+
+def _bar(title: str, share: float, after: str) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_row(Text(f" {title}"), ProgressBar(total=1.0, completed=share, width=30), Text(after))
+    return row
 
 
 def _traffic(sent: int, data_parallel: int) -> Text:
@@ -83,6 +106,7 @@ def swarm_picture(
         ProgressBar(total=1.0, completed=share, width=30),
         Text(f"loss {shown.loss:.3f}" if shown.loss is not None else "starting", style="bold"),
         Text(f"{shown.tokens_per_s:,.0f} {shown.unit}/s"),
+        Text(f"about {seconds_text(shown.left_s)} left" if shown.left_s else ""),
     )
     lines: list[RenderableType] = [table, done, _traffic(sent, data_parallel)]
     if shown.curve:

@@ -1,8 +1,9 @@
 """`atoll plan`: estimated cost of every recipe on your links, before there is a run. Nothing is measured.
 
 Byte counts come from the functions that count them in experiments (`training/experiment/cost_model`). Times of
-rounds with owners come from the planner of real rounds (`policy/topology_cost.predict`, a butterfly). Codec work,
-agreement (some latencies per round), lost packets and slow peers are left out. Times are therefore a little low,
+rounds with owners come from the planner of real rounds (`policy/topology_cost.predict`, a butterfly). With
+`--trust open` every part has further owners, to which all rows travel once more. Codec work, agreement (some
+latencies per round), checks of members, lost packets and slow peers are left out. Times are therefore a little low,
 and serve for comparison.
 Imports torch, since codecs know their own sizes and live with tensors; help does not.
 """
@@ -10,12 +11,13 @@ Imports torch, since codecs know their own sizes and live with tensors; help doe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
-from atoll.base.limits import FULL_MESH_MAX
+from atoll.base.limits import FULL_MESH_MAX, OWNERS_PER_PART
 from atoll.base.units import (
     bytes_text,
     count_text,
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
     from atoll.training.experiment.cost_model import SliceExchange
     from atoll.training.recipe.recipes import Recipe
 
+Trust = Literal["private", "community", "open"]  # as in policy/presets, which help need not import
 DEVICE_FLOPS = 1e13
 """Operations per second where nobody says how fast a step is: what a consumer GPU sustains, give or take three
 times. A step is 6 of them per parameter and token (Kaplan et al. 2020, section 2.1)."""
 STEP_TOKENS = 32_768  # tokens per step of one peer, if only a number of parameters is given
 BESIDE = ("streaming", "diloco", "opendiloco")
 """What `auto` is compared with: recipes of the same family, that real runs can do whoever their members are."""
+DEADLINE_SHARE = 0.6  # of consensus.timeout, and half of the training: time for an exchange before rows are late
+DEADLINE_MARGIN = 1.25  # recommended deadlines over what the estimate needs, which is a little low
 STEPS_TRIED = 500  # most steps per round in published runs (DiLoCo, OpenDiLoCo)
 
 
@@ -48,6 +53,19 @@ class LinkAssumptions:
     up_bytes_s: float
     down_bytes_s: float
     latency_s: float
+    trust: Trust = "private"
+
+    @property
+    def copies(self) -> int:
+        """Owners of a part that receive all its rows: one, and those that repeat its sum where members may lie."""
+        from atoll.policy.fault_tolerance import liars_among, witnesses
+        from atoll.policy.presets import PRESETS
+
+        preset = PRESETS[self.trust]
+        if not preset.witnessed:
+            return 1
+        liars = liars_among(self.peers, preset.tolerance)
+        return 1 + witnesses(min(OWNERS_PER_PART, self.peers), self.peers, liars, preset.captured)
 
 
 def plan(
@@ -64,6 +82,9 @@ def plan(
         tuple[str, ...], Parameter(help='Patterns of what travels of a built-in model: "head.*". Default: all.')
     ] = (),
     latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
+    trust: Annotated[
+        Trust, Parameter(help="As run.trust: it excludes recipes, and with open adds owners. Default: private.")
+    ] = "private",
     step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
     tokens_per_s: Annotated[float | None, Parameter(help="Or: tokens per second of one peer.")] = None,
     tokens_per_step: Annotated[
@@ -73,7 +94,7 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """Estimate time and bytes per round of every recipe on your links, and recommend one."""
-    links = _links(peers, uplink, downlink, latency)
+    links = _links(peers, uplink, downlink, latency, trust)
     model, whole, layout, step_tokens = _model(model, lora_rank, only, tokens_per_step)
     layout = _adapters(adapters, layout) if adapters else layout
     step_s, assumed = _step(whole, layout.parameters, step_tokens, step_seconds, tokens_per_s)
@@ -91,7 +112,8 @@ def planned(layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tok
     from atoll.training.recipe.methods import METHODS
     from atoll.training.recipe.recipes import for_real_run
 
-    recipes = {name: for_real_run(make()) for name, make in METHODS.items()}
+    believed = links.trust == "private"
+    recipes = {name: for_real_run(make(), believed=believed) for name, make in METHODS.items()}
     rows = [row_of(name, recipe, layout, links, step_s, step_tokens) for name, recipe in recipes.items()]
     rows.sort(key=lambda row: bool(row["not_yet"]))
     return {
@@ -99,6 +121,8 @@ def planned(layout: ModelLayout, links: LinkAssumptions, step_s: float, step_tok
         "uplink_bytes_s": links.up_bytes_s,
         "downlink_bytes_s": links.down_bytes_s,
         "latency_s": links.latency_s,
+        "trust": links.trust,
+        "copies": links.copies,
         "step_s": step_s,
         "step_tokens": step_tokens,
         "recipes": rows,
@@ -114,13 +138,14 @@ def row_of(
     from atoll.training.experiment.cost_model import forecast
     from atoll.training.recipe.recipes import swarm_problem
 
-    row: dict[str, Any] = {"recipe": name, "not_yet": swarm_problem(recipe)}
+    row: dict[str, Any] = {"recipe": name, "not_yet": swarm_problem(recipe) or _trust_problem(recipe, links.trust)}
     try:
         cost = forecast(recipe, layout, links.peers)
     except ValueError as why:
         return row | {"not_yet": str(why), "round_s": None}
     steps, overlap = recipe.schedule.inner_steps, _overlap(recipe)
     exchanges_s = _exchanges_s(recipe, cost.exchanges, links)
+    again = sum(_again_bytes(one, links) / one.every for one in cost.exchanges)
     waiting = pace(exchanges_s, steps, step_s)
     overlapped = pace(exchanges_s, steps, step_s, overlap) if overlap else None
     return row | {
@@ -129,13 +154,41 @@ def row_of(
         "exchange_s": sum(exchanges_s),
         "utilisation_waiting": waiting.utilisation,
         "utilisation_overlapped": overlapped.utilisation if overlapped else None,
-        "up_bytes": cost.up_bytes,
-        "down_bytes": cost.down_bytes,
-        "up_bytes_per_token": cost.up_bytes / (steps * step_tokens),
-        "down_bytes_per_token": cost.down_bytes / (steps * step_tokens),
-        "up_ratio": cost.up_ratio,
-        "down_ratio": cost.down_ratio,
+        "up_bytes": cost.up_bytes + again,
+        "down_bytes": cost.down_bytes + again,
+        "up_bytes_per_token": (cost.up_bytes + again) / (steps * step_tokens),
+        "down_bytes_per_token": (cost.down_bytes + again) / (steps * step_tokens),
+        "up_ratio": cost.up_ratio and cost.up_ratio * cost.up_bytes / (cost.up_bytes + again),
+        "down_ratio": cost.down_ratio and cost.down_ratio * cost.down_bytes / (cost.down_bytes + again),
+        "deadlines": deadlines_of(steps / recipe.schedule.fragments, step_s, max(exchanges_s, default=0.0)),
     }
+
+
+def deadlines_of(turn_steps: float, step_s: float, exchange_s: float) -> dict[str, float]:
+    """Settings that a round of this length needs because their defaults are too short, in seconds."""
+    from atoll.peer.config.sections import default_of
+
+    training_s = turn_steps * step_s
+    needs = {
+        "consensus.timeout": (exchange_s - training_s / 2) / DEADLINE_SHARE,
+        "run.first_train": training_s + exchange_s,  # no speed is known yet
+        "run.train_max": training_s,
+    }
+    late = {key: need_s for key, need_s in needs.items() if need_s > default_of(key)}
+    return {key: 60.0 * ceil(DEADLINE_MARGIN * need_s / 60) for key, need_s in late.items()}
+
+
+def _trust_problem(recipe: Recipe, trust: Trust) -> str:
+    """Why this recipe excludes this trust; empty if it does not."""
+    from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format
+
+    needs_trust = needs_reply_format(recipe) or has_owner_feedback(recipe) or recipe.reducer.quorum
+    return 'needs run.trust = "private"' if needs_trust and trust != "private" else ""
+
+
+def _again_bytes(one: SliceExchange, links: LinkAssumptions) -> float:
+    """Bytes of rows for further owners of every part, of an average peer; it hears as many."""
+    return (links.copies - 1) * one.row_bytes * (links.peers - 1) / links.peers if one.answer_bytes else 0.0
 
 
 def _recommended(
@@ -162,6 +215,7 @@ def _recommended(
     settings: dict[str, Any] = {"train.recipe": "auto", "train.inner_steps": steps}
     if (momentum := momentum_of(chosen.outer)) != momentum_of(recipes["auto"].outer):
         settings["train.outer_momentum"] = momentum
+    settings |= deadlines_of(steps / usual.fragments, step_s, max(exchanges_s))
     others: list[str] = []
     for name in BESIDE:
         own = recipes[name].schedule
@@ -208,7 +262,7 @@ def _owned_s(one: SliceExchange, links: LinkAssumptions, one_owner: bool) -> flo
     agreed = Agreed(names, latencies, [links.up_bytes_s] * links.peers, [links.down_bytes_s] * links.peers)
     up_ratio, down_ratio = one.row_bytes / one.dense_bytes, one.answer_bytes / one.dense_bytes
     shape = star(names, b"planner") if one_owner else butterfly(names, b"planner")
-    return predict(shape, one.dense_bytes, agreed, up_ratio, down_ratio).seconds
+    return predict(shape, one.dense_bytes, agreed, links.copies * up_ratio, down_ratio).seconds
 
 
 def _overlap(recipe: Recipe) -> int:
@@ -223,13 +277,24 @@ def _overlap(recipe: Recipe) -> int:
 # ---- what was asked --------------------------------------------------------------------------------------------
 
 
-def _links(peers: int, uplink: str, downlink: str, latency: str) -> LinkAssumptions:
+def _links(peers: int, uplink: str, downlink: str, latency: str, trust: Trust) -> LinkAssumptions:
+    from atoll.policy.fault_tolerance import peers_for_one_liar
+    from atoll.policy.presets import PRESETS
+
+    tolerance = PRESETS[trust].tolerance
+    if tolerance and peers < (least := peers_for_one_liar(tolerance)):
+        raise UsageError(
+            "E-PLAN-07",
+            f"--trust {trust} withstands no liar among {peers} members",
+            cause=f"it takes {least} to withstand one",
+            fix=f"--peers {least}, or --trust private if members do not lie",
+        )
     if not 2 <= peers <= FULL_MESH_MAX:
         raise UsageError("E-PLAN-01", f"--peers {peers}: 2 to {FULL_MESH_MAX} can be planned", fix="--peers 8")
     try:
         up = parse_rate_bytes_s(uplink)
         return LinkAssumptions(
-            peers, up, parse_rate_bytes_s(downlink) if downlink else up, parse_duration_s(latency)
+            peers, up, parse_rate_bytes_s(downlink) if downlink else up, parse_duration_s(latency), trust
         )
     except ValueError as why:
         raise UsageError("E-PLAN-02", str(why), fix="--uplink 20Mbit --latency 50ms") from None
@@ -240,7 +305,7 @@ def _model(
 ) -> tuple[str, int, ModelLayout, int]:
     """(name, parameters, layout of the exchanged parameters, tokens per step) of a model."""
     from atoll.training.experiment.cost_model import layout_of_size
-    from atoll.training.models import MODELS, exchanged_patterns, shape_of, with_adapters
+    from atoll.training.models import MODELS, exchanged_patterns, shape_of, spec_of, with_adapters
     from atoll.training.recipe.methods import METHODS
 
     if step_tokens is not None and step_tokens < 1:
@@ -250,6 +315,8 @@ def _model(
             name = with_adapters(name, lora_rank) if lora_rank else name
             recipe, layout = METHODS["diloco"](name), shape_of(name, exchanged_patterns(name, only))
             return name, shape_of(name).parameters, layout, step_tokens or recipe.batch * recipe.seq_len
+        if not name[:1].isdecimal():
+            spec_of(name)  # a misspelled name, not a number
         layout = layout_of_size(parse_count(name))
     except ValueError as why:
         raise UsageError("E-PLAN-04", f"--model {name}: {why}", fix="--model 1B, or --model gpt-small") from None
@@ -296,7 +363,9 @@ def _step(
 def _say(told: dict[str, Any]) -> None:
     rates = f"{bytes_text(told['uplink_bytes_s'])}/s up, {bytes_text(told['downlink_bytes_s'])}/s down"
     beside = f" exchanged, {count_text(told['frozen'])} frozen" if "frozen" in told else ""
-    say(f"{count_text(told['parameters'])} parameters{beside}, {told['peers']} peers, {rates}")
+    trust = "" if told["trust"] == "private" else f', run.trust = "{told["trust"]}"'
+    trust += f": {told['copies']} owners of every part" if told["copies"] > 1 else ""
+    say(f"{count_text(told['parameters'])} parameters{beside}, {told['peers']} peers{trust}, {rates}")
     assumed = f" (assumed: {told['step_assumed']})" if told["step_assumed"] else ""
     say(f"a step: {told['step_tokens']:,} tokens, {seconds_text(told['step_s'])}{assumed}")
     say()
@@ -315,7 +384,10 @@ def _say(told: dict[str, Any]) -> None:
             f"{bytes_text(row['up_bytes_per_token']):>11}{f'1/{up:,.0f}, 1/{down:,.0f}':>28}"
         )
     say()
-    say("* real runs can do it; the others run in one process so far (atoll.experiment)")
+    say("* real runs can do it; the others run in one process so far (atoll.experiment), or as they say")
+    if late := [row["recipe"] for row in told["recipes"] if not row["not_yet"] and row["deadlines"]]:
+        say(f"! longer than the default deadlines (consensus.timeout, run.train_max; --json says how much): "
+            f"{', '.join(late)}")  # fmt: skip
     best = told["recommended"]
     written = ", ".join(f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in best["settings"].items())
     say(f"recommended: {written}")

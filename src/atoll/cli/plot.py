@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from math import nan
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
+from atoll.base.units import count_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
-from atoll.training.experiment.plots import MEGA, two_charts
+from atoll.training.experiment.plots import MEGA, charts_in
+
+SMOOTH_FROM, SMOOTH_SHARE = 20, 0.15  # rounds from which noise is smoothed; weight of a round in the mean
+LOSS = "#0072b2"
 
 
 def plot(
@@ -40,13 +46,45 @@ def plot(
             fix="atoll plot FOLDER, with the --dir of `atoll up` or `atoll join`",
         )
     path = (out or folder / "plot.png").expanduser()
-    _draw(rounds, path)
+    _draw(rounds, path, title_of(folder / "facts.jsonl"))
+    losses = [row["loss"] for row in rounds if is_reported(row["loss"])]
     if json:
-        say_json({"path": str(path), "rounds": len(rounds), "loss": rounds[-1]["loss"]})
+        say_json({"path": str(path), "rounds": len(rounds), "loss": losses[-1] if losses else None})
         return
-    losses = [row["loss"] for row in rounds if row["loss"] is not None]
-    change = f"{losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "not reported"
-    say(f"{len(rounds)} rounds, training loss {change}; see {path}")
+    loss = f"training loss {losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "no loss was reported"
+    say(f"{len(rounds)} rounds, {loss}; see {path}")
+
+
+def is_reported(loss: float | None) -> bool:
+    """False for a round whose members reported no loss, which is then 0, and for losses that are not finite."""
+    return loss is not None and isfinite(loss) and loss != 0.0
+
+
+def title_of(record: Path) -> str:
+    """Name of the run, model, members and day of its newest round."""
+    from atoll.runtime.event_log import RunStatus, entries_in
+
+    progress, at = RunStatus(), 0.0
+    for entry in entries_in(record):
+        progress.fold(entry)
+        at = entry.get("time_s", at)
+    members = sum(m["standing"] == "member" for m in progress.members)
+    size = f" ({count_text(progress.parameters)})" if progress.parameters else ""
+    parts = [
+        progress.run,
+        progress.model + size,
+        f"{members} peer{'s' * (members != 1)}" if members else "",
+        datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d") if at > 0 else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def smoothed(losses: Sequence[float], share: float) -> list[float]:
+    """Exponential mean: each value moves it by this share."""
+    means = list[float]()
+    for loss in losses:
+        means.append(loss if not means else means[-1] + share * (loss - means[-1]))
+    return means
 
 
 def rounds_of(record: Path) -> list[dict[str, Any]]:
@@ -72,22 +110,49 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
     return [rows[k] for k in sorted(rows)]
 
 
-def _draw(rounds: list[dict[str, Any]], path: Path) -> None:
+def _draw(rounds: list[dict[str, Any]], path: Path, title: str) -> None:
+    """Loss beside peers, and traffic; a chart without any value is left out."""
+    lossy, sends = any(is_reported(row["loss"]) for row in rounds), any(row["bytes_out"] for row in rounds)
+    with charts_in(path, max(1, lossy + sends), title) as charts:
+        if lossy or not sends:
+            _draw_loss(rounds, charts[0])
+        if sends:
+            _draw_traffic(rounds, charts[-1])
+
+
+def _draw_loss(rounds: list[dict[str, Any]], chart: Any) -> None:
+    reported = [(row["trained"], row["loss"]) for row in rounds if is_reported(row["loss"])]
+    if reported:
+        steps, losses = zip(*reported, strict=True)
+        is_long = len(losses) >= SMOOTH_FROM
+        chart.plot(steps, losses, color=LOSS, alpha=0.35 if is_long else 1.0, linewidth=1, label="training loss")
+        if is_long:
+            chart.plot(steps, smoothed(losses, SMOOTH_SHARE), color=LOSS, label="its moving mean")
+    chart.set(title="training loss", xlabel="round", ylabel="nats")
+    beside = chart.twinx()
+    beside.step(
+        [row["trained"] for row in rounds],
+        [row["peers"] for row in rounds],
+        where="mid",
+        color="#999999",
+        linewidth=1,
+        label="peers counted",
+    )
+    beside.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
+    beside.yaxis.get_major_locator().set_params(integer=True)
+    # the line of peers stays behind the loss
+    chart.set_zorder(beside.get_zorder() + 1)
+    chart.patch.set_visible(False)
+    lines = [*chart.get_lines(), *beside.get_lines()]
+    chart.legend(lines, [line.get_label() for line in lines], frameon=False)
+
+
+def _draw_traffic(rounds: list[dict[str, Any]], chart: Any) -> None:
     steps = [row["trained"] for row in rounds]
-    with two_charts(path) as (loss, sent):
-        losses = [nan if row["loss"] is None else row["loss"] for row in rounds]
-        reported = any(row["loss"] is not None for row in rounds)
-        loss.plot(steps, losses, color="#0072b2")
-        loss.set(
-            title="training loss" if reported else "training loss: not reported", xlabel="round", ylabel="nats"
-        )
-        peers = loss.twinx()
-        peers.step(steps, [row["peers"] for row in rounds], where="mid", color="#999999", linewidth=1)
-        peers.set(ylabel="peers counted", ylim=(0, max(row["peers"] for row in rounds) + 1))
-        sent.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
-        naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
-        if naive[-1]:
-            sent.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
-            sent.set_yscale("log")
-        sent.set(title="traffic", xlabel="round", ylabel="MB")
-        sent.legend(frameon=False)
+    chart.plot(steps, [row["bytes_out"] / MEGA for row in rounds], color="#009e73", label="this peer sent")
+    naive = [row["bytes_data_parallel"] / MEGA for row in rounds]
+    if naive[-1]:
+        chart.plot(steps, naive, color="#d55e00", linestyle="--", label="data-parallel would have sent")
+        chart.set_yscale("log")
+    chart.set(title="traffic", xlabel="round", ylabel="MB")
+    chart.legend(frameon=False)

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
+from atoll.cli.display.progress import DownloadBar, busy
 from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_of
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
@@ -86,12 +87,14 @@ def pull(
     # laid out as a peer's folder: after an interruption the fetched blobs are used again
     aside = to.with_name(f"{to.name}.pull")
     aside.mkdir(mode=0o700, parents=True, exist_ok=True)
-    taken = asyncio.run(download_state(aside, run, bootstrap, timeout_s, round, ticket))
+    with DownloadBar("fetching the history and the model") as bar:
+        taken = asyncio.run(download_state(aside, run, bootstrap, timeout_s, round, ticket, bar.show))
     blob = aside / "blobs" / taken.state.hex()
     with kept_in(aside) as found:
         # rounds agreed during the download are left out
         kept = replace(found, rounds=[r for r in found.rounds if r <= taken.round])
-        audit = verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers)
+        with busy("verifying the history"):
+            audit = verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers)
         if not audit.intact or blob_id_of(blob) != taken.state:
             raise _broken(audit, aside)
         files = write_model_folder(kept, aside, taken.round, blob.read_bytes(), to)

@@ -26,8 +26,8 @@ def rollback(
 ) -> None:
     """Send the whole run back to the state of an earlier round, which must be in this folder.
 
-    Progress since then is dropped at every member; data that was used is not used again. To undo it, go back to the
-    round before the rollback.
+    Progress since then is dropped at every member; data that was used is not used again. Settings that atoll amend
+    changed since then are undone, too. To undo the rollback, go back to the round before it.
     """
     from atoll.policy.membership import AMEND_ROUNDS
     from atoll.runtime.control.socket import send_request
@@ -46,7 +46,8 @@ def rollback(
         gone = f", without {', '.join(without)}" if without else ""
         say(f"round {answer['round']} went back to the state of round {round}; all members go on from there{gone}")
         if answer.get("numbers"):
-            say("settings of the run are those of that round again: atoll status, and atoll amend to change them")
+            undone = answer["undone"] or "back to what was amended then"
+            say(f"! this undid an amendment ({undone}): settings are those of that round again; atoll amend")
     else:
         say(
             f"the members were told, and no round has ended with it yet: atoll checkpoint list {folder}. "

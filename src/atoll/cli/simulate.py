@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import partial
 from inspect import cleandoc
 from itertools import product
@@ -73,7 +74,9 @@ def simulate(
 
     if name and name not in SCENARIOS and name != "all":
         fix = f"one of {', '.join([*SCENARIOS, 'all'])}"
-        raise UsageError("E-ARG-09", f"there is no scenario {name!r}", fix=fix)
+        near = get_close_matches(name, SCENARIOS, 1, 0.6)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError("E-ARG-09", f"there is no scenario {name!r}{guess}", fix=fix)
     if not swarm and (minutes is not None or jobs is not None):
         raise UsageError(
             "E-ARG-13",

@@ -206,8 +206,8 @@ def export(
         Parameter(help="File to write; default: model.safetensors, or adapters.safetensors, in the peer's folder."),
     ] = None,
     /,
-    *,
     dir: Dir = None,
+    *,
     json: AsJson = False,
 ) -> None:
     """Write the agreed model, or the adapters of a run that exchanges only these, as a safetensors file.

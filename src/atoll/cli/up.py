@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from atoll.base.limits import PEERS_MAX
-from atoll.cli.say import AsJson, Dir, Sets, folder_of
+from atoll.cli.display.options import OutputOptions
+from atoll.cli.say import Dir, Sets, folder_of
 
 Name = Annotated[
     str,
@@ -34,17 +35,14 @@ Threads = Annotated[
         help="Threads of the trainer. Default: the cores, divided by the peers that run here.",
     ),
 ]
-Facts = Annotated[
-    bool, Parameter(negative="", help="Write every fact as a line of JSON; the end of stdin ends the peer.")
-]
 Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, to serve the model to latecomers.")]
 
 
 def up(
     config: Annotated[Path | None, Parameter(help="run.toml; `atoll init` writes one.")] = None,
     /,
-    *,
     dir: Dir = None,
+    *,
     name: Name = "",
     listen: Listen = [],  # noqa: B006  # cyclopts reads it, no code changes it
     announce: Announce = [],  # noqa: B006
@@ -58,15 +56,16 @@ def up(
         ),
     ] = 0,
     stay: Stay = False,
-    facts: Facts = False,
-    json: AsJson = False,
+    output: OutputOptions = OutputOptions(),
 ) -> int:
     """Found a run and print its ticket; in a folder that holds a run, resume it."""
     from atoll.runtime.config import load_config
     from atoll.runtime.supervisor import PeerOptions, run_up
 
+    if config is not None and dir is None and config.is_dir():
+        config, dir = None, config  # `atoll up FOLDER`
     settings = load_config(config, set)
     start = PeerOptions(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)
     from atoll.cli.watch import watched
 
-    return watched(lambda shell: run_up(start, shell), facts=facts, as_json=json)
+    return watched(lambda shell: run_up(start, shell), output)

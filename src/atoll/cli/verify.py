@@ -19,6 +19,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.base.units import spans_of, spans_text
+from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
 
@@ -67,7 +68,7 @@ def verify(
                 f"--also {other}: this is no peer's folder",
                 fix="--also FOLDER, with the --dir of that peer's `atoll up` or `atoll join`",
             )
-    with kept_in(folder) as kept:
+    with kept_in(folder) as kept, busy("verifying the history"):
         audit = verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers, start, [out])
     blobs, damaged = check_blobs(folder / "blobs") if deep else (0, [])
     for name in damaged:

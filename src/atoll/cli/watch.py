@@ -1,7 +1,7 @@
 """View of one running peer, for a person or a program.
 
 On a terminal: a live picture of the run. Into a pipe: one line per round. With `--facts`: every fact as JSON, for
-programs that start peers. With `--json`: one object at the end.
+programs that start peers. With `--json`: one object at the end. Views for logs are in `display/log_views.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text, counted_text
 from atoll.base.version import VERSION
-from atoll.cli.say import json_text, qr, say, say_json
+from atoll.cli.display.log_views import JsonLogView, LogMessages, LogView, TimedView
+from atoll.cli.display.options import OutputOptions
+from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
@@ -28,17 +29,11 @@ log = logging.getLogger(__name__)
 NO_TICKET = {"ticket": None}
 
 
-def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json: bool) -> int:
+def watched(work: Callable[[PeerView], Awaitable[int]], output: OutputOptions) -> int:
     """Run a peer with the fitting view; returns its exit status."""
-    shell: PeerView = (
-        JsonLinesView()
-        if facts
-        else SummaryView()
-        if as_json
-        else LiveTerminalView()
-        if sys.stdout.isatty()
-        else PlainLinesView()
-    )
+    shell = view_of(output)
+    if output.verbose:
+        logging.getLogger("atoll").addHandler(LogMessages(shell.notice))
 
     async def main() -> int:
         return await work(LoggedView(shell))
@@ -48,6 +43,17 @@ def watched(work: Callable[[PeerView], Awaitable[int]], *, facts: bool, as_json:
     finally:
         if isinstance(shell, LiveTerminalView):
             shell.close()
+
+
+def view_of(output: OutputOptions) -> PeerView:
+    """The view that these options ask for; on a terminal a live picture, unless another form is asked for."""
+    if output.facts or output.json:
+        return JsonLinesView() if output.facts else SummaryView()
+    words, detail = (line_of, introduction, farewell), {"quiet": output.quiet, "verbose": output.verbose}
+    if output.log_format != "auto":
+        return (JsonLogView if output.log_format == "json" else TimedView)(*words, **detail)
+    picture = sys.stdout.isatty() and not (output.quiet or output.verbose)
+    return LiveTerminalView() if picture else PlainLinesView(**detail)
 
 
 class LoggedView:
@@ -117,28 +123,11 @@ class SummaryView:
         say_json(self.news | news)
 
 
-class PlainLinesView:
+class PlainLinesView(LogView):
     """One line per important event, for logs and pipes."""
 
-    ends_with_stdin = False
-
-    def opened(self, news: dict[str, Any]) -> None:
-        self._say(introduction(news))
-
-    def entry(self, entry: dict[str, Any], progress: RunStatus) -> None:
-        line = line_of(entry, progress)
-        if line:
-            self._say(line)
-
-    def notice(self, text: str) -> None:
-        self._say(text)
-
-    def ended(self, news: dict[str, Any]) -> None:
-        self._say(farewell(news))
-
-    def _say(self, text: str) -> None:
-        with suppress(OSError):  # training goes on without a reader and with a full disk
-            say(text)
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        super().__init__(line_of, introduction, farewell, quiet=quiet, verbose=verbose)
 
 
 class LiveTerminalView(PlainLinesView):
@@ -148,20 +137,26 @@ class LiveTerminalView(PlainLinesView):
         from rich.console import Console
         from rich.live import Live
 
+        super().__init__()
+        self.progress = RunStatus()
         self.console = Console(highlight=False, markup=False, emoji=False)  # names in brackets are names
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+        # drawn anew four times a second: bytes of a download come without facts
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.picture)
 
     def opened(self, news: dict[str, Any]) -> None:
         self.console.print(printable(introduction(news)), soft_wrap=True)
         self.live.start()
 
     def entry(self, entry: dict[str, Any], progress: RunStatus) -> None:
-        from atoll.cli.picture import peer_picture
-
+        self.progress = progress
         line = line_of(entry, progress)
         if line:
             self.console.print(printable(line))
-        self.live.update(peer_picture(progress))
+
+    def picture(self) -> Any:
+        from atoll.cli.picture import peer_picture
+
+        return peer_picture(self.progress)
 
     def notice(self, text: str) -> None:
         self.console.print(printable(text))

@@ -231,20 +231,23 @@ class Identity:
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Identity:
-        """Decode the bytes of `to_bytes`. Raises UsageError with a code if they are other bytes or damaged."""
+    def from_bytes(cls, data: bytes, place: str = "this") -> Identity:
+        """Decode the bytes of `to_bytes`. Raises UsageError with a code if they are other bytes or damaged.
+
+        `place` names their file in errors.
+        """
         if not data.startswith(_FILE_MAGIC):
             raise UsageError(
                 "E-KEY-01",
-                "this is not an Atoll identity",
-                cause="the path points to another file",
-                fix="point to the identity file of this peer, or move this one away to start as a new peer",
+                f"{place} is not an Atoll identity",
+                cause="another file was copied there, or its disk changed bytes",
+                fix="restore it from a backup, or move it away to start as a new peer",
             )
         version = data[len(_FILE_MAGIC) : len(_FILE_MAGIC) + 1]
         if version not in (b"", bytes([_FILE_VERSION])):
             raise UsageError(
                 "E-KEY-03",
-                f"this identity was written in format {version[0]}; this Atoll reads format {_FILE_VERSION}",
+                f"{place} is an identity of format {version[0]}; this Atoll reads format {_FILE_VERSION}",
                 cause="a newer Atoll wrote it",
                 fix="install a newer Atoll in the way that this one was installed",
             )
@@ -252,7 +255,7 @@ class Identity:
         if len(data) != _FILE_BYTES or blake3(body).digest(length=_CHECK_BYTES) != check:
             raise UsageError(
                 "E-KEY-02",
-                f"this identity is damaged ({len(data)} bytes, {_FILE_BYTES} expected, or a wrong checksum)",
+                f"{place} is a damaged identity ({len(data)} bytes, {_FILE_BYTES} expected, or a wrong checksum)",
                 cause="it was cut short or changed after it was written",
                 fix="restore it from a backup, or move it away to start as a new peer",
             )

@@ -335,8 +335,8 @@ def _check_clock(kept: Mapping[str, bytes], folder: Path) -> None:
             "E-CLK-01",
             f"this computer's clock is {behind_s / 86400:.0f} days before the last agreed round ({told})",
             cause="the clock is wrong now, or it was wrong in that round",
-            fix=f"set the clock; if it is right now, start once with {CLOCK_IS_RIGHT}=1 in the environment: "
-            f"the script, or {CLOCK_IS_RIGHT}=1 atoll up --dir {shlex.quote(str(folder))}",
+            fix=f"set this computer's clock, then start again; or, if it is right now, once: {CLOCK_IS_RIGHT}=1 "
+            f"atoll up --dir {shlex.quote(str(folder))} (a loop of your own: {CLOCK_IS_RIGHT}=1 python SCRIPT)",
         )
 
 
@@ -390,7 +390,7 @@ def identity_of(store: PeerStore) -> Identity:
     """This folder's identity, made at first use."""
     secret = store.secret("peer.key")
     if secret is not None:
-        return Identity.from_bytes(secret)
+        return Identity.from_bytes(secret, str(store.folder / "peer.key"))
     identity = Identity.generate()
     store.write_secret("peer.key", identity.to_bytes())
     return identity

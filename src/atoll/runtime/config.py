@@ -46,11 +46,11 @@ from atoll.policy.capability_terms import PartitionPolicy, StateValidationTerms,
 from atoll.policy.fault_tolerance import rows_needed
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, UNLIKE, looked_every
+from atoll.runtime.config_places import ENVIRONMENT, named_places
 
 if TYPE_CHECKING:
     from atoll.training.recipe.recipes import Recipe
 
-ENVIRONMENT = "ATOLL_"
 CHANGE_OF_SCHEDULE = 1000  # rounds over which the learning rate falls when a run has no end
 # recipes that agree on the gradient of every step
 EVERY_STEP = ("data_parallel", "parameter_server", "demo_", "powersgd", "pipelined")
@@ -62,7 +62,9 @@ def load_config(
     path: Path | None, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> RunConfig:
     """Merge defaults, file, ATOLL_SECTION__KEY and `--set section.key=value`. Raises UsageError with the key."""
-    return decode_config(_merged(path, sets, environment))
+    tree = _merged(path, sets, environment)
+    with named_places(path, sets, os.environ if environment is None else environment):
+        return decode_config(tree)
 
 
 def settings_in_effect(path: Path | None, sets: Sequence[str] = ()) -> list[tuple[str, Any, str]]:
@@ -70,10 +72,14 @@ def settings_in_effect(path: Path | None, sets: Sequence[str] = ()) -> list[tupl
 
     A value of None: the recipe does not use the key.
     """
+    from atoll.runtime.training_spec import demand_mean
+
     tree = _merged(path, sets, None)
-    config, written = decode_config(tree), {*paths_in(tree)}
+    with named_places(path, sets, os.environ):
+        config, written = decode_config(tree), {*paths_in(tree)}
     recipe = recipe_of(config)
     genesis, found = settings_of(config, recipe), list[tuple[str, Any, str]]()
+    demand_mean(recipe, genesis)
     for key, setting in declarations().items():
         value, source = value_of(config, key), "set" if key in written else "default"
         if value in (None, "") and setting.recipe:
@@ -177,10 +183,18 @@ def recipe_of(config: RunConfig) -> Recipe:
 
 
 def _model(config: RunConfig, default: str = "gpt-tiny") -> str:
-    """Model name with the adapters of the config. Raises ValueError if the model cannot have them."""
-    from atoll.training.models import with_adapters
+    """Model name with the adapters of the config.
+
+    Raises UsageError if there is no such model, ValueError if it cannot have adapters.
+    """
+    from atoll.training.models import MODELS, spec_of, with_adapters
 
     name = config.model.name or default
+    try:
+        spec_of(name)
+    except ValueError as why:
+        fix = f"choose one of {', '.join(MODELS)}; atoll config --all explains sizes of your own"
+        raise UsageError("E-CFG-02", f"model.name: {why}", fix=fix) from None
     return with_adapters(name, config.model.lora_rank) if config.model.lora_rank else name
 
 

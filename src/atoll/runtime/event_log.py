@@ -64,6 +64,7 @@ HEADER_FACTS = (
 EVENTS_VERSION = 1  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
+ROUND_SHARE = 0.2  # share of the newest round in the mean duration
 CURVE_MAX = 4096  # losses kept for a screen; the file has all
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
@@ -255,6 +256,9 @@ class RunStatus:
     branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # other branches of the run
     apart_steps: int = 0  # steps taken since this peer lost its quorum
     closed_at_s: float = 0.0  # agreed time of the last round
+    round_s: float = 0.0  # duration of a training round, a mean that follows the newest ones
+    # (bytes here, bytes in all) of downloads in progress; the running peer supplies it
+    transferred: Callable[[], tuple[int, int]] = field(default=lambda: (0, 0), repr=False, compare=False)
 
     @staticmethod
     def of(entries: Iterable[Entry], me: str = "") -> RunStatus:
@@ -389,10 +393,19 @@ class RunStatus:
         tokens = entry["samples"] * max(1, self.seq_len)
         self.tokens += tokens
         if before and entry["time_s"] > before:  # agreed times, since a joiner receives old rounds in a burst
-            self.tokens_per_s = tokens / (entry["time_s"] - before)
+            took_s = entry["time_s"] - before
+            self.tokens_per_s = tokens / took_s
+            self.round_s += (took_s - self.round_s) * (ROUND_SHARE if self.round_s else 1.0)
         alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
         self.bytes_data_parallel += alone
         self.bytes_data_parallel_all += alone * counted
+
+    @property
+    def left_s(self) -> float | None:
+        """Time until the run is over, at the pace of its newest rounds; None if unknown."""
+        if not self.rounds or not self.round_s or self.over:
+            return None
+        return max(0, self.rounds - self.trained) * self.round_s
 
     def standing_of(self, peer: str) -> str:
         """Standing in the plan of the round in progress."""

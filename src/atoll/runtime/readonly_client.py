@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +35,7 @@ from atoll.runtime.bootstrap import identity_of
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.runtime.training_spec import parse_training_spec
+from atoll.runtime.transfer_progress import downloaded_bytes
 from atoll.wire.codec import decode_body, decode_vertex
 from atoll.wire.ticket import Ticket
 
@@ -56,10 +57,11 @@ async def download_state(
     timeout_s: Seconds,
     round: int | None = None,
     ticket: Ticket | None = None,
+    show: Callable[[Callable[[], tuple[int, int]]], None] = lambda transferred: None,
 ) -> DownloadedState:
     """Fetch the run's history and the state of `round`, or the newest, into this folder. Raises AtollError.
 
-    Only a public run needs no ticket.
+    Only a public run needs no ticket. `show` receives a function that returns (bytes here, bytes in all).
     """
     store = PeerStore(folder)
     identity = identity_of(store)
@@ -67,6 +69,7 @@ async def download_state(
     wish = DesiredRole("visitor", admission=ticket.redeem(identity.peer) if ticket is not None else b"")
     seat = PeerConfig(store, identity, run, wish, None, tuple(bootstrap))
     host = _ReadonlyDriver(seat, round)
+    show(lambda: downloaded_bytes(host.machine))
     try:
         await host.listen([])
         host.start()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -46,6 +47,7 @@ from atoll.runtime.peer_folder import default_name
 from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import private_folder
+from atoll.runtime.transfer_progress import downloaded_bytes
 from atoll.wire.ticket import Ticket, parse
 
 if TYPE_CHECKING:
@@ -93,12 +95,10 @@ class PeerView(Protocol):
 
 async def run_up(start: PeerOptions, shell: PeerView) -> int:
     """Found a run in the folder, or resume the one in it."""
+    made_here = not start.folder.exists()
     _check_addresses(start)
-    if not (start.folder / "kept.sqlite").exists():  # missing files are reported before torch is loaded
-        data_of(start.config, start.file)
-        canary_of(start.config, start.file)
-        tokenizer_of(start.config, start.file)
-        weights_of(start.config, start.file)
+    if not (start.folder / "kept.sqlite").exists():
+        _check_settings(start)
         await check_bindable(_listening(start))
     _check_folder(start.folder)
     from atoll.runtime.bootstrap import holds_run, resume_run
@@ -111,7 +111,12 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         make = _factory(threads, start.config)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
-    host, ticket = await _found_new_run(start, shell, listening, threads, name)
+    try:
+        host, ticket = await _found_new_run(start, shell, listening, threads, name)
+    except AtollError:
+        if made_here and not (start.folder / "kept.sqlite").exists():
+            shutil.rmtree(start.folder, ignore_errors=True)  # only an empty log is in it
+        raise
     if start.config.run.start_peers == 1:
         shell.notice(
             "training begins now, alone, and others may come; to wait for them first, found it with "
@@ -148,8 +153,24 @@ async def _found_new_run(
         return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
-            "E-DATA-02", f"this run cannot be founded: {why}", fix="see data.source in docs/reference/config.md"
+            "E-DATA-02",
+            f"this run cannot be founded: {why}",
+            fix="change what this line is about: data.source, data.canary, data.tokenizer, data.column, "
+            "model.weights, or train.seq_len where text is short; atoll config --all explains them",
         ) from why
+
+
+def _check_settings(start: PeerOptions) -> None:
+    """Report wrong settings before there is a folder; missing files before torch is loaded. Raises UsageError."""
+    data_of(start.config, start.file)
+    canary_of(start.config, start.file)
+    tokenizer_of(start.config, start.file)
+    weights = weights_of(start.config, start.file)
+    try:
+        config = _named_by(start.config, weights)
+    except ValueError:
+        return  # an unreadable folder of weights is reported with the data
+    settings_of(config, recipe_of(config))
 
 
 def _named_by(config: RunConfig, weights: str) -> RunConfig:
@@ -224,6 +245,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
             end.set_result((why, trouble))
 
     host.progress.max_retries = start.config.consensus.max_retries
+    host.progress.transferred = lambda: downloaded_bytes(host.machine)
     watch = _EndWatcher(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)

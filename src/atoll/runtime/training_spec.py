@@ -289,9 +289,7 @@ def _canary(recipe: Recipe, canary: str, tokenizer: bytes, column: str) -> bytes
 
 def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
     """Settings completed for this recipe's reducer and results. Raises UsageError if they conflict."""
-    if problem := answers_problem(recipe, settings):
-        why, fix = problem
-        raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
+    demand_mean(recipe, settings)
     reducer, direct = (
         recipe.reducer,
         needs_reply_format(recipe) or has_owner_feedback(recipe) or recipe.reducer.quorum,
@@ -322,6 +320,13 @@ def _reducing(recipe: Recipe, settings: RunSettings) -> RunSettings:
             ),
         )
     return settings
+
+
+def demand_mean(recipe: Recipe, settings: RunSettings) -> None:
+    """Raise UsageError if the recipe's results are more than encoded means, and these settings exclude that."""
+    if problem := answers_problem(recipe, settings):
+        why, fix = problem
+        raise UsageError("E-RUN-18", f"this recipe's answers are more than encoded means, and {why}", fix=fix)
 
 
 def answers_problem(recipe: Recipe, settings: RunSettings) -> tuple[str, str] | None:

@@ -210,7 +210,8 @@ def _decode_ticket(data: bytes) -> Ticket:
     expected = int.from_bytes(data[:_LENGTH_BYTES], "big")
     if len(data) <= _OUTSIDE_BODY or _checksum(data[:-_CHECK_BYTES]) != data[-_CHECK_BYTES:]:
         if len(data) < expected:
-            raise _truncated_error(f"{len(data)} of {expected} bytes")
+            of = f" of {expected}" if expected <= TICKET_CHARACTERS_MAX * 5 // 8 else ""  # 8 letters hold 5 bytes
+            raise _truncated_error(f"{len(data)}{of} bytes")
         if len(data) > expected:
             raise _typo_error(f"{len(data)} bytes in place of {expected}: text was added to it")
         raise _typo_error("its checksum is wrong")

@@ -9,7 +9,7 @@ Not responsible for: reading files and environment (`runtime/config.py`).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 from typing import Any, cast, get_args
 
@@ -45,7 +45,9 @@ def decode_values(tree: Mapping[str, Any]) -> RunConfig:
         key = at.rstrip("`").split("[")[0]
         for theirs, ours in IN_WORDS.items():
             text = text.replace(f"`{theirs}`", ours).replace(f"`{theirs} | null`", ours)
-        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{_given(tree, key)}{_nearest(tree, key)}"
+        if given := _given(tree, key):
+            text = text.partition(", got ")[0]  # the value says more than its type
+        told = f"{key or 'the config'}: {text[0].lower()}{text[1:]}{given}{_nearest(tree, key)}"
         raise UsageError("E-CFG-02", told, fix=_mend(key)) from None
     for key in keys():
         value = value_of(config, key)
@@ -93,14 +95,18 @@ def _check_known(path: str) -> None:
     if name.lower() in OTHER_KEYS:
         raise UsageError("E-CFG-03", f"{path} is not a key of Atoll", fix=OTHER_KEYS[name.lower()])
     same = [k for k in known if k.rsplit(".", 1)[-1] == name]
-    near = same or difflib.get_close_matches(path, known, 1, 0.6)
-    if not near:
-        names = {k.rsplit(".", 1)[-1]: k for k in known}
-        near = [names[n] for n in difflib.get_close_matches(name, list(names), 1, 0.6)]
+    near = same or _similar(name, [k for k in known if k.partition(".")[0] == path.partition(".")[0]])
+    near = near or _similar(name, known)
     guess = f"; did you mean {near[0]}?" if near else ""
     raise UsageError(
         "E-CFG-01", f"unknown key {path}{guess}", cause="a typo, or a key of another version", fix=ALL_KEYS
     )
+
+
+def _similar(name: str, known: Collection[str]) -> list[str]:
+    """The key whose name after the section is nearest to this one; empty if none is near."""
+    names = {k.rsplit(".", 1)[-1]: k for k in known}
+    return [names[n] for n in difflib.get_close_matches(name, list(names), 1, 0.6)]
 
 
 def _in_seconds(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +131,10 @@ def _mend(key: str) -> str:
     if key not in keys():
         return ALL_KEYS
     choices = ", ".join(map(toml_text, choices_of(key)))
-    return f"choose one of {choices}" if choices else f"write another value; {key} is: {declarations()[key].about}"
+    if choices:
+        return f"choose one of {choices}"
+    about = declarations()[key].about.partition(". ")[0].rstrip(".")  # a first sentence stands alone
+    return f"write another value. {key} is: {about} (all of it: atoll config --all)"
 
 
 def is_duration(key: str) -> bool:

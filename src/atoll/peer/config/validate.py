@@ -8,6 +8,7 @@ Not responsible for: limits that follow from a model or from other members.
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from atoll.base.errors import UsageError
@@ -36,8 +37,12 @@ def _check_made(config: RunConfig) -> None:
             fix=f"choose one of {', '.join(RECIPES)}",
         )
     if recipe not in RECIPES:
+        near = difflib.get_close_matches(recipe, RECIPES, 1, 0.6)
+        guess = f'; did you mean "{near[0]}"?' if near else ""
         raise UsageError(
-            "E-CFG-02", f'train.recipe: no recipe is called "{recipe}"', fix=f"choose one of {', '.join(RECIPES)}"
+            "E-CFG-02",
+            f'train.recipe: no recipe is called "{recipe}"{guess}',
+            fix=f"choose one of {', '.join(RECIPES)}",
         )
     protocol = config.consensus.protocol
     if protocol == "snow":  # specs/raft.md: what a preference gadget would decide

@@ -192,14 +192,14 @@ COMMANDS = (
         NoArguments,
         "Restart from the last agreed round without lost members, if too few are left for a quorum.",
         _recover,
-        AuthorityRight("E-RUN-07", "start over", "atoll recover in the founder's folder"),
+        AuthorityRight("E-RUN-25", "start over", "atoll recover in the founder's folder"),
     ),
     OperatorCommand(
         "rollback",
         RollbackArguments,
         "Send the whole run back to the state of an earlier round, which must be in this folder.",
         _rollback,
-        AuthorityRight("E-CHK-10", "roll it back", "atoll checkpoint rollback {0.round} in the founder's folder"),
+        AuthorityRight("E-RUN-25", "roll it back", "atoll checkpoint rollback {0.round} in the founder's folder"),
     ),
     OperatorCommand(
         "pause",

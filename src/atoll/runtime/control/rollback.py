@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, one_line
 from atoll.peer.governance.orders import RollbackGoal, amend_of, goal_of
+from atoll.peer.governance.settings_change import in_words, numbers_in
 from atoll.peer.tasks import CheckStateStored
 from atoll.verification.state_validation.statistics import refusals
 from atoll.wire.codec import decode_body, decode_vertex, vertex_id
@@ -61,6 +64,7 @@ async def roll_back(host: TrainingPeer, round: int, wait_s: Seconds, without: Se
         "refused": refused,  # validators rolled back behind it before
         "without": list(names),
         "numbers": goal.tuned != tuned,  # numbers changed since are rolled back, too
+        "undone": in_words(numbers_in(tuned.to)) if goal.tuned != tuned and tuned is not UNSET else "",
     }
 
 

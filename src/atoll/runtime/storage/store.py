@@ -329,7 +329,7 @@ class PeerStore:
             return False
         for index in range(len(manifest.chunks)):
             with suppress(OSError):  # it left memory
-                if AT_ONCE and self._proved_chunk(name, manifest, index):
+                if READ_CACHED and self._proved_chunk(name, manifest, index):
                     continue
             if self._read_chunk(name, manifest, index, lambda size: room[:size], 0) is None:
                 return False

@@ -21,8 +21,8 @@ MEGA = 1e6
 
 
 @contextmanager
-def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Two charts side by side, written to `path` (PNG, SVG, PDF) when the block ends.
+def charts_in(path: Path, count: int, title: str = "") -> Iterator[list[Any]]:
+    """Charts side by side under a title, written to `path` (PNG, SVG, PDF) when the block ends.
 
     UsageError if matplotlib is missing or the file cannot be written.
     """
@@ -36,9 +36,13 @@ def two_charts(path: Path) -> Iterator[tuple[Any, Any]]:
     except ImportError:
         raise UsageError("E-PLOT-02", "matplotlib is not installed", fix="pip install matplotlib") from None
     with pyplot.rc_context({"svg.fonttype": "none"}):
-        figure, charts = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+        figure, charts = pyplot.subplots(1, count, figsize=(5 * count, 4), layout="constrained", squeeze=False)
+        for chart in charts[0]:
+            chart.grid(alpha=0.3, linewidth=0.6)
+        if title:
+            figure.suptitle(title, fontsize="medium")
         try:
-            yield charts[0], charts[1]
+            yield [*charts[0]]
             try:
                 figure.savefig(path, dpi=130)
             except (OSError, ValueError) as why:
@@ -54,7 +58,9 @@ def _unwritable(path: Path, why: str) -> UsageError:
 
 def draw_outcomes(outcomes: Mapping[str, ExperimentResult], path: Path | str) -> None:
     """Loss over steps, and over uploaded bytes: training loss as lines, loss of the agreed model as points."""
-    with two_charts(Path(path)) as (over_steps, over_bytes):
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    with charts_in(Path(path), 2) as (over_steps, over_bytes):
         for index, (name, done) in enumerate(outcomes.items()):
             color = f"C{index}"
             steps = [one.step for one in done.history]
@@ -66,3 +72,6 @@ def draw_outcomes(outcomes: Mapping[str, ExperimentResult], path: Path | str) ->
         over_steps.set(title="training (lines) and validation (points)", xlabel="step", ylabel="nats")
         over_steps.legend(frameon=False)
         over_bytes.set(title="the same over traffic", xlabel="MB sent per peer", xscale="log")
+        over_bytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        over_bytes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        over_bytes.xaxis.set_minor_formatter(NullFormatter())  # labels of all tenths would overlap

@@ -42,8 +42,12 @@ class ExperimentResult:
     state: (
         Digest | None
     )  # state hash of the same real run; None if real runs cannot do this, or members never agree
+    method: str = "own recipe"  # name of the published method behind it
 
     @arguments("Outcome.plot", "E-PLOT-03")
-    def plot(self, path: Path | str, name: str = "this recipe", **others: ExperimentResult) -> None:
-        """Draw its losses over steps and bytes, beside those of others by name: done.plot("a.png", auto=other)."""
-        draw_outcomes({name: self, **others}, path)
+    def plot(self, path: Path | str, name: str = "", **others: ExperimentResult) -> None:
+        """Draw its losses over steps and bytes, beside those of others by name: done.plot("a.png", auto=other).
+
+        Without a name it has the one of its method.
+        """
+        draw_outcomes({name or self.method: self, **others}, path)

@@ -36,6 +36,7 @@ from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, s
 from atoll.training.recipe.gradient import ComputeOptions, Loss
 from atoll.training.recipe.inner import PipelinedGradients
 from atoll.training.recipe.merge import merge, where_moved
+from atoll.training.recipe.methods import method_of
 from atoll.training.recipe.moments import adopt_moments, joiner_state
 from atoll.training.recipe.outer import PLAIN, AgreementNesterov, MomentAverage, Outer, momentum_of
 from atoll.training.recipe.recipes import Recipe, UpdateCoding, closing_recipe, coding_at_step, swarm_problem
@@ -138,6 +139,7 @@ class ExperimentSimulator:
             history=tuple(self.history),
             model_F=self.agreed(),
             state=self.state(),
+            method=method_of(self.recipe),
         )
 
     def step(self) -> list[SyncRecord]:

@@ -8,6 +8,7 @@ shows the model's memory before any peer builds it.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -143,8 +144,10 @@ def spec_of(name: str) -> NamedModel:
     """The model of that name. ValueError if there is none."""
     family, colon, rest = MODELS.get(name, name).partition(":")
     if family not in FAMILIES or (name == family and not FAMILIES[family].keys):
-        known = ", ".join(MODELS)
-        raise ValueError(f"no built-in model is called {name[:80]!r}; known are {known}, and sizes like {EXAMPLE}")
+        near = difflib.get_close_matches(name[:80], MODELS, 1, 0.6)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        known = f"known are {', '.join(MODELS)}, and sizes like {EXAMPLE}"
+        raise ValueError(f"no built-in model is called {name[:80]!r}{meant}; {known}")
     keys, given = FAMILIES[family].keys, dict[str, int]()
     for word in rest.split(",") if colon else []:
         match = NUMBER.fullmatch(word)

@@ -26,6 +26,7 @@ from atoll.training.recipe.outer import (
     Outer,
     RegionalNesterov,
     SignOuter,
+    momentum_of,
 )
 from atoll.training.recipe.recipes import (
     BATCH,
@@ -559,3 +560,24 @@ METHODS: dict[str, Callable[..., Recipe]] = {
         *(noloco, sparta, des_loc, powersgd, decoupled, cooperative, delayed_nesterov),
     )
 }
+
+
+def method_of(recipe: Recipe) -> str:
+    """Name of the published method with the pieces of this recipe, whatever its numbers; else "own recipe"."""
+    for name, method in METHODS.items():
+        if _pieces(method()) == _pieces(recipe):
+            return name
+    return "own recipe"
+
+
+def _pieces(recipe: Recipe) -> tuple[object, ...]:
+    schedule = recipe.schedule
+    kinds = (
+        type(recipe.inner),
+        type(recipe.outer),
+        momentum_of(recipe.outer) > 0,
+        schedule.fragments,
+        schedule.overlap,
+        bool(schedule.closing),
+    )
+    return *kinds, recipe.coding.up, recipe.coding.down, recipe.coding.answer, recipe.reducer, recipe.merge

@@ -1,0 +1,1 @@
+"""Verbs that help before and beside a run: quickstart, check, explain, version."""

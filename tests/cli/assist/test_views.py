@@ -1,0 +1,142 @@
+"""What a running peer prints: much, little, with times, as objects, or as a picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from processes import atoll
+from rich.console import Console
+
+from atoll.cli.display.follow import _news
+from atoll.cli.display.log_views import LogMessages
+from atoll.cli.display.options import OutputOptions
+from atoll.cli.picture import peer_picture
+from atoll.cli.watch import view_of
+from atoll.runtime.event_log import EventLog, RunStatus
+from atoll.runtime.supervisor import PeerView
+
+NEWS = {
+    "fact": "Opened",
+    "name": "ada",
+    "peer": "adaadaada",
+    "run_id": "12" * 32,
+    "folder": "f",
+    "ticket": "ATOLL1:X",
+}
+NEWS |= {"addresses": ["/ip4/10.0.0.5/tcp/7071"], "ticket_uses": 64}
+END = {"fact": "Ended", "why": "Ctrl-C", "trained": 1, "tokens": 512, "unit": "tokens", "bytes_data_parallel": 0}
+
+
+def told_by(view: PeerView) -> None:
+    """A short life: a ticket, a round, silence of a member, a fact without a line, a notice, the end."""
+    closed = {"fact": "RoundClosed", "round": 4, "trained": 5, "loss": 2.5, "counted": ["ada"], "missing": []}
+    progress = RunStatus(rounds=30, trained=5, round_s=12.0)
+    view.opened(NEWS)
+    view.entry(closed, progress)
+    view.entry({"fact": "PeerSuspected", "peer": "bobbobby", "why": "silent"}, progress)
+    view.entry({"fact": "Stepped", "steps": 3, "loss": 2.4}, progress)
+    view.notice("training begins now")
+    view.ended(END | {"model": None})
+
+
+def test_a_peer_says_as_much_as_it_is_asked_to(capsys: pytest.CaptureFixture[str]):
+    """Quiet: ticket, warnings, end. Verbose: each fact. Else with times, or as objects with a level."""
+    told_by(view_of(OutputOptions(quiet=True)))
+    ticket, silent, end = capsys.readouterr().out.splitlines()
+    assert ticket == "atoll join ATOLL1:X" and silent.startswith("! bobbobby") and end.startswith("bye (Ctrl-C)")
+    told_by(view_of(OutputOptions()))
+    usual = capsys.readouterr().out
+    told_by(view_of(OutputOptions(verbose=True)))
+    more = capsys.readouterr().out
+    assert "round 5/30  loss 2.500" in usual and "fact=Stepped" not in usual
+    assert more.replace("fact=Stepped steps=3 loss=2.4\n", "") == usual
+    told_by(view_of(OutputOptions(log_format="text")))
+    stamped = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z .", line) for line in stamped)
+    assert [line[25:] for line in stamped] == [line for line in usual.splitlines() if line.strip()]
+    told_by(view_of(OutputOptions(log_format="json")))
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["event"] for one in events] == ["Opened", "RoundClosed", "PeerSuspected", "Notice", "Ended"]
+    assert [one["level"] for one in events] == ["info", "info", "warning", "info", "info"]
+    assert events[0]["ticket"] == "ATOLL1:X" and all(one["time"].endswith("Z") for one in events)
+    assert (events[1]["loss"], events[1]["counted"], events[1]["left_s"]) == (2.5, ["ada"], 300)
+
+
+def test_a_log_in_json_ends_with_the_error_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the option or by the variable; other commands and other formats keep the text for people."""
+    monkeypatch.setenv("ATOLL_DIR", str(tmp_path))
+    for words in (["--log-format", "json"], ["--log-format=json"]):
+        assert json.loads(atoll("up", "nope.toml", *words).stderr)["error"] == "E-CFG-09"
+    monkeypatch.setenv("ATOLL_LOG_FORMAT", "json")
+    assert json.loads(atoll("up", "nope.toml").stderr)["exit"] == 2
+    assert atoll("up", "nope.toml", "--log-format", "text").stderr.startswith("E-CFG-09")
+    assert atoll("config", "nope.toml").stderr.startswith("E-CFG-09")
+
+
+def test_verbose_shows_the_messages_of_the_log(capsys: pytest.CaptureFixture[str]):
+    handler = LogMessages(view_of(OutputOptions(verbose=True)).notice)
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        record = logging.LogRecord("atoll.runtime", level, "", 0, "level %d\n\x1b[2J", (level,), None)
+        if level >= handler.level:
+            handler.emit(record)
+    handler.emit(logging.LogRecord("atoll.cli.watch", logging.INFO, "", 0, "round 5", (), None))
+    assert capsys.readouterr().out.splitlines() == [
+        "atoll.runtime: level 20  [2J",
+        "! atoll.runtime: level 30  [2J",
+    ]
+
+
+def test_a_terminal_shows_the_time_left_and_the_bytes_of_a_download():
+    progress = RunStatus(run="r", rounds=30, trained=5, phase="training", step=5, inner_steps=10, round_s=12.0)
+    assert "about 5 min left" in shown_on_a_terminal(progress) and "downloading" not in shown_on_a_terminal(
+        progress
+    )
+    progress.transferred = lambda: (3_000_000, 12_000_000)
+    assert "downloading 3.0 MB of 12.0 MB" in shown_on_a_terminal(progress)
+    progress.round_s = 0.0
+    assert "left" not in shown_on_a_terminal(progress)
+    assert "waiting for the members" in shown_on_a_terminal(RunStatus(phase="joining"))
+
+
+def shown_on_a_terminal(progress: RunStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(peer_picture(progress))
+    return out.getvalue()
+
+
+def test_the_pace_of_a_run_follows_its_newest_rounds():
+    progress = RunStatus(rounds=10, founded_rounds=10)
+    for number, at in enumerate((100.0, 110.0, 120.0), 1):
+        closed = {"fact": "RoundClosed", "round": number, "trained": number, "loss": 2.0, "counted": ["a"]}
+        progress.fold(closed | {"missing": [], "state": "", "time_s": at, "samples": 8, "steps": 1})
+    assert progress.left_s == pytest.approx(70.0)
+
+
+def test_a_peer_can_be_watched_from_another_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its log gives what it prints itself: over a rotation, without a line that is half written, to its end."""
+    log, door = EventLog(tmp_path / "facts.jsonl"), tmp_path / "door"
+    door.write_text("")
+    closed = {"fact": "RoundClosed", "state": "", "missing": [], "counted": ["ada"], "samples": 1, "steps": 1}
+
+    def close_round(number: int) -> None:
+        log.write(closed | {"round": number, "trained": number, "loss": 3.0, "time_s": 100.0 + number})
+
+    close_round(1)
+    news = _news(tmp_path, tmp_path / "facts.jsonl", (tmp_path / "facts.jsonl").stat().st_size)
+    close_round(2)
+    assert next(news)["round"] == 2
+    log._turn()
+    close_round(3)
+    assert [next(news)["fact"], next(news)["round"]] == ["RecordTurned", 3]
+    log._file.write(b'{"fact": "Half')
+    door.unlink()
+    assert [*news] == []
+    log.close()
+    done = atoll("watch", tmp_path)
+    assert done.returncode == 0 and f"the peer in {tmp_path} has ended" in done.stdout
+    assert atoll("watch", tmp_path / "elsewhere").stderr.startswith("E-ARG-18")
