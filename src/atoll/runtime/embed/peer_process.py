@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +22,12 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
-from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
+from atoll.crypto.digest import digest
+from atoll.peer.events import GenesisKnown, JoinRejected, LocalStateCaughtUp, RoundClosed, RunOver
+from atoll.peer.governance.orders import amend_of
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.plan import RoundSettings
@@ -51,6 +54,7 @@ from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_pieces
+from atoll.wire.codec import decode_body
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
@@ -81,6 +85,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     wish = _ATTACH.decode(await reader.readexactly(size))
     mailbox = SharedMailbox(memory, wish.layout.floats, mailbox_room_bytes(wish.layout))
     trainer = AttachedTrainer(reader, writer, mailbox)
+    trainer.claims.open(Path(wish.request.folder))
     trainer.layout, trainer.pass_steps, trainer.validates = wish.layout, wish.pass_steps, wish.validates
     over = asyncio.Event()
     trouble: list[AtollError] = []
@@ -90,6 +95,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             trouble.append(_disk_refused(fact.why, wish.request.folder))
             over.set()
         _watch(fact, trainer, over, trouble)
+        if isinstance(fact, RoundClosed):
+            _settle_data(fact, trainer, host.me, end)
+        if isinstance(fact, LocalStateCaughtUp):
+            _restore_data(fact, trainer, host)
 
     reading = asyncio.create_task(trainer.read_messages())
     make = training_peer_factory(1, watch, trainer, state_memory=wish.state_memory)
@@ -267,6 +276,26 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
         cause="a member holds some states, each of 8 bytes for every exchanged value",
         fix=f"free some space in {folder}, or name a folder on another disk; then start the program again",
     )
+
+
+def _restore_data(fact: LocalStateCaughtUp, trainer: AttachedTrainer, host: TrainingPeer) -> None:
+    history = host.machine.history
+    vertex = history.vertices.get(fact.round) if history is not None else None
+    if vertex is not None:
+        trainer.claims.restore(digest(vertex.body), decode_body(vertex.body), host.me)
+
+
+def _settle_data(
+    fact: RoundClosed, trainer: AttachedTrainer, me: PeerId, end: Callable[[AtollError], None]
+) -> None:
+    """Note which samples of the run's data set the round counted; end if the loop reads another one."""
+    claims, body = trainer.claims, fact.body
+    assert trainer.recipe is not None
+    claims.settle(fact.id, body, me, trainer.recipe.coding.beta > 0 and amend_of(body) is None)
+    if claims.name and body.data is not UNSET and body.data.name != claims.name:
+        what = f"run.data: this loop reads the data set {claims.name.hex()}, the run's is {body.data.name.hex()}"
+        why = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
+        end(RefusedError("E-DATA-07", what, cause=why, fix="pass the data set and the arguments of the others"))
 
 
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:

@@ -15,6 +15,8 @@ import msgspec
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, one_line
 from atoll.base.limits import (
     ADMISSION_BYTES_MAX,
+    DATA_NAME_BYTES,
+    DATA_RANGES_MAX,
     EXTENSIONS_BYTES_MAX,
     FACTOR_MOST,
     PEERS_MAX,
@@ -68,6 +70,26 @@ class SealedDraw(NamedTuple):
     sealed: Digest  # digest of the secret for the next round
 
 
+DataPlace = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # a shard, or a sample in a shard
+DataName = Annotated[bytes, msgspec.Meta(min_length=DATA_NAME_BYTES, max_length=DATA_NAME_BYTES)]
+
+
+class DataRange(NamedTuple):
+    """Samples `first` to `until` − 1 of a shard of the data set. `ends`: the shard has no further sample."""
+
+    shard: DataPlace
+    first: DataPlace
+    until: DataPlace
+    ends: bool = False
+
+
+class DataClaim(NamedTuple):
+    """Samples behind an update, for runs whose members share one data set (policy/data_positions.py)."""
+
+    name: DataName  # digest of the data set and of its order
+    ranges: Annotated[tuple[DataRange, ...], msgspec.Meta(max_length=DATA_RANGES_MAX)] = ()
+
+
 class Commitment(Statement, frozen=True, tag="Commitment"):
     """The signer has an update of this round with root `root`; sent before it receives other updates."""
 
@@ -88,6 +110,7 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     """Training claim: digest of the training in audited runs, late share of a partitioned member, or sealed draw in
     runs with redundancy checks; else unset. They exclude each other and share one field, since a msgpack map with
     more than 15 keys has another header."""
+    data: DataClaim | msgspec.UnsetType = msgspec.UNSET  # samples behind it, if its author reads shared data
 
     @property
     def asked(self) -> str:
