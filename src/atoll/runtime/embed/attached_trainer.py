@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.runtime.embed.data_claims import DataClaims
+from atoll.policy.data_claims import DataClaims
 from atoll.runtime.embed.messages import (
     DeclineRounds,
     DetachLoop,
@@ -121,7 +121,8 @@ class AttachedTrainer:
                 assigned = self.claims.begin(data)
                 message = TrainSteps(self._job, steps, until, *where, ahead, span=span, data=assigned)
                 done = await self._request(message, StepsTrained)
-                return msgspec.structs.replace(done, data=self.claims.add(done.read))
+                claim = self.claims.add(*done.read) if done.read is not None else None
+                return msgspec.structs.replace(done, data=claim)
             finally:
                 self._training = False
 

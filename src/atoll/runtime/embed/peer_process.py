@@ -11,7 +11,6 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ from atoll.peer.events import GenesisKnown, JoinRejected, LocalStateCaughtUp, Ro
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
+from atoll.policy.data_claims import UncountedSamples
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.protocol.transfer.download import FetchFailed
@@ -45,6 +45,7 @@ from atoll.runtime.embed.messages import (
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
+from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
     LENGTH,
@@ -85,7 +86,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     wish = _ATTACH.decode(await reader.readexactly(size))
     mailbox = SharedMailbox(memory, wish.layout.floats, mailbox_room_bytes(wish.layout))
     trainer = AttachedTrainer(reader, writer, mailbox)
-    trainer.claims.open(Path(wish.request.folder))
+    claims = _DataClaims(trainer, Path(wish.request.folder))
     trainer.layout, trainer.pass_steps, trainer.validates = wish.layout, wish.pass_steps, wish.validates
     over = asyncio.Event()
     trouble: list[AtollError] = []
@@ -95,10 +96,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             trouble.append(_disk_refused(fact.why, wish.request.folder))
             over.set()
         _watch(fact, trainer, over, trouble)
-        if isinstance(fact, RoundClosed):
-            _settle_data(fact, trainer, host.me, end)
+        if isinstance(fact, RoundClosed) and (refused := claims.on_closed(fact, host.me)):
+            end(refused)
         if isinstance(fact, LocalStateCaughtUp):
-            _restore_data(fact, trainer, host)
+            claims.on_caught_up(fact, host)
 
     reading = asyncio.create_task(trainer.read_messages())
     make = training_peer_factory(1, watch, trainer, state_memory=wish.state_memory)
@@ -278,24 +279,34 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
     )
 
 
-def _restore_data(fact: LocalStateCaughtUp, trainer: AttachedTrainer, host: TrainingPeer) -> None:
-    history = host.machine.history
-    vertex = history.vertices.get(fact.round) if history is not None else None
-    if vertex is not None:
-        trainer.claims.restore(digest(vertex.body), decode_body(vertex.body), host.me)
+class _DataClaims:
+    """The claims of the loop's data in a file beside the private state, so that a restart loses none."""
 
+    def __init__(self, trainer: AttachedTrainer, folder: Path) -> None:
+        self._trainer, self._claims, self._path = trainer, trainer.claims, folder / "data-claims.json"
+        with suppress(OSError, msgspec.MsgspecError):  # there is none, or it is damaged: its samples are read again
+            self._claims.durable = msgspec.json.decode(self._path.read_bytes(), type=UncountedSamples)
 
-def _settle_data(
-    fact: RoundClosed, trainer: AttachedTrainer, me: PeerId, end: Callable[[AtollError], None]
-) -> None:
-    """Note which samples of the run's data set the round counted; end if the loop reads another one."""
-    claims, body = trainer.claims, fact.body
-    assert trainer.recipe is not None
-    claims.settle(fact.id, body, me, trainer.recipe.coding.beta > 0 and amend_of(body) is None)
-    if claims.name and body.data is not UNSET and body.data.name != claims.name:
+    def on_caught_up(self, fact: LocalStateCaughtUp, host: TrainingPeer) -> None:
+        history = host.machine.history
+        vertex = history.vertices.get(fact.round) if history is not None else None
+        if vertex is not None:
+            self._claims.restore(digest(vertex.body), decode_body(vertex.body), host.me)
+
+    def on_closed(self, fact: RoundClosed, me: PeerId) -> RefusedError | None:
+        """Settle the round's claim; an error if the loop reads another data set than the run."""
+        claims, body, recipe = self._claims, fact.body, self._trainer.recipe
+        if not claims.name:
+            return None
+        was, remembers = claims.durable, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
+        claims.settle(fact.id, body, me, remembers)
+        if claims.durable.ranges or was.ranges:
+            write_durably(self._path, (msgspec.json.encode(claims.durable),))
+        if body.data is UNSET or body.data.name == claims.name:
+            return None
         what = f"run.data: this loop reads the data set {claims.name.hex()}, the run's is {body.data.name.hex()}"
         why = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
-        end(RefusedError("E-DATA-07", what, cause=why, fix="pass the data set and the arguments of the others"))
+        return RefusedError("E-DATA-07", what, cause=why, fix="pass the data set and the arguments of the others")
 
 
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
