@@ -42,6 +42,7 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 def status(dir: Dir = None, *, json: AsJson = False) -> None:
     """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
     from atoll.runtime.control.socket import send_request
+    from atoll.policy.data_positions import positions_text
     from atoll.runtime.event_log import alike_text
 
     s = send_request(folder_of(dir), "status")
@@ -86,6 +87,8 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
     if s.get("statistic", "mean") != "mean":
         say(f"  combining rule: {s['statistic']}")
+    if data := s.get("data"):
+        say(f"  data: {positions_text(data)}")
     if "coded" in (kept := s.get("kept") or {}):
         lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
         say(

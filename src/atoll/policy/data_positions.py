@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -29,6 +30,7 @@ from atoll.wire.messages.statements import Commitment, DataClaim, DataRange
 from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, VertexBody
 
 SHARDS_LEAST = 2  # of a reader: the second begins where the first ends, in the middle of a round
+OPEN_SHOWN = 6  # open shards in a line for people
 COUNT_MAX = 2**53  # larger sums stay there: only false claims lead to them
 
 
@@ -112,6 +114,39 @@ def shards_of(body: VertexBody, peer: PeerId) -> tuple[AssignedShard, ...]:
     """The shards that this member reads in the round after `body`."""
     open_shards = sorted(_opened(body).open.items())
     return tuple(AssignedShard(number, shard.position) for number, shard in open_shards if shard.reader == peer)
+
+
+def positions_told(body: VertexBody) -> dict[str, Any] | None:
+    """The positions in a vertex, for people; None if it has none."""
+    data = body.data
+    if data is UNSET:
+        return None
+    names = [m.name or m.peer[-8:] for m in body.members]
+    return {
+        "name": data.name.hex(),
+        "used_up": data.next - len(data.open),
+        "open": [
+            {
+                "shard": s.shard,
+                "position": s.position,
+                "reader": names[s.reader] if 0 <= s.reader < len(names) else None,
+            }
+            for s in data.open
+        ],
+        "counted": data.counted,
+        "dropped": data.dropped,
+        "repeated": data.repeated,
+    }
+
+
+def positions_text(told: dict[str, Any]) -> str:
+    """The same in one line."""
+    shown = [f"{s['shard']} at {s['position']:,} ({s['reader'] or 'nobody'})" for s in told["open"][:OPEN_SHOWN]]
+    more = f", and {len(told['open']) - OPEN_SHOWN} more" if len(told["open"]) > OPEN_SHOWN else ""
+    return (
+        f"{told['counted']:,} samples counted, {told['dropped']:,} dropped, {told['repeated']:,} repeated; "
+        f"{told['used_up']:,} shards used up, open: {', '.join(shown)}{more}"
+    )
 
 
 def claim_flaw(claim: DataClaim | UnsetType) -> str | None:
