@@ -41,8 +41,8 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 def status(dir: Dir = None, *, json: AsJson = False) -> None:
     """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
-    from atoll.runtime.control.socket import send_request
     from atoll.policy.data_positions import positions_text
+    from atoll.runtime.control.socket import send_request
     from atoll.runtime.event_log import alike_text
 
     s = send_request(folder_of(dir), "status")

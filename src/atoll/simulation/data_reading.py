@@ -12,7 +12,7 @@ Invariants that are checked:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec import UNSET
@@ -160,24 +160,22 @@ class DataCheckers:
             if commit.weight:
                 self.seen += claimed
         if body.data is not UNSET:
-            self._compare(body.round, body.data)
+            check_positions(self.seen, body.data, length_of)
         elif self.seen:
             raise InvariantBroken(f"round {body.round} counts samples, and has no positions")
 
-    def _compare(self, round: int, data: DataPositions) -> None:
-        at = {s.shard: s.position for s in data.open}
-        past = {shard: at.get(shard, length_of(shard)) for shard in range(data.next)}
-        counted = sum(self.seen.values())
-        if counted != data.counted or sum(past.values()) != data.counted - data.repeated + data.dropped:
-            raise InvariantBroken(
-                f"round {round}: {counted} samples counted, positions {sum(past.values())}: {data}"
-            )
-        below = sum(number < past.get(shard, 0) for shard, number in self.seen)
-        lost, again = sum(past.values()) - below, counted - below
-        if lost > data.dropped or again > data.repeated:
-            raise InvariantBroken(
-                f"round {round}: {lost} samples lost, {again} counted again, but recorded are {data}"
-            )
+
+def check_positions(seen: Counter[Sample], data: DataPositions, length_of: Callable[[int], int]) -> None:
+    """Compare the positions with the samples in counted updates, sample → number of updates."""
+    at = {s.shard: s.position for s in data.open}
+    past = {shard: at[shard] if shard in at else length_of(shard) for shard in range(data.next)}
+    counted, passed = sum(seen.values()), sum(past.values())
+    if counted != data.counted or passed != data.counted - data.repeated + data.dropped:
+        raise InvariantBroken(f"{counted} samples are counted, positions are past {passed}: {data}")
+    below = sum(number < past.get(shard, 0) for shard, number in seen)
+    lost, again = passed - below, counted - below
+    if lost > data.dropped or again > data.repeated:
+        raise InvariantBroken(f"{lost} samples are lost, {again} counted again: {data}")
 
 
 def _roots(body: VertexBody) -> dict[PeerId, Digest]:
