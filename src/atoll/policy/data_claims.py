@@ -35,13 +35,16 @@ class DataClaims:
         self._said: DataClaim | None = None  # last claim of this process
 
     def begin(self, assigned: tuple[AssignedShard, ...]) -> tuple[AssignedShard, ...]:
-        """Where the loop goes on in each shard: behind what is left over."""
+        """Where the loop goes on in each shard: behind what is left over.
+
+        If that is all of them it reads them again, since without a step nothing is sent, and they stay left over.
+        """
         found: list[AssignedShard] = []
         for shard, position in assigned:
             mine = [left for left in self._left if left.shard == shard]
             if not any(left.ends for left in mine):
                 found.append(AssignedShard(shard, max([position, *(left.until for left in mine)])))
-        return tuple(found)
+        return tuple(found) or assigned
 
     def add(self, name: bytes, ranges: tuple[DataRange, ...]) -> DataClaim:
         """The claim of an update with these samples."""

@@ -29,7 +29,7 @@ from atoll.wire.data_ranges import AssignedShard
 from atoll.wire.messages.statements import Commitment, DataClaim, DataRange
 from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, VertexBody
 
-SHARDS_LEAST = 2  # of a reader: the second begins where the first ends, in the middle of a round
+SHARDS_LEAST = 2  # untouched ones of a reader: a step may begin in one and end in the next
 OPEN_SHOWN = 6  # open shards in a line for people
 COUNT_MAX = 2**53  # larger sums stay there: only false claims lead to them
 
@@ -69,18 +69,29 @@ class _Book:
             del self.open[claimed.shard]
 
     def deal(self, wanted: Mapping[PeerId, int]) -> None:
-        """Give each of these readers its number of shards, in this order. All others lose theirs."""
-        held = Counter[PeerId]()
-        for shard in self.open.values():
-            if shard.reader not in wanted:
-                shard.reader = None
+        """Give each of these readers so many untouched shards, in this order. All others lose theirs.
+
+        Shards that a member left in the middle come first, to those with the fewest.
+        """
+        total, untouched = Counter[PeerId](), Counter[PeerId]()
+        begun, whole = list[int](), list[int]()
+        for number, shard in sorted(self.open.items()):
+            if shard.reader in wanted:
+                total[shard.reader] += 1
+                untouched[shard.reader] += shard.position == 0
             else:
-                held[shard.reader] += 1
-        orphans = sorted(number for number, shard in self.open.items() if shard.reader is None)[::-1]
+                shard.reader = None
+                (begun if shard.position else whole).append(number)
+        for number in begun if wanted else ():
+            reader = min(wanted, key=lambda peer: total[peer])
+            if total[reader] < DATA_SHARDS_MAX - SHARDS_LEAST:
+                self.open[number].reader = reader
+                total[reader] += 1
+        whole.reverse()
         for reader, count in wanted.items():
-            for _ in range(count - held[reader]):
-                if orphans:
-                    self.open[orphans.pop()].reader = reader
+            for _ in range(min(count - untouched[reader], DATA_SHARDS_MAX - total[reader])):
+                if whole:
+                    self.open[whole.pop()].reader = reader
                 else:
                     self.open[self.next] = _Shard(0, reader)
                     self.next += 1
@@ -106,7 +117,7 @@ def next_positions(
             book.claim(peer, claimed, undone)
             ended[peer] += claimed.ends
     readers = [m.peer for m in members if m.may_train and (m.peer not in commits or m.peer in claims)]
-    book.deal({peer: min(DATA_SHARDS_MAX, max(SHARDS_LEAST, 2 * ended[peer] + 1)) for peer in readers})
+    book.deal({peer: max(SHARDS_LEAST, 2 * ended[peer]) for peer in readers})
     return _written(book, name, members)
 
 
@@ -141,7 +152,7 @@ def positions_told(body: VertexBody) -> dict[str, Any] | None:
 
 def positions_text(told: dict[str, Any]) -> str:
     """The same in one line."""
-    shown = [f"{s['shard']} at {s['position']:,} ({s['reader'] or 'nobody'})" for s in told["open"][:OPEN_SHOWN]]
+    shown = [f"{s['shard']} at {s['position']:,} ({s['reader'] or 'no reader'})" for s in told["open"][:OPEN_SHOWN]]
     more = f", and {len(told['open']) - OPEN_SHOWN} more" if len(told["open"]) > OPEN_SHOWN else ""
     return (
         f"{told['counted']:,} samples counted, {told['dropped']:,} dropped, {told['repeated']:,} repeated; "

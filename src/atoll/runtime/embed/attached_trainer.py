@@ -110,7 +110,7 @@ class AttachedTrainer:
         apart: bool = False,  # ignored: the loop chooses its data
         batch: int = 0,  # ignored: the loop chooses its batch
         span: tuple[int, int] | None = None,
-        data: tuple[AssignedShard, ...] = (),
+        data: tuple[AssignedShard, ...] | None = None,
     ) -> StepsTrained:
         if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
             steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
@@ -118,7 +118,7 @@ class AttachedTrainer:
             self._job, self._training = self._job + 1, True
             try:
                 where = cursor, shard, shards, global_step
-                assigned = self.claims.begin(data)
+                assigned = self.claims.begin(data) if data is not None else None
                 message = TrainSteps(self._job, steps, until, *where, ahead, span=span, data=assigned)
                 done = await self._request(message, StepsTrained)
                 claim = self.claims.add(*done.read) if done.read is not None else None

@@ -306,7 +306,12 @@ class _DataClaims:
             return None
         what = f"run.data: this loop reads the data set {claims.name.hex()}, the run's is {body.data.name.hex()}"
         why = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
-        return RefusedError("E-DATA-07", what, cause=why, fix="pass the data set and the arguments of the others")
+        return RefusedError(
+            "E-DATA-07",
+            what,
+            cause=why,
+            fix="pass the data set and arguments of the others; own data need no run.data",
+        )
 
 
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:

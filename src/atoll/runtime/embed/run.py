@@ -8,7 +8,8 @@ its time even if steps are skipped. If members agree on gradients, the recipe ta
 triggers it (`training/recipe/user_optimizer.py`). Gradients may then queue for their rounds (`pipelined`).
 
 Invariants:
-- The model's tensors stay the same objects; their values change inside `optimizer.step()` only.
+- The model's tensors stay the same objects; their values change inside `optimizer.step()`, and while the loop waits
+  for samples of `run.data`.
 - The optimizer's state is never touched, except where a recipe averages its moments.
 - Data never leave this process. Only exchanged parameters and buffers do, and gradients or moments if the recipe
   averages them. Of a model with frozen parameters, only those that require a gradient or that `only` names travel.
@@ -271,7 +272,7 @@ class Run:
                 "E-DATA-02", f"run.data: {why}", fix="pass a list, a Dataset, a stream, an array or a path"
             ) from None
         self._data = Shards(source, per_step, self._wait_for_data)
-        if self._job is not None:
+        if self._job is not None and self._job.data is not None:
             self._data.assign(self._job.data, ())
         return self._data
 
@@ -437,7 +438,7 @@ class Run:
             case TrainSteps():
                 self._job, self._asked_steps = message, message.steps
                 self.shard_index, self.shard_count = message.shard, message.shards
-                if self._data is not None:
+                if self._data is not None and message.data is not None:
                     held = (one for span in (*(s for s, _ in self._queue), self._span) for one in span.read)
                     self._data.assign(message.data, held)
                     self._is_starved = self._is_starved and self._data.is_waiting
@@ -477,6 +478,8 @@ class Run:
                 self.loss = message.loss
             case LoopRunOver(rounds):
                 self.done, self.trained, self._is_starved = True, rounds, False
+                if self._data is not None:
+                    self._data.forget_places()
                 if not self._joined:
                     print(
                         f"this run was over after {rounds} rounds: the model holds their result; "

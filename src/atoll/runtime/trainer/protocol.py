@@ -65,7 +65,8 @@ class TrainSteps(msgspec.Struct, frozen=True, tag="TrainSteps"):
     inner: Inner | None = None  # optimizer numbers from now on; None: inner and horizon stay as they are
     horizon: ScheduleHorizon | None = None
     span: tuple[int, int] | None = None  # values that this round exchanges; None: all
-    data: tuple[AssignedShard, ...] = ()  # for a loop that reads the shared data set: where each shard goes on
+    data: tuple[AssignedShard, ...] | None = None
+    """For a loop that reads the shared data set: where each shard goes on. None: as before."""
 
 
 class CancelTraining(msgspec.Struct, frozen=True, tag="CancelTraining"):
