@@ -8,10 +8,10 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.policy.data_claims import DataClaims
-from atoll.policy.data_positions import next_positions, positions_text, positions_told, shards_of
-from atoll.wire.data_ranges import joined, without
-from atoll.wire.messages.statements import Commitment, DataClaim, DataRange
+from atoll.policy.data.claims import DataClaims
+from atoll.policy.data.positions import next_positions, positions_text, positions_told, shards_of
+from atoll.wire.data_ranges import DataClaim, DataRange, claim_in, claim_text, joined, without
+from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, RoundMetrics, VertexBody
 
 ANNA, BOB, CARL = (PeerId(name) for name in ("anna", "bob", "carl"))
@@ -33,7 +33,8 @@ def body(*names: PeerId, data: DataPositions | Any = UNSET) -> VertexBody:
 
 def claims(weight: int = 8, name: bytes = NAME, **ranges: list[DataRange]) -> dict[PeerId, Commitment]:
     def commit(found: list[DataRange]) -> Commitment:
-        return Commitment(3, 0, ZERO_DIGEST, 1, 1, 8, 0.0, 0.1, weight, data=DataClaim(name, tuple(found)))
+        said = claim_text(DataClaim(name, tuple(found)))
+        return Commitment(3, 0, ZERO_DIGEST, 1, 1, 8, 0.0, 0.1, weight, claim=said)
 
     return {PeerId(peer): commit(found) for peer, found in ranges.items()}
 
@@ -78,11 +79,11 @@ def test_what_is_passed_over_is_dropped_and_what_comes_twice_is_repeated():
 
 def test_who_reads_something_else_holds_no_shard_and_moves_none():
     """A counted update without a claim, or of another data set, gives its shards back. An old vertex has none."""
-    assert fold(body(ANNA, BOB), {ANNA: replace(claims(anna=[])[ANNA], data=UNSET)}).data is UNSET
+    assert fold(body(ANNA, BOB), {ANNA: replace(claims(anna=[])[ANNA], claim=UNSET)}).data is UNSET
     begun = fold(body(ANNA, BOB), claims(anna=[DataRange(0, 0, 10)], bob=[]))
     other = fold(begun, claims(name=b"others'", bob=[DataRange(2, 0, 10)]) | claims(anna=[]))
     assert shards_of(other, BOB) == () and other.data.counted == 10
-    silent = fold(begun, {BOB: replace(claims(bob=[])[BOB], data=UNSET)})
+    silent = fold(begun, {BOB: replace(claims(bob=[])[BOB], claim=UNSET)})
     assert shards_of(silent, BOB) == () and shards_of(fold(silent, {}), BOB) == ((2, 0), (3, 0))
 
 
@@ -118,6 +119,24 @@ def test_an_update_that_is_not_counted_is_claimed_again_and_survives_a_restart()
     assert again.begin(((0, 0),)) == ((0, 0),)  # type: ignore[arg-type]
     loop.settle(second, uncounted, ANNA, remembers=False)
     assert loop.begin(((0, 0),)) == ((0, 0),)  # type: ignore[arg-type]
+
+
+def test_a_claim_is_text_that_has_one_meaning():
+    """Anything else is a fault of its sender; a long number or a range that ends before it begins as well."""
+    claim = DataClaim(NAME, (DataRange(3, 80, 96, True), DataRange(5, 0, 2**40)))
+    assert claim_in(claim_text(claim)) == claim and claim_in(claim_text(DataClaim(NAME))) == DataClaim(NAME)
+    name = NAME.hex()
+    for wrong in (
+        "",
+        name[1:],
+        f"{name} ",
+        f"{name} 1:5-3",
+        f"{name} 1:0-{2**40 + 1}",
+        f"{name} 1:0-{10**13}",
+        f"{name} x",
+    ):
+        assert claim_in(wrong) is None
+    assert claim_in(" ".join([name, *["1:0-1"] * 13])) is None
 
 
 def test_ranges_are_joined_and_subtracted():

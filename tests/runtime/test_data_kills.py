@@ -70,7 +70,7 @@ def counted_in(bodies: list[VertexBody]) -> Counter[tuple[int, int]]:
     for body in bodies:
         for signed in body.commits:
             commit = statement_in(signed)
-            assert isinstance(commit, Commitment) and commit.data is not UNSET
+            assert isinstance(commit, Commitment) and commit.data is not None
             if commit.weight:
                 seen.update((r.shard, at) for r in commit.data.ranges for at in range(r.first, r.until))
         if body.data is not UNSET:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.policy import data_positions
-from atoll.policy.data_claims import DataClaims
+from atoll.policy.data import positions as data_positions
+from atoll.policy.data.claims import DataClaims
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.training.data.shards.dataset import Shards
 

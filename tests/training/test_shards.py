@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from atoll.base.errors import UsageError
 from atoll.training.data.shards.dataset import Shards
 from atoll.training.data.shards.sources import MappedSource, source_of
-from atoll.wire.data_ranges import AssignedShard
-from atoll.wire.messages.statements import DataRange
+from atoll.wire.data_ranges import AssignedShard, DataRange
 
 
 def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> Shards:
@@ -140,7 +139,7 @@ def test_a_new_assignment_goes_on_behind_what_the_loop_still_holds():
 
 def test_a_worker_of_a_loader_and_another_checkpoint_are_refused():
     found = shards(MappedSource(list(range(100)), 10, 0, True), (0, 0))
-    with pytest.raises(UsageError, match="E-DATA-03"):
+    with pytest.raises(RuntimeError, match="E-DATA-03"):  # as loaders tell of their workers
         next(iter(DataLoader(found, batch_size=2, num_workers=1)))
     other = shards(MappedSource(list(range(100)), 5, 0, True), (0, 4))
     assert other.state_dict()["shards"] == {"0": 4}

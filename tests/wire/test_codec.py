@@ -111,7 +111,7 @@ ADDED = (  # the same words with a field that only some runs have
     (HANDED_AROUND, "by", "around"),
     (PLACED_AGAIN, "since", "again"),
     (COMMIT_LATE, "claim", "late"),
-    (COMMIT_READING, "data", "reading"),
+    (COMMIT_READING, "claim", "reading"),
     (BODY_READING, "data", "reading"),
     (COMMIT_DRAWN, "claim", "drawn"),
     (AMEND_WITHOUT, "without", "without"),

@@ -106,7 +106,7 @@ def show(
 
 def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Lines of a row as (label, text), without what has its usual value."""
-    from atoll.policy.data_positions import positions_text
+    from atoll.policy.data.positions import positions_text
 
     if row["contributors"]:
         yield "loss", f"{row['loss']:.4f} over {row['steps']:,} steps and {row['samples']:,} samples"
@@ -238,7 +238,7 @@ def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
     """Content of a round's vertex, unverified. Times are seconds of run time."""
     from atoll.peer.governance.orders import amend_of
     from atoll.policy.contributions import late_of
-    from atoll.policy.data_positions import positions_told
+    from atoll.policy.data.positions import positions_told
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)

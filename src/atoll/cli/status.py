@@ -41,7 +41,7 @@ def preference_lines(branch: dict[str, Any], folder: Path) -> list[str]:
 
 def status(dir: Dir = None, *, json: AsJson = False) -> None:
     """Show how the run stands: round, phase, loss, members, bytes, and the reason if it is paused."""
-    from atoll.policy.data_positions import positions_text
+    from atoll.policy.data.positions import positions_text
     from atoll.runtime.control.socket import send_request
     from atoll.runtime.event_log import alike_text
 

@@ -17,8 +17,8 @@ import msgspec
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.protocol.allreduce.tasks import TaskRow
-from atoll.wire.data_ranges import AssignedShard
-from atoll.wire.messages.statements import DataClaim, Finding, LateShare, OwnerResult, SignedStatement
+from atoll.wire.data_ranges import AssignedShard, DataClaim
+from atoll.wire.messages.statements import Finding, LateShare, OwnerResult, SignedStatement
 from atoll.wire.weights import RowWeights
 
 

@@ -23,13 +23,14 @@ from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.events import LocalStateCaughtUp, RoundClosed
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.tasks import EncodeUpdate, TrainingResult, TrainRound, UpdateEncoded
-from atoll.policy.data_claims import DataClaims, UncountedSamples
+from atoll.policy.data.claims import DataClaims, UncountedSamples
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
 from atoll.training.data.shards.dataset import Shards
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, DataRange
+from atoll.wire.data_ranges import DataRange
+from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import DataPositions, VertexBody
 
 Sample = tuple[int, int]  # shard, number in it
@@ -151,7 +152,7 @@ class DataCheckers:
         roots = {root: samples for island in self.islands.values() for root, samples in island.sent.items()}
         for signed in body.commits:
             commit = statement_in(signed)
-            if not isinstance(commit, Commitment) or commit.data is UNSET:
+            if not isinstance(commit, Commitment) or commit.data is None:
                 raise InvariantBroken(f"a commitment of {signed.signer} in round {body.round} claims nothing")
             claimed = Counter((r.shard, at) for r in commit.data.ranges for at in range(r.first, r.until))
             if claimed != roots[commit.root]:

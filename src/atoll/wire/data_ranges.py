@@ -1,14 +1,41 @@
-"""Ranges of samples in the shards of a data set, as lists that are joined and subtracted.
+"""Ranges of samples in the shards of a data set: as text in a commitment, joined and subtracted.
 
-Not responsible for: which shard is read by which member (policy/data_positions.py).
+The text is the name in hex, then the ranges: `5265… 3:80-96! 5:0-496`; `!` marks the end of a shard.
+
+Not responsible for: which shard is read by which member (policy/data/positions.py).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from atoll.wire.messages.statements import DataRange
+import msgspec
+
+from atoll.base.limits import DATA_NAME_BYTES, DATA_RANGES_MAX
+
+PLACE_MAX = 2**40  # of a shard, or of a sample in a shard
+DataPlace = Annotated[int, msgspec.Meta(ge=0, le=PLACE_MAX)]
+DataName = Annotated[bytes, msgspec.Meta(min_length=DATA_NAME_BYTES, max_length=DATA_NAME_BYTES)]
+DataText = Annotated[str, msgspec.Meta(max_length=2 * DATA_NAME_BYTES + DATA_RANGES_MAX * 44)]
+_NAME, _RANGE = re.compile(r"[0-9a-f]{16}"), re.compile(r"(\d{1,13}):(\d{1,13})-(\d{1,13})(!?)", re.ASCII)
+
+
+class DataRange(NamedTuple):
+    """Samples `first` to `until` − 1 of a shard of the data set. `ends`: the shard has no further sample."""
+
+    shard: int
+    first: int
+    until: int
+    ends: bool = False
+
+
+class DataClaim(NamedTuple):
+    """Samples behind an update, for runs whose members share one data set."""
+
+    name: bytes  # digest of the data set and of its order
+    ranges: tuple[DataRange, ...] = ()
 
 
 class AssignedShard(NamedTuple):
@@ -16,6 +43,23 @@ class AssignedShard(NamedTuple):
 
     shard: int
     position: int
+
+
+def claim_text(claim: DataClaim) -> str:
+    """The claim as text."""
+    found = (f"{r.shard}:{r.first}-{r.until}{'!' * r.ends}" for r in claim.ranges)
+    return " ".join([claim.name.hex(), *found])
+
+
+def claim_in(text: str) -> DataClaim | None:
+    """The claim in a text; None if it is none that an honest member makes."""
+    name, *words = text.split(" ")
+    found = [_RANGE.fullmatch(word) for word in words]
+    if not _NAME.fullmatch(name) or len(words) > DATA_RANGES_MAX:
+        return None
+    ranges = tuple(DataRange(*map(int, m.groups()[:3]), bool(m[4])) for m in found if m is not None)
+    valid = (r.first <= r.until <= PLACE_MAX and r.shard <= PLACE_MAX for r in ranges)
+    return DataClaim(bytes.fromhex(name), ranges) if len(ranges) == len(words) and all(valid) else None
 
 
 def without(ranges: Iterable[DataRange], taken: Iterable[DataRange]) -> tuple[DataRange, ...]:

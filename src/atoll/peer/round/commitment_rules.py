@@ -14,7 +14,6 @@ from atoll.base.limits import (
     WORDS_MAX,
 )
 from atoll.peer.round.context import RoundContext
-from atoll.policy.data_positions import claim_flaw
 from atoll.policy.links import report_flaw
 from atoll.wire.messages.statements import (
     Commitment,
@@ -117,8 +116,8 @@ def commit_flaw(commit: Commitment) -> str | None:
         and 0 <= commit.step_s < NUMBER_MAX
     ):
         return "holds a number that cannot be"
-    if (flaw := claim_flaw(commit.data)) is not None:
-        return flaw
+    if isinstance(commit.claim, str) and commit.data is None:
+        return "claims samples that cannot be"
     if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:
         return "holds a text or a digest that is too long"
     return report_flaw(commit.links)

@@ -23,8 +23,9 @@ from atoll.peer.round.commit_reveal import passing
 from atoll.peer.round.commitment_rules import row_weight
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import EncodeUpdate, EndTrainingEarly, TrainingResult, TrainRound, UpdateEncoded
-from atoll.policy.data_positions import shards_of
+from atoll.policy.data.positions import shards_of
 from atoll.policy.plan import HAND_OVER_S
+from atoll.wire.data_ranges import claim_text
 from atoll.wire.messages.statements import Commitment, LateShare, SealedDraw
 
 NOT_LATE = LateShare(0, 0, 0)
@@ -137,8 +138,7 @@ class LocalUpdate:
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,
-            claim=self.claim or self.late or self._draws() or UNSET,
-            data=UNSET if t.data is None else t.data,
+            claim=self.claim or self.late or self._draws() or (UNSET if t.data is None else claim_text(t.data)),
         )
 
     def _draws(self) -> SealedDraw | None:

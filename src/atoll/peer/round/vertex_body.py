@@ -33,7 +33,7 @@ from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.contributions import parts_counted, result_in
-from atoll.policy.data_positions import next_positions
+from atoll.policy.data.positions import next_positions
 from atoll.policy.membership import VerifiedReport
 from atoll.policy.membership_change import NextMembership, next_members
 from atoll.policy.participation import next_credits

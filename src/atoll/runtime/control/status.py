@@ -17,7 +17,7 @@ from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.operator_commands import turnout
 from atoll.peer.settings import RunSettings
-from atoll.policy.data_positions import positions_told
+from atoll.policy.data.positions import positions_told
 from atoll.policy.reputation import scores_of
 from atoll.runtime.control.pause import pause_told
 from atoll.runtime.event_log import member_entry, waiting_text

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.policy.data_claims import DataClaims
+from atoll.policy.data.claims import DataClaims
 from atoll.runtime.embed.messages import (
     DeclineRounds,
     DetachLoop,

@@ -29,7 +29,7 @@ from atoll.peer.events import GenesisKnown, JoinRejected, LocalStateCaughtUp, Ro
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
-from atoll.policy.data_claims import UncountedSamples
+from atoll.policy.data.claims import UncountedSamples
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.protocol.transfer.download import FetchFailed

@@ -68,8 +68,7 @@ from atoll.training.data.shards.dataset import Shards
 from atoll.training.data.shards.sources import source_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import is_skipped
-from atoll.wire.data_ranges import joined
-from atoll.wire.messages.statements import DataRange
+from atoll.wire.data_ranges import DataRange, joined
 from atoll.wire.ticket import parse
 from atoll.worker.trainer_commands import BeginValidation
 

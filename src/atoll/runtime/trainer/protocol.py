@@ -24,8 +24,7 @@ from atoll.verification.replay_audit.trainer_commands import (
     NextAuditStep,
     ShowSegment,
 )
-from atoll.wire.data_ranges import AssignedShard
-from atoll.wire.messages.statements import DataClaim, DataRange
+from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
 from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,

@@ -15,8 +15,6 @@ import msgspec
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, one_line
 from atoll.base.limits import (
     ADMISSION_BYTES_MAX,
-    DATA_NAME_BYTES,
-    DATA_RANGES_MAX,
     EXTENSIONS_BYTES_MAX,
     FACTOR_MOST,
     PEERS_MAX,
@@ -26,6 +24,7 @@ from atoll.base.limits import (
 )
 from atoll.base.workload import Steps
 from atoll.crypto.identity import CERTIFICATE_BYTES_MAX, MLDSA65_KEY_BYTES
+from atoll.wire.data_ranges import DataClaim, DataText, claim_in
 from atoll.wire.weights import RowWeights, shares_of
 
 Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES_MAX)]
@@ -70,26 +69,6 @@ class SealedDraw(NamedTuple):
     sealed: Digest  # digest of the secret for the next round
 
 
-DataPlace = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # a shard, or a sample in a shard
-DataName = Annotated[bytes, msgspec.Meta(min_length=DATA_NAME_BYTES, max_length=DATA_NAME_BYTES)]
-
-
-class DataRange(NamedTuple):
-    """Samples `first` to `until` − 1 of a shard of the data set. `ends`: the shard has no further sample."""
-
-    shard: DataPlace
-    first: DataPlace
-    until: DataPlace
-    ends: bool = False
-
-
-class DataClaim(NamedTuple):
-    """Samples behind an update, for runs whose members share one data set (policy/data_positions.py)."""
-
-    name: DataName  # digest of the data set and of its order
-    ranges: Annotated[tuple[DataRange, ...], msgspec.Meta(max_length=DATA_RANGES_MAX)] = ()
-
-
 class Commitment(Statement, frozen=True, tag="Commitment"):
     """The signer has an update of this round with root `root`; sent before it receives other updates."""
 
@@ -106,11 +85,10 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     offset_s: float = 0.0  # seconds of the signer's clock from run time; beyond CLOCK_BOUND_S it owns no part
     values: int = 0  # number of values in the update, if the caller chooses it and not genesis
     links: bytes = b""  # measured uplink, and latency to each member: policy/links.py
-    claim: Digest | LateShare | SealedDraw | msgspec.UnsetType = msgspec.UNSET
-    """Training claim: digest of the training in audited runs, late share of a partitioned member, or sealed draw in
-    runs with redundancy checks; else unset. They exclude each other and share one field, since a msgpack map with
-    more than 15 keys has another header."""
-    data: DataClaim | msgspec.UnsetType = msgspec.UNSET  # samples behind it, if its author reads shared data
+    claim: Digest | LateShare | SealedDraw | DataText | msgspec.UnsetType = msgspec.UNSET
+    """Training claim: digest of the training in audited runs, late share of a partitioned member, sealed draw in
+    runs with redundancy checks, or samples of the data set that user loops share; else unset. They exclude each
+    other and share one field, since a msgpack map with more than 15 keys has another header."""
 
     @property
     def asked(self) -> str:
@@ -134,6 +112,11 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     def draws(self) -> SealedDraw | None:
         """Secrets that decide on which member's samples it was trained."""
         return self.claim if isinstance(self.claim, SealedDraw) else None
+
+    @property
+    def data(self) -> DataClaim | None:
+        """Samples of the shared data set behind it; None if it claims none, or in no valid form."""
+        return claim_in(self.claim) if isinstance(self.claim, str) else None
 
     @property
     def steps_now(self) -> int:

@@ -6,7 +6,7 @@ first. The vertex that counts the step moves the positions of its shards.
 Invariants:
 - Samples of one shard are given out in order. A shard is read on from where the peer says, or from what the loop
   still holds.
-Not responsible for: which shards are read here (policy/data_positions.py).
+Not responsible for: which shards are read here (policy/data/positions.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from atoll.base.errors import UsageError
 from atoll.training.data.shards.sources import ShardSource
-from atoll.wire.data_ranges import AssignedShard, joined
-from atoll.wire.messages.statements import DataRange
+from atoll.wire.data_ranges import AssignedShard, DataRange, joined
 
 BACKLOG_STEPS = 8  # steps' worth of samples that a loader may read ahead
 

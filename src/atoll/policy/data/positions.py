@@ -25,8 +25,8 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import DATA_SHARDS_MAX
-from atoll.wire.data_ranges import AssignedShard
-from atoll.wire.messages.statements import Commitment, DataClaim, DataRange
+from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
+from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, VertexBody
 
 SHARDS_LEAST = 2  # untouched ones of a reader: a step may begin in one and end in the next
@@ -104,7 +104,7 @@ def next_positions(
 
     `undone`: the vertex goes back to an earlier state, so that its own claims end in no model.
     """
-    said = {peer: c.data for peer, c in commits.items() if c.data is not UNSET}
+    said = {peer: claim for peer, c in commits.items() if (claim := c.data) is not None}
     name = _name_of(parent, said.values())
     if name is None:
         return UNSET
@@ -158,13 +158,6 @@ def positions_text(told: dict[str, Any]) -> str:
         f"{told['counted']:,} samples counted, {told['dropped']:,} dropped, {told['repeated']:,} repeated; "
         f"{told['used_up']:,} shards used up, open: {', '.join(shown)}{more}"
     )
-
-
-def claim_flaw(claim: DataClaim | UnsetType) -> str | None:
-    """Flaw that no honest claim has, as a predicate."""
-    if claim is not UNSET and any(claimed.until < claimed.first for claimed in claim.ranges):
-        return "claims samples that end before they begin"
-    return None
 
 
 def _name_of(parent: VertexBody, claims: Iterable[DataClaim]) -> bytes | None:

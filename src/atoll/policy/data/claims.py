@@ -5,7 +5,7 @@ is valid for one vertex, like private state.
 
 Invariants:
 - A range leaves the list when a vertex counts it, or when its steps are lost: then its samples are read again.
-Not responsible for: positions (policy/data_positions.py), the file of the list (runtime/embed/peer_process.py).
+Not responsible for: positions (policy/data/positions.py), the file of the list (runtime/embed/peer_process.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import msgspec
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import DATA_RANGES_MAX
 from atoll.policy.contributions import contribution_of
-from atoll.wire.data_ranges import AssignedShard, joined, without
-from atoll.wire.messages.statements import DataClaim, DataRange
+from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange, joined, without
 from atoll.wire.messages.vertex import VertexBody
 
 
