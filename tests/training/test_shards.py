@@ -146,4 +146,4 @@ def test_a_worker_of_a_loader_and_another_checkpoint_are_refused():
     found.load_state_dict(found.state_dict())
     with pytest.raises(UsageError, match="E-DATA-05"):
         found.load_state_dict(other.state_dict())
-    assert Counter(map(len, (found.name, other.name))) == {8: 2}
+    assert Counter(map(len, (found.name, other.name))) == {32: 2}

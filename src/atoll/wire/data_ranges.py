@@ -1,6 +1,7 @@
-"""Ranges of samples in the shards of a data set: as text in a commitment, joined and subtracted.
+"""Ranges of samples in the shards of a data set: as bytes in a commitment, joined and subtracted.
 
-The text is the name in hex, then the ranges: `5265… 3:80-96! 5:0-496`; `!` marks the end of a shard.
+The bytes are the digest that names the data set and its order, a space, and the ranges as text, such as
+`3:80-96! 5:0-496`; `!` marks the end of a shard. So they are longer than the digest of another claim.
 
 Not responsible for: which shard is read by which member (policy/data/positions.py).
 """
@@ -13,13 +14,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from atoll.base.limits import DATA_NAME_BYTES, DATA_RANGES_MAX
+from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.limits import DATA_RANGES_MAX
 
 PLACE_MAX = 2**40  # of a shard, or of a sample in a shard
 DataPlace = Annotated[int, msgspec.Meta(ge=0, le=PLACE_MAX)]
-DataName = Annotated[bytes, msgspec.Meta(min_length=DATA_NAME_BYTES, max_length=DATA_NAME_BYTES)]
-DataText = Annotated[str, msgspec.Meta(max_length=2 * DATA_NAME_BYTES + DATA_RANGES_MAX * 44)]
-_NAME, _RANGE = re.compile(r"[0-9a-f]{16}"), re.compile(r"(\d{1,13}):(\d{1,13})-(\d{1,13})(!?)", re.ASCII)
+DataName = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+_RANGE = re.compile(rb"(\d{1,13}):(\d{1,13})-(\d{1,13})(!?)")
 
 
 class DataRange(NamedTuple):
@@ -45,21 +46,22 @@ class AssignedShard(NamedTuple):
     position: int
 
 
-def claim_text(claim: DataClaim) -> str:
-    """The claim as text."""
-    found = (f"{r.shard}:{r.first}-{r.until}{'!' * r.ends}" for r in claim.ranges)
-    return " ".join([claim.name.hex(), *found])
+def claim_bytes(claim: DataClaim) -> Digest:
+    """The claim as bytes."""
+    ranges = " ".join(f"{r.shard}:{r.first}-{r.until}{'!' * r.ends}" for r in claim.ranges)
+    return Digest(claim.name + b" " + ranges.encode())
 
 
-def claim_in(text: str) -> DataClaim | None:
-    """The claim in a text; None if it is none that an honest member makes."""
-    name, *words = text.split(" ")
-    found = [_RANGE.fullmatch(word) for word in words]
-    if not _NAME.fullmatch(name) or len(words) > DATA_RANGES_MAX:
-        return None
-    ranges = tuple(DataRange(*map(int, m.groups()[:3]), bool(m[4])) for m in found if m is not None)
+def claim_in(data: bytes) -> DataClaim | None:
+    """The claim in these bytes; None if it is none that an honest member makes."""
+    name, space, text = data[:DIGEST_BYTES], data[DIGEST_BYTES : DIGEST_BYTES + 1], data[DIGEST_BYTES + 1 :]
+    words = text.split(b" ") if text else []
+    found = [m for word in words if (m := _RANGE.fullmatch(word)) is not None]
+    ranges = tuple(DataRange(int(m[1]), int(m[2]), int(m[3]), bool(m[4])) for m in found)
     valid = (r.first <= r.until <= PLACE_MAX and r.shard <= PLACE_MAX for r in ranges)
-    return DataClaim(bytes.fromhex(name), ranges) if len(ranges) == len(words) and all(valid) else None
+    if space != b" " or not len(found) == len(words) <= DATA_RANGES_MAX or not all(valid):
+        return None
+    return DataClaim(name, ranges)
 
 
 def without(ranges: Iterable[DataRange], taken: Iterable[DataRange]) -> tuple[DataRange, ...]:

@@ -25,7 +25,7 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import EncodeUpdate, EndTrainingEarly, TrainingResult, TrainRound, UpdateEncoded
 from atoll.policy.data.positions import shards_of
 from atoll.policy.plan import HAND_OVER_S
-from atoll.wire.data_ranges import claim_text
+from atoll.wire.data_ranges import claim_bytes
 from atoll.wire.messages.statements import Commitment, LateShare, SealedDraw
 
 NOT_LATE = LateShare(0, 0, 0)
@@ -138,7 +138,7 @@ class LocalUpdate:
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,
-            claim=self.claim or self.late or self._draws() or (UNSET if t.data is None else claim_text(t.data)),
+            claim=self.claim or self.late or self._draws() or (UNSET if t.data is None else claim_bytes(t.data)),
         )
 
     def _draws(self) -> SealedDraw | None:

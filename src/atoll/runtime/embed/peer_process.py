@@ -304,7 +304,8 @@ class _DataClaims:
             write_durably(self._path, (msgspec.json.encode(claims.durable),))
         if body.data is UNSET or body.data.name == claims.name:
             return None
-        what = f"run.data: this loop reads the data set {claims.name.hex()}, the run's is {body.data.name.hex()}"
+        names = claims.name.hex()[:8], body.data.name.hex()[:8]
+        what = f"run.data: this loop reads the data set {names[0]}, the run's is {names[1]}"
         why = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
         return RefusedError(
             "E-DATA-07",

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.base.limits import DATA_NAME_BYTES
 from atoll.crypto.digest import digest
 from atoll.training.data import load_data
 from atoll.training.data.images import ImageDataset, image_samples
@@ -127,4 +126,4 @@ def source_of(data: Any, shards: int, seed: int, shuffle: bool, window: int) -> 
 
 
 def _name(*told: object) -> bytes:
-    return digest(repr(told).encode())[:DATA_NAME_BYTES]
+    return digest(repr(told).encode())
