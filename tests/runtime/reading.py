@@ -16,7 +16,7 @@ SAMPLES, SHARDS, BATCH = 1000, 20, 8
 
 
 def train(folder: str, ticket: str, rounds: int, peers: int, tell: Callable[[object], None]) -> None:
-    """Tells the samples of every step, once it is taken. Rounds begin when as many `peers` are there."""
+    """Tells the samples of every step, before it is taken. Rounds begin when as many `peers` are there."""
     torch.manual_seed(1)
     model = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -28,10 +28,10 @@ def train(folder: str, ticket: str, rounds: int, peers: int, tell: Callable[[obj
         samples = run.data(list(range(SAMPLES)), shards=SHARDS, seed=3)
         run.attach(model, optimizer, batch=BATCH)
         for batch in DataLoader(samples, batch_size=BATCH):
+            tell(batch.tolist())
             model(batch[:, None] / SAMPLES * torch.ones(64)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            tell(batch.tolist())
         tell("over")
 
 
