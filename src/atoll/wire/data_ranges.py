@@ -14,11 +14,12 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from atoll.base.ids import DIGEST_BYTES, Digest
+from atoll.base.ids import DIGEST_BYTES
 from atoll.base.limits import DATA_RANGES_MAX
 
 PLACE_MAX = 2**40  # of a shard, or of a sample in a shard
 DataPlace = Annotated[int, msgspec.Meta(ge=0, le=PLACE_MAX)]
+ClaimBytes = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES + DATA_RANGES_MAX * 44)]  # three numbers each
 DataName = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _RANGE = re.compile(rb"(\d{1,13}):(\d{1,13})-(\d{1,13})(!?)")
 
@@ -46,10 +47,10 @@ class AssignedShard(NamedTuple):
     position: int
 
 
-def claim_bytes(claim: DataClaim) -> Digest:
+def claim_bytes(claim: DataClaim) -> bytes:
     """The claim as bytes."""
     ranges = " ".join(f"{r.shard}:{r.first}-{r.until}{'!' * r.ends}" for r in claim.ranges)
-    return Digest(claim.name + b" " + ranges.encode())
+    return claim.name + b" " + ranges.encode()
 
 
 def claim_in(data: bytes) -> DataClaim | None:
