@@ -14,13 +14,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from atoll.base.ids import DIGEST_BYTES
+from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import DATA_RANGES_MAX
 
 PLACE_MAX = 2**40  # of a shard, or of a sample in a shard
 DataPlace = Annotated[int, msgspec.Meta(ge=0, le=PLACE_MAX)]
-ClaimBytes = Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES + DATA_RANGES_MAX * 44)]  # three numbers each
-DataName = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+CLAIM_BYTES_MAX = DIGEST_BYTES + DATA_RANGES_MAX * 44  # three numbers of 13 digits for each range
+ClaimBytes = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=CLAIM_BYTES_MAX)]
 _RANGE = re.compile(rb"(\d{1,13}):(\d{1,13})-(\d{1,13})(!?)")
 
 
@@ -36,7 +36,7 @@ class DataRange(NamedTuple):
 class DataClaim(NamedTuple):
     """Samples behind an update, for runs whose members share one data set."""
 
-    name: bytes  # digest of the data set and of its order
+    name: Digest  # of the data set and of its order
     ranges: tuple[DataRange, ...] = ()
 
 
@@ -62,7 +62,7 @@ def claim_in(data: bytes) -> DataClaim | None:
     valid = (r.first <= r.until <= PLACE_MAX and r.shard <= PLACE_MAX for r in ranges)
     if space != b" " or not len(found) == len(words) <= DATA_RANGES_MAX or not all(valid):
         return None
-    return DataClaim(name, ranges)
+    return DataClaim(Digest(name), ranges)
 
 
 def without(ranges: Iterable[DataRange], taken: Iterable[DataRange]) -> tuple[DataRange, ...]:

@@ -28,7 +28,7 @@ class UncountedSamples(msgspec.Struct, frozen=True):
 
 class DataClaims:
     def __init__(self) -> None:
-        self.name = b""  # of the data set that the loop reads; empty: none
+        self.name: Digest | None = None  # of the data set that the loop reads; None: it reads none
         self.durable = UncountedSamples("")
         self._left: tuple[DataRange, ...] = ()
         self._said: DataClaim | None = None  # last claim of this process
@@ -45,7 +45,7 @@ class DataClaims:
                 found.append(AssignedShard(shard, max([position, *(left.until for left in mine)])))
         return tuple(found) or assigned
 
-    def add(self, name: bytes, ranges: tuple[DataRange, ...]) -> DataClaim:
+    def add(self, name: Digest, ranges: tuple[DataRange, ...]) -> DataClaim:
         """The claim of an update with these samples."""
         self.name, self._left = name, joined((*self._left, *ranges))
         self._said = DataClaim(name, self._left[:DATA_RANGES_MAX])

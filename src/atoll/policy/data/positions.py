@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from atoll.base.ids import PeerId
+from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import DATA_SHARDS_MAX
 from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
 from atoll.wire.messages.statements import Commitment
@@ -160,7 +160,7 @@ def positions_text(told: dict[str, Any]) -> str:
     )
 
 
-def _name_of(parent: VertexBody, claims: Iterable[DataClaim]) -> bytes | None:
+def _name_of(parent: VertexBody, claims: Iterable[DataClaim]) -> Digest | None:
     """The run's data set: the first one that members claim, at first the one of most."""
     if parent.data is not UNSET:
         return parent.data.name
@@ -182,7 +182,7 @@ def _opened(body: VertexBody) -> _Book:
     return _Book(data.next, shards, data.counted, data.dropped, data.repeated)
 
 
-def _written(book: _Book, name: bytes, members: Sequence[Member]) -> DataPositions:
+def _written(book: _Book, name: Digest, members: Sequence[Member]) -> DataPositions:
     line = {m.peer: at for at, m in enumerate(members)}
     shards = tuple(
         OpenShard(number, shard.position, -1 if shard.reader is None else line[shard.reader])

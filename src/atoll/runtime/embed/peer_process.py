@@ -296,7 +296,7 @@ class _DataClaims:
     def on_closed(self, fact: RoundClosed, me: PeerId) -> RefusedError | None:
         """Settle the round's claim; an error if the loop reads another data set than the run."""
         claims, body, recipe = self._claims, fact.body, self._trainer.recipe
-        if not claims.name:
+        if claims.name is None:
             return None
         was, remembers = claims.durable, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
         claims.settle(fact.id, body, me, remembers)

@@ -12,6 +12,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
 
+from atoll.base.ids import Digest
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import Inner
 from atoll.training.recipe.lr_position import ScheduleHorizon
@@ -143,7 +144,7 @@ class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="TrainerHeartbeat"):
 
 
 class SamplesRead(NamedTuple):
-    name: bytes  # digest of the data set and of its order
+    name: Digest  # of the data set and of its order
     ranges: tuple[DataRange, ...]
 
 

@@ -15,7 +15,7 @@ from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import WorkloadProgress
-from atoll.wire.data_ranges import DataName, DataPlace
+from atoll.wire.data_ranges import DataPlace
 from atoll.wire.messages.statements import (
     AgreedWeights,
     ChangedNumbers,
@@ -120,7 +120,7 @@ class OpenShard(NamedTuple):
 class DataPositions(msgspec.Struct, frozen=True, array_like=True):
     """How far counted work is in the shared data set: policy/data/positions.py. Samples are summed over the run."""
 
-    name: DataName
+    name: Digest
     next: DataPlace  # first shard that was never dealt; shards before it that are not in `open` are used up
     open: tuple[OpenShard, ...]  # sorted by shard
     counted: int = 0  # samples in counted updates

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from atoll.base.ids import Digest
 from atoll.crypto.digest import digest
 from atoll.training.data import load_data
 from atoll.training.data.images import ImageDataset, image_samples
@@ -28,7 +29,7 @@ SHARDS_MOST = 4096  # then: an epoch of them takes rounds enough to divide the w
 
 
 class ShardSource(Protocol):
-    name: bytes  # digest of what all members must have in common
+    name: Digest  # of what all members must have in common
 
     def read(self, shard: int, first: int) -> Iterator[tuple[Any, bool]]:
         """(sample, whether it is the last of its shard), from number `first` on."""
@@ -125,5 +126,5 @@ def source_of(data: Any, shards: int, seed: int, shuffle: bool, window: int) -> 
     return StreamSource(data)
 
 
-def _name(*told: object) -> bytes:
+def _name(*told: object) -> Digest:
     return digest(repr(told).encode())
