@@ -76,7 +76,7 @@ class _Book:
         total, untouched = Counter[PeerId](), Counter[PeerId]()
         begun, whole = list[int](), list[int]()
         for number, shard in sorted(self.open.items()):
-            if shard.reader in wanted:
+            if shard.reader is not None and shard.reader in wanted:
                 total[shard.reader] += 1
                 untouched[shard.reader] += shard.position == 0
             else:
