@@ -111,7 +111,7 @@ class LiveParameters:
                 assert agreed.head is not None
                 recipe, self.members = learning.recipe, work.shards
                 more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
-                more |= {"data": work.data} if self._tended.attached else {}
+                more |= {"data": work.data} if self._tended.attached and work.data else {}
                 more |= self._tended.rates(recipe)
                 if recipe.schedule.fragments > 1 and recipe.merge != "swap" and self._mine.own is None:
                     more["span"] = learning.turn(agreed.head)
