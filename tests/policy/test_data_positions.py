@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.policy.data.claims import DataClaims
 from atoll.policy.data.positions import next_positions, positions_text, positions_told, shards_of
+from atoll.wire.codec import encode
 from atoll.wire.data_ranges import DataClaim, DataRange, claim_bytes, claim_in, joined, without
-from atoll.wire.messages.statements import Commitment
+from atoll.wire.messages.statements import Commitment, SignedStatement
 from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, RoundMetrics, VertexBody
 
 ANNA, BOB, CARL = (PeerId(name) for name in ("anna", "bob", "carl"))
@@ -119,6 +120,21 @@ def test_an_update_that_is_not_counted_is_claimed_again_and_survives_a_restart()
     assert again.begin(((0, 0),)) == ((0, 0),)  # type: ignore[arg-type]
     loop.settle(second, uncounted, ANNA, remembers=False)
     assert loop.begin(((0, 0),)) == ((0, 0),)  # type: ignore[arg-type]
+
+
+def test_an_update_of_an_earlier_process_takes_its_samples_with_it():
+    """A process that is killed after it sent them leaves them over; the vertex that counts them settles that."""
+    first, second = Digest(bytes([1]) * 32), Digest(bytes([2]) * 32)
+    loop = DataClaims()
+    loop.add(NAME, (DataRange(0, 0, 8),))
+    loop.settle(first, replace(body(ANNA), parent=first), ANNA, remembers=True)
+    again = DataClaims()
+    again.durable = loop.durable
+    again.restore(first, body(ANNA), ANNA)
+    assert again.begin(((0, 0),)) == ((0, 8),)  # type: ignore[arg-type]
+    sent = SignedStatement(ANNA, encode(claims(anna=[DataRange(0, 0, 16)])[ANNA]), b"")
+    again.settle(second, replace(body(ANNA), parent=first, commits=(sent,)), ANNA, remembers=True)
+    assert again.begin(((0, 16),)) == ((0, 16),) and again.durable.ranges == ()  # type: ignore[arg-type]
 
 
 def test_a_claim_is_text_that_has_one_meaning():

@@ -296,13 +296,11 @@ class _DataClaims:
     def on_closed(self, fact: RoundClosed, me: PeerId) -> RefusedError | None:
         """Settle the round's claim; an error if the loop reads another data set than the run."""
         claims, body, recipe = self._claims, fact.body, self._trainer.recipe
-        if claims.name is None:
-            return None
         was, remembers = claims.durable, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
         claims.settle(fact.id, body, me, remembers)
         if claims.durable.ranges or was.ranges:
             write_durably(self._path, (msgspec.json.encode(claims.durable),))
-        if body.data is UNSET or body.data.name == claims.name:
+        if body.data is UNSET or claims.name in (None, body.data.name):
             return None
         names = claims.name.hex()[:8], body.data.name.hex()[:8]
         what = f"run.data: this loop reads the data set {names[0]}, the run's is {names[1]}"
