@@ -293,22 +293,25 @@ class _DataClaims:
         if vertex is not None:
             self._claims.restore(digest(vertex.body), decode_body(vertex.body), host.me)
 
-    def on_closed(self, fact: RoundClosed, me: PeerId) -> RefusedError | None:
-        """Settle the round's claim; an error if the loop reads another data set than the run."""
+    def on_closed(self, fact: RoundClosed, me: PeerId) -> AtollError | None:
+        """Settle the round's claim; an error if the loop reads another data set, or the disk is full."""
         claims, body, recipe = self._claims, fact.body, self._trainer.recipe
         was, remembers = claims.durable, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
         claims.settle(fact.id, body, me, remembers)
         if claims.durable.ranges or was.ranges:
-            write_durably(self._path, (msgspec.json.encode(claims.durable),))
-        if body.data is UNSET or claims.name in (None, body.data.name):
+            try:
+                write_durably(self._path, (msgspec.json.encode(claims.durable),))
+            except AtollError as why:  # the disk takes no more
+                return why
+        if body.data is UNSET or claims.name is None or claims.name == body.data.name:
             return None
         names = claims.name.hex()[:8], body.data.name.hex()[:8]
         what = f"run.data: this loop reads the data set {names[0]}, the run's is {names[1]}"
-        why = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
+        cause = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
         return RefusedError(
             "E-DATA-07",
             what,
-            cause=why,
+            cause=cause,
             fix="pass the data set and arguments of the others; own data need no run.data",
         )
 
