@@ -21,7 +21,15 @@ from atoll.wire.authority import FounderAuthority
 from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import LeaveReport, QuorumCertificate, SignedStatement, Stage, Vote
-from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, Vertex, VertexBody
+from atoll.wire.messages.vertex import (
+    DataPositions,
+    InvitationRecord,
+    Member,
+    RoundMetrics,
+    TicketUse,
+    Vertex,
+    VertexBody,
+)
 
 NAMES = tuple(PeerId(f"p{i}") for i in range(4))
 SIGNERS = {p: VirtualSigner(p) for p in NAMES}
@@ -100,6 +108,7 @@ class Forgery:
         return self.of
 
 
+KEPT = "(body.invited, body.extensions, body.data) == (parent.invited, parent.extensions, parent.data)"
 STAYS = "(body.epoch, body.state, body.trained, body.tickets) == ("
 FORGERIES = [
     Forgery("another run", voted(replace(NEXT, run=digest(b"?"))), "body.run != self.notary.run or ", ""),
@@ -157,8 +166,14 @@ FORGERIES = [
     Forgery(
         "an epoch that says otherwise who invited",
         recovered(replace(EPOCH, invited=InvitationRecord((0,) * 4, (0,) * 4, ()))),
-        "(body.invited, body.extensions) == (parent.invited, parent.extensions)",
-        "True",
+        KEPT,
+        KEPT.replace("body.invited", "parent.invited"),
+    ),
+    Forgery(
+        "an epoch at another place in the data",
+        recovered(replace(EPOCH, data=DataPositions(ZERO_DIGEST, 0, ()))),
+        KEPT,
+        KEPT.replace("body.data", "parent.data"),
     ),
     Forgery("an epoch with a report", recovered(replace(EPOCH, reports=(WORD,))), " or body.reports)", ")"),
     Forgery("an epoch with a commitment", recovered(replace(EPOCH, commits=(WORD,))), " or body.commits", ""),

@@ -75,9 +75,11 @@ from atoll.wire.messages.statements import (
     Vote,
 )
 from atoll.wire.messages.vertex import (
+    DataPositions,
     InvitationRecord,
     Member,
     MemberExtensions,
+    OpenShard,
     RoundMetrics,
     TicketUse,
     Vertex,
@@ -186,6 +188,7 @@ AMEND_TUNED = RollbackOrder(A, 3, B, A, 2, b"signature", tuned=TUNED)
 AMEND_WITHOUT = RollbackOrder(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_DRAWN = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=SealedDraw(A, B))
 COMMIT_LATE = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=LateShare(3, 64, 1024))
+COMMIT_READING = Commitment(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, claim=A + b" 3:80-96! 5:0-496")
 MANIFEST_PARTLY = ManifestResponse(A, None, b"\x05")
 WANT_MANIFEST_KNOWN = ManifestRequest(A, True)
 HANDED_AROUND = PartialSum(7, 1, "abcd", 2, 0, 96, (PeerId("ada"), PeerId("bob")), PeerId("bob"))
@@ -195,6 +198,10 @@ WEIGHING_MIXED = replace(WEIGHING, weights=b"\x03\x02")  # of whose rows the mix
 ANSWER_WEIGHED = PartResult(7, 1, "abcd", SIGNED, WEIGHING)
 BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
+BODY_READING = replace(
+    BODY,
+    data=DataPositions(A, 7, (OpenShard(5, 496, 0), OpenShard(6, 0, -1)), 2048, 16, 32),
+)
 BODY_SAMPLED = replace(BODY, credits=((0, 64),))
 BODY_ASKING = replace(BODY, effort=WorkloadProgress(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)

@@ -67,6 +67,8 @@ EXTENSIONS_MAX = 8  # extensions of one member
 EXTENSION_NAME_MAX = 32  # characters of an extension's name
 EXTENSIONS_BYTES_MAX = 512  # bytes of a member's extensions, names included: they stay in every vertex
 ADDRESS_BYTES_MAX = 256  # bytes of one multiaddr
+DATA_SHARDS_MAX = 8  # open shards of one reader: they stay in every vertex
+DATA_RANGES_MAX = 12  # ranges of samples behind one update, 20 bytes each: those of all open shards, and late ones
 SEGMENT_STEPS = 10  # steps that an auditor replays: noise grows per step, 1e-7 of a gradient becomes 1e-4 after ten
 BRANCHES_MAX = (
     8  # branches of one run, stored by their first vertex; each is a manual recovery beside a live quorum

@@ -107,6 +107,8 @@ def show(
 
 def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Lines of a row as (label, text), without what has its usual value."""
+    from atoll.policy.data.positions import positions_text
+
     if row["contributors"]:
         loss = "not reported" if row["loss"] is None else f"{row['loss']:.4f}"
         yield "loss", f"{loss} over {row['steps']:,} steps and {row['samples']:,} samples"
@@ -132,6 +134,8 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "branch", f"another one begins here: {branch['vertex']}, epoch {branch['epoch']}, by {branch['by']}"
     if "validated" in row:
         yield "validated", validated_text(row)
+    if row["data"]:
+        yield "data", positions_text(row["data"])
     yield "state", row["state"]
     size = row["size_bytes"]
     yield "size", f"{bytes_text(size)}, in this folder" if size is not None else "not in this folder any more"
@@ -234,6 +238,7 @@ def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
     """Content of a round's vertex, unverified. Times are seconds of run time."""
     from atoll.peer.governance.orders import amend_of
     from atoll.policy.contributions import late_of
+    from atoll.policy.data.positions import positions_told
     from atoll.wire.codec import vertex_id
 
     vertex, body = read_vertex(kept, folder, round)
@@ -274,6 +279,7 @@ def _row(kept: StoredHistory, folder: Path, round: int) -> dict[str, Any]:
         "votes": len(vertex.certificate.votes) if vertex.certificate is not None else 0,
         "back_to": back.round if back is not None else None,
         "branch": _branch(kept, round),  # branch that begins at this round
+        "data": positions_told(body),
         "state": body.state.hex(),
         "size_bytes": _size_of(_blob(folder, body.state)),
     }

@@ -63,6 +63,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
 
 def _say_running(s: dict[str, Any]) -> None:
     """Print the status of a running peer."""
+    from atoll.policy.data.positions import positions_text
     from atoll.runtime.event_log import alike_text
 
     of = f" of {s['rounds']}" if s["rounds"] else ""
@@ -102,6 +103,8 @@ def _say_running(s: dict[str, Any]) -> None:
         say(f"  updates go through a {s['topology']} ({s['topology_why']})")
     if s.get("statistic", "mean") != "mean":
         say(f"  combining rule: {s['statistic']}")
+    if data := s.get("data"):
+        say(f"  data: {positions_text(data)}")
     if "coded" in (kept := s.get("kept") or {}):
         lacking = f", {kept['pieces_lacking']} pieces are being made anew" if kept["pieces_lacking"] else ""
         say(

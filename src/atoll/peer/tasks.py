@@ -17,6 +17,7 @@ import msgspec
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.protocol.allreduce.tasks import TaskRow
+from atoll.wire.data_ranges import AssignedShard, DataClaim
 from atoll.wire.messages.statements import Finding, LateShare, OwnerResult, SignedStatement
 from atoll.wire.weights import RowWeights
 
@@ -31,6 +32,7 @@ class TrainRound(msgspec.Struct, frozen=True):
     shards: int
     batch: int = 0  # samples per step; 0: the recipe's, here and below
     limit_s: Seconds | None = None  # training time limit from when the trainer runs; None: no limit
+    data: tuple[AssignedShard, ...] = ()  # shards of the shared data set, for loops that read it
 
 
 class EndTrainingEarly(msgspec.Struct, frozen=True):
@@ -65,6 +67,7 @@ class TrainingResult(msgspec.Struct, frozen=True):
     step_s: Seconds
     values: int = 0  # number of values in the update, where genesis does not fix it
     asked: str = ""  # options of the caller that differ from genesis, where callers may choose them
+    data: DataClaim | None = None  # samples of the shared data set behind it; None: it reads none
 
 
 class EncodeUpdate(msgspec.Struct, frozen=True):

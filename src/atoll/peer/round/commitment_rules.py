@@ -116,6 +116,8 @@ def commit_flaw(commit: Commitment) -> str | None:
         and 0 <= commit.step_s < NUMBER_MAX
     ):
         return "holds a number that cannot be"
+    if commit.claims_data and commit.data is None:
+        return "claims samples that cannot be"
     if len(commit.why) > WORDS_MAX or len(commit.root) != DIGEST_BYTES:
         return "holds a text or a digest that is too long"
     return report_flaw(commit.links)

@@ -23,7 +23,9 @@ from atoll.peer.round.commit_reveal import passing
 from atoll.peer.round.commitment_rules import row_weight
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import EncodeUpdate, EndTrainingEarly, TrainingResult, TrainRound, UpdateEncoded
+from atoll.policy.data.positions import shards_of
 from atoll.policy.plan import HAND_OVER_S
+from atoll.wire.data_ranges import claim_bytes
 from atoll.wire.messages.statements import Commitment, LateShare, SealedDraw
 
 NOT_LATE = LateShare(0, 0, 0)
@@ -58,7 +60,8 @@ class LocalUpdate:
         plan, assigned = self.ground.plan, self.ground.work_of(self.me)
         index, count = plan.shard(self.taken_from)
         time_s, self.training = max(0.0, left_s - HAND_OVER_S), True
-        work = TrainRound(plan.round, assigned.steps, time_s, index, count, assigned.batch, assigned.limit_s)
+        where = index, count, assigned.batch, assigned.limit_s, shards_of(self.ground.parent, self.me)
+        work = TrainRound(plan.round, assigned.steps, time_s, *where)
         return [RunTask(f"round/{plan.round}/train", work)]
 
     @cached_property
@@ -135,7 +138,7 @@ class LocalUpdate:
             offset_s=measured.offset_s,
             values=t.values,
             links=measured.links,
-            claim=self.claim or self.late or self._draws() or UNSET,
+            claim=self.claim or self.late or self._draws() or (UNSET if t.data is None else claim_bytes(t.data)),
         )
 
     def _draws(self) -> SealedDraw | None:

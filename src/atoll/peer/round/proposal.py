@@ -133,6 +133,7 @@ class ProposalBuilder:
             or body.members != parent.members
             or body.tickets != parent.tickets
             or body.extensions != parent.extensions
+            or body.data != parent.data
             or amend_of(body) is not None
             or body.paused != parent.paused
             or body.tuned != parent.tuned

@@ -33,6 +33,7 @@ from atoll.peer.round.reputation import next_scores, resting_among
 from atoll.peer.round.topology_choice import asked_in
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.contributions import parts_counted, result_in
+from atoll.policy.data.positions import next_positions
 from atoll.policy.membership import VerifiedReport
 from atoll.policy.membership_change import NextMembership, next_members
 from atoll.policy.participation import next_credits
@@ -56,7 +57,14 @@ from atoll.wire.messages.statements import (
     SignedStatement,
     Statement,
 )
-from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
+from atoll.wire.messages.vertex import (
+    DataPositions,
+    InvitationRecord,
+    Member,
+    RoundMetrics,
+    TicketUse,
+    VertexBody,
+)
 from atoll.wire.opening import names_commitments_iff_opened
 
 CLOCK_SLACK_S = 1.0  # seconds a body may be ahead of local run time; peers beyond 250 ms are sent their offset
@@ -532,6 +540,11 @@ def _tuned(inputs: BodyInputs) -> ChangedNumbers | UnsetType:
     return tuned_after(inputs.ground.settings, inputs.ground.parent, inputs.trained, inputs.kept)
 
 
+def _data(inputs: BodyInputs) -> DataPositions | UnsetType:
+    undone = first_of(amends_in(inputs.kept)) is not None
+    return next_positions(inputs.ground.parent, inputs.commits, inputs.membership[0].members, undone)
+
+
 MISMATCHED_MEMBERS = "its membership does not follow from its reports"
 DERIVED = (
     BodyField("trained", lambda inputs: inputs.trained, "it miscounts the training rounds"),
@@ -548,5 +561,6 @@ DERIVED = (
     BodyField(
         "reputation", _scores, "its reputations do not follow from its reports", lambda g: not g.has_lost_reports
     ),
+    BodyField("data", _data, "its positions in the data do not follow from its commitments"),
     BodyField("credits", _credits, "its credits do not follow from the draw and its contributors"),
 )

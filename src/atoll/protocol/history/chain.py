@@ -229,7 +229,7 @@ class VertexChain:
         voter.
         """
         signed = recovery_bytes(self.notary.run, vertex.body)
-        kept = (body.invited, body.extensions) == (parent.invited, parent.extensions)
+        kept = (body.invited, body.extensions, body.data) == (parent.invited, parent.extensions, parent.data)
         stays = kept and (body.epoch, body.state, body.trained, body.tickets) == (
             *(parent.epoch + 1, parent.state, parent.trained),
             parent.tickets,

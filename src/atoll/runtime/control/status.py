@@ -18,6 +18,7 @@ from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.operator_commands import turnout
 from atoll.peer.settings import RunSettings
+from atoll.policy.data.positions import positions_told
 from atoll.policy.reputation import scores_of
 from atoll.runtime.control.pause import pause_told
 from atoll.runtime.event_log import member_entry, waiting_text
@@ -78,6 +79,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "scores": p.opinions if "score" in machine.verifiers.machines else None,
         "twins": p.twins if "twins" in machine.verifiers.machines else None,
         "validation": _validation(host) if "validate" in machine.verifiers.machines else None,
+        "data": positions_told(head) if head is not None else None,
         "kept": kept_of(host),
         "paused": host.paused() or pause_told(host) or waiting_text(working, wanted),
         "missing": p.missing,

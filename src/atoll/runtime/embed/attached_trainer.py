@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
+from atoll.policy.data.claims import DataClaims
 from atoll.runtime.embed.messages import (
     DeclineRounds,
     DetachLoop,
@@ -43,6 +44,7 @@ from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.blocks import Room, new_wire
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.recipes import Recipe
+from atoll.wire.data_ranges import AssignedShard
 from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class AttachedTrainer:
         self._job = 0
         self._training = False  # True while the loop takes steps for a job
         self.recipe: Recipe | None = None  # recipe of the run, once genesis is known
+        self.claims = DataClaims()
         self.pass_steps = 0
         self.validated = self.validates = False  # members evaluate the model; this loop can evaluate it
         self.on_decline: Callable[[int], None] = lambda rounds: None
@@ -107,6 +110,7 @@ class AttachedTrainer:
         apart: bool = False,  # ignored: the loop chooses its data
         batch: int = 0,  # ignored: the loop chooses its batch
         span: tuple[int, int] | None = None,
+        data: tuple[AssignedShard, ...] | None = None,
     ) -> StepsTrained:
         if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
             steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
@@ -114,8 +118,11 @@ class AttachedTrainer:
             self._job, self._training = self._job + 1, True
             try:
                 where = cursor, shard, shards, global_step
-                message = TrainSteps(self._job, steps, until, *where, ahead, span=span)
-                return await self._request(message, StepsTrained)
+                assigned = self.claims.begin(data) if data is not None else None
+                message = TrainSteps(self._job, steps, until, *where, ahead, span=span, data=assigned)
+                done = await self._request(message, StepsTrained)
+                claim = self.claims.add(*done.read) if done.read is not None else None
+                return msgspec.structs.replace(done, data=claim)
             finally:
                 self._training = False
 

@@ -24,13 +24,16 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
-from atoll.peer.events import GenesisKnown, JoinRejected, RoundClosed, RunOver
+from atoll.crypto.digest import digest
+from atoll.peer.events import GenesisKnown, JoinRejected, LocalStateCaughtUp, RoundClosed, RunOver
+from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import is_over
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
+from atoll.policy.data.claims import UncountedSamples
 from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
@@ -62,6 +65,7 @@ from atoll.training.exchange.layout import ModelLayout, difference
 from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_pieces, untouched_zeros
+from atoll.wire.codec import decode_body
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
@@ -93,6 +97,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     wish = _ATTACH.decode(await reader.readexactly(size))
     mailbox = SharedMailbox(memory, wish.layout.floats, mailbox_room_bytes(wish.layout))
     trainer = AttachedTrainer(reader, writer, mailbox)
+    claims = _DataClaims(trainer, Path(wish.request.folder))
     trainer.layout, trainer.pass_steps, trainer.validates = wish.layout, wish.pass_steps, wish.validates
     over = asyncio.Event()
     trouble: list[AtollError] = []
@@ -102,6 +107,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             trouble.append(_disk_refused(fact.why, wish.request.folder))
             over.set()
         _watch(fact, trainer, over, trouble)
+        if isinstance(fact, RoundClosed) and (refused := claims.on_closed(fact, host.me)):
+            end(refused)
+        if isinstance(fact, LocalStateCaughtUp):
+            claims.on_caught_up(fact, host)
 
     reading = asyncio.create_task(trainer.read_messages())
     make = training_peer_factory(1, watch, trainer, state_memory=wish.state_memory)
@@ -336,6 +345,43 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
         cause="a member holds some states, each of 8 bytes for every exchanged value",
         fix=f"free some space on the disk of {folder}, or name a folder on another disk; then start again",
     )
+
+
+class _DataClaims:
+    """The claims of the loop's data in a file beside the private state, so that a restart loses none."""
+
+    def __init__(self, trainer: AttachedTrainer, folder: Path) -> None:
+        self._trainer, self._claims, self._path = trainer, trainer.claims, folder / "data-claims.json"
+        with suppress(OSError, msgspec.MsgspecError):  # there is none, or it is damaged: its samples are read again
+            self._claims.durable = msgspec.json.decode(self._path.read_bytes(), type=UncountedSamples)
+
+    def on_caught_up(self, fact: LocalStateCaughtUp, host: TrainingPeer) -> None:
+        history = host.machine.history
+        vertex = history.vertices.get(fact.round) if history is not None else None
+        if vertex is not None:
+            self._claims.restore(digest(vertex.body), decode_body(vertex.body), host.me)
+
+    def on_closed(self, fact: RoundClosed, me: PeerId) -> AtollError | None:
+        """Settle the round's claim; an error if the loop reads another data set, or the disk is full."""
+        claims, body, recipe = self._claims, fact.body, self._trainer.recipe
+        was, remembers = claims.durable, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
+        claims.settle(fact.id, body, me, remembers)
+        if claims.durable.ranges or was.ranges:
+            try:
+                write_durably(self._path, (msgspec.json.encode(claims.durable),))
+            except AtollError as why:  # the disk takes no more
+                return why
+        if body.data is UNSET or claims.name is None or claims.name == body.data.name:
+            return None
+        names = claims.name.hex()[:8], body.data.name.hex()[:8]
+        what = f"run.data: this loop reads the data set {names[0]}, the run's is {names[1]}"
+        cause = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
+        return RefusedError(
+            "E-DATA-07",
+            what,
+            cause=cause,
+            fix="pass the data set and arguments of the others; own data need no run.data",
+        )
 
 
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:

@@ -8,7 +8,8 @@ its time even if steps are skipped. If members agree on gradients, the recipe ta
 triggers it (`training/recipe/user_optimizer.py`). Gradients may then queue for their rounds (`pipelined`).
 
 Invariants:
-- The model's tensors stay the same objects; their values change inside `optimizer.step()` only.
+- The model's tensors stay the same objects; their values change inside `optimizer.step()`, and while the loop waits
+  for samples of `run.data`.
 - The optimizer's state is never touched, except where a recipe averages its moments.
 - Data never leave this process. Only exchanged parameters and buffers do, and gradients or moments if the recipe
   averages them. Of a model with frozen parameters, only those that require a gradient or that `only` names travel.
@@ -65,6 +66,7 @@ from atoll.runtime.trainer.protocol import (
     InnerSaved,
     LoadInner,
     MergeAnchorIntoParameters,
+    SamplesRead,
     SaveInner,
     StepsTrained,
     TrainerCommandCompleted,
@@ -72,8 +74,11 @@ from atoll.runtime.trainer.protocol import (
     WriteParameters,
 )
 from atoll.training.codec.blocks import largest_of
+from atoll.training.data.shards.dataset import Shards
+from atoll.training.data.shards.sources import source_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import is_skipped
+from atoll.wire.data_ranges import DataRange, joined
 from atoll.worker.trainer_commands import BeginValidation
 
 T = TypeVar("T")
@@ -88,6 +93,7 @@ class _StepSpan:
     reported: int = 0
     loss_sum: float = 0.0
     seconds: float = 0.0
+    read: tuple[DataRange, ...] = ()  # samples of the run's data set behind the steps
 
 
 @dataclass
@@ -137,6 +143,8 @@ class Run:
         self._merging: MergeAnchorIntoParameters | None = (
             None  # merge that waits until the queued gradients are complete
         )
+        self._data: Shards | None = None  # the run's data set, if the loop reads it
+        self._is_starved = False  # True while the loop waits for shards to read
         self._hooks: list[Any] = []
         self._in_step = False  # True during optimizer.step()
         self._resumed = 0.0  # monotonic time at which the loop got control
@@ -325,6 +333,44 @@ class Run:
             if index % self.shard_count == self.shard_index:
                 yield item
 
+    @arguments("run.data", "E-ATT-11")
+    def data(
+        self,
+        dataset: Any,
+        *,
+        shards: Whole = 0,
+        seed: Whole = 0,
+        shuffle: bool = True,
+        per_step: Whole = 0,
+        window: Whole = 0,
+    ) -> Shards:
+        """Samples of one data set that all members share; each is used once, whoever trains and whatever is killed.
+
+        `dataset` must be the same at all members, and so must the arguments: anything with a length and an index
+        (a list, `datasets.Dataset`, `torch.utils.data.Dataset`), a `datasets.IterableDataset`, a row of tokens
+        (`numpy.memmap`, read in windows of `window` tokens), or the path of a file or folder. The result is an
+        endless `IterableDataset`: `DataLoader(run.data(dataset), batch_size=32)`. It ends when the run does.
+
+        Data with a length are shuffled anew in every epoch by `seed` and cut into `shards`, by default of 256
+        samples or more. A stream keeps its own shards and their order. Each member reads some of the shards. Every
+        agreed round says how far each shard was used, so a restarted loop, or the next reader of a shard, continues
+        at the same sample. `atoll status` shows the positions, and how many samples were dropped or repeated.
+
+        What was read since the last `optimizer.step()` is behind the next one. If a loader reads ahead, name the
+        samples of one step, accumulated ones included: `per_step=32`. If all shards of this member are used up in
+        the middle of a round, the loop hands over early, while it waits for the next sample.
+        """
+        try:
+            source = source_of(dataset, shards, seed, shuffle, window)
+        except ValueError as why:
+            raise UsageError(
+                "E-DATA-02", f"run.data: {why}", fix="pass a list, a Dataset, a stream, an array or a path"
+            ) from None
+        self._data = Shards(source, per_step, self._wait_for_data)
+        if self._job is not None and self._job.data is not None:
+            self._data.assign(self._job.data, ())
+        return self._data
+
     @short_traceback
     def close(self) -> None:
         """Leave the run and end the peer process. Idempotent; also done when Python exits."""
@@ -375,6 +421,8 @@ class Run:
             )
         if self.done or not self._channel.is_open or is_skipped(self._local.optimizer):
             return
+        if self._data is not None:
+            self._span.read = joined((*self._span.read, *self._data.take_step()))
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed
         if self._local.queue_rounds and self._span.steps == self._asked_steps:
@@ -391,14 +439,32 @@ class Run:
             if job is not None and self._is_due(job):
                 with self._leave_on_interrupt():
                     self._hand_over(job)
-            elif self._merging is not None and not may_go_ahead:
+            elif self._merging is not None and (not may_go_ahead or self._is_starved):
                 with self._leave_on_interrupt():
                     self._merge(self._merging)
-            elif job is not None or may_go_ahead:
+            elif (job is not None or may_go_ahead) and not self._is_starved:
                 break
             elif not self.done:
                 self._handle(self._channel.receive())
         self._resumed = time.monotonic()
+
+    def _wait_for_data(self) -> bool:
+        """Wait until there is a shard to read, handing over the steps taken; False if the run is over."""
+        if not self._joined:
+            raise UsageError(
+                "E-ATT-05", "run.data(…) is read before run.attach", fix="call run.attach(model, optimizer) first"
+            )
+        assert self._data is not None
+        if not self.done and not self._span.steps and not self._queue and self._data.has_given:
+            self.close()
+            raise UsageError(
+                "E-DATA-06",
+                "one optimizer step reads more samples than this member has in its shards",
+                fix="pass a smaller number of shards to run.data at all members",
+            )
+        self._is_starved = not self.done
+        self._wait_for_turn()
+        return not self.done
 
     @property
     def _steps_pending(self) -> int:
@@ -407,7 +473,7 @@ class Run:
 
     def _is_due(self, job: TrainSteps) -> bool:
         is_late = job.until is not None and time.monotonic() >= job.until
-        is_complete = self._span.steps >= job.steps or is_late or self._cancelled_job >= job.job
+        is_complete = self._span.steps >= job.steps or is_late or self._cancelled_job >= job.job or self._is_starved
         return bool(self._queue) or (self._span.steps > 0 and is_complete)
 
     def _hand_over(self, job: TrainSteps) -> None:
@@ -428,7 +494,8 @@ class Run:
         self._steps_ahead_next = (job.ahead or 0 if queues else job.steps) if goes_ahead else 0
         self._steps_ahead = 0 if self._cancelled_job >= job.job else job.ahead or 0
         self._job = None
-        self._channel.send(StepsTrained(span.steps, samples, samples, loss, span.seconds, 0, ()))
+        read = SamplesRead(self._data.name, span.read) if self._data is not None else None
+        self._channel.send(StepsTrained(span.steps, samples, samples, loss, span.seconds, 0, (), read=read))
 
     def _end_span(self, into_F: torch.Tensor, lo: int, hi: int) -> _StepSpan:
         """The steps taken. Their outcome goes into values lo … hi of this vector (F,): see `take_update`."""
@@ -442,6 +509,8 @@ class Run:
         self._span, self._steps_ahead, self._sent = _StepSpan(), 0, None
         self._queue.clear()
         self._local.drop_gradients()
+        if self._data is not None:
+            self._data.forget_places()
 
     @contextmanager
     def _leave_on_interrupt(self) -> Iterator[None]:
@@ -473,6 +542,10 @@ class Run:
             case TrainSteps():
                 self._job, self._asked_steps = message, message.steps
                 self._seen.shard = message.shard, message.shards
+                if self._data is not None and message.data is not None:
+                    held = (one for span in (*(s for s, _ in self._queue), self._span) for one in span.read)
+                    self._data.assign(message.data, held)
+                    self._is_starved = self._is_starved and self._data.is_waiting
             case WriteParameters():
                 self._write_agreed()
                 self._channel.send(TrainerCommandCompleted())
@@ -506,6 +579,9 @@ class Run:
                 log.log(level, "%s", text)
             case LoopRunOver(rounds, model):
                 self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model
+                self._is_starved = False
+                if self._data is not None:
+                    self._data.forget_places()
                 if not self._joined:
                     log.warning(
                         "this run was over after %d rounds: the model holds their result; to begin another run, "

@@ -8,10 +8,11 @@ Frames never leave the computer and both ends run one version, so these types ma
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
 
+from atoll.base.ids import Digest
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import Inner
 from atoll.training.recipe.lr_position import ScheduleHorizon
@@ -24,6 +25,7 @@ from atoll.verification.replay_audit.trainer_commands import (
     NextAuditStep,
     ShowSegment,
 )
+from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
 from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
@@ -63,6 +65,8 @@ class TrainSteps(msgspec.Struct, frozen=True, tag="TrainSteps"):
     inner: Inner | None = None  # optimizer numbers from now on; None: inner and horizon stay as they are
     horizon: ScheduleHorizon | None = None
     span: tuple[int, int] | None = None  # values that this round exchanges; None: all
+    data: tuple[AssignedShard, ...] | None = None
+    """For a loop that reads the shared data set: where each shard goes on. None: as before."""
 
 
 class CancelTraining(msgspec.Struct, frozen=True, tag="CancelTraining"):
@@ -139,6 +143,11 @@ class TrainerHeartbeat(msgspec.Struct, frozen=True, tag="TrainerHeartbeat"):
     step_s: float
 
 
+class SamplesRead(NamedTuple):
+    name: Digest  # of the data set and of its order
+    ranges: tuple[DataRange, ...]
+
+
 class StepsTrained(msgspec.Struct, frozen=True, tag="StepsTrained"):
     steps: int  # since the last hand-over of x
     samples: int
@@ -150,6 +159,8 @@ class StepsTrained(msgspec.Struct, frozen=True, tag="StepsTrained"):
     links: tuple[ChainLink, ...] = ()  # of the requested chain
     profile: TrainingProfile | None = None
     notice: str = ""  # deviation from the command and its reason; sent once
+    read: SamplesRead | None = None  # of the shared data set, behind the steps; None: the loop reads none
+    data: DataClaim | None = None  # the same with earlier ones that no vertex counts, as the peer claims them
 
 
 class ModelEvaluated(msgspec.Struct, frozen=True, tag="ModelEvaluated"):

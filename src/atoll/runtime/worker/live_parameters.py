@@ -111,6 +111,7 @@ class LiveParameters:
                 assert agreed.head is not None
                 recipe, self.members = learning.recipe, work.shards
                 more: dict[str, Any] = {"batch": work.batch} if work.batch else {}
+                more |= {"data": work.data} if self._tended.attached and work.data else {}
                 more |= self._tended.rates(recipe)
                 if recipe.schedule.fragments > 1 and recipe.merge != "swap" and self._mine.own is None:
                     more["span"] = learning.turn(agreed.head)
@@ -148,7 +149,7 @@ class LiveParameters:
             self._samples_since += done.samples
             self._step_s = done.seconds / done.steps
         return TrainingResult(
-            self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s
+            self.steps_since, self._samples_since, self._loss_since / self.steps_since, self._step_s, data=done.data
         )
 
     def handed_over(self, learning: TrainingSpec, head: SharedState) -> Tensor:

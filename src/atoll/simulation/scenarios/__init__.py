@@ -58,6 +58,7 @@
     real_keys    churn in a small swarm with Ed25519 sessions and ML-DSA identities
     broken_links  one link after the other breaks: rows go around it, and all count
     branches     two branches of a run meet, a fifth lie about their preference; no peer changes sides
+    data_churn   churn while members read one data set: each sample is counted, or recorded as dropped or repeated
     post_quantum  churn with sessions that sign with ML-DSA-65 as well
 
 A failing run ends with one line that replays it, with as few faults as still make it fail.
@@ -76,6 +77,7 @@ from atoll.simulation.scenarios.churn import (
     audited_churn,
     churn,
     clocks,
+    data_churn,
     overlap,
     paced,
     pauses,
@@ -132,6 +134,7 @@ SCENARIOS: dict[str, Scenario] = {
     "apart": Scenario(apart, peers=7, rounds=0),
     "branches": Scenario(branches, peers=20, rounds=0),
     "clocks": Scenario(clocks, peers=7, rounds=12),
+    "data_churn": Scenario(data_churn, peers=6, rounds=10),
     "overlap": Scenario(overlap, peers=12, rounds=15),
     "rollback": Scenario(rollback, peers=8, rounds=30),
     "pauses": Scenario(pauses, peers=8, rounds=20),

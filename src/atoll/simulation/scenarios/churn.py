@@ -21,13 +21,14 @@ from atoll.policy.findings import REFUTING
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.adversaries.byzantine import usurp, villain
+from atoll.simulation.data_reading import DataCheckers, ReadingWorker
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import islands as scored_islands
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.redundant_training import islands as twinned_islands
 from atoll.simulation.replay_audits import islands
 from atoll.simulation.scenarios.archive import restore_everything
-from atoll.simulation.scenarios.harness import ScenarioContext
+from atoll.simulation.scenarios.harness import FactReports, ScenarioContext
 from atoll.simulation.scenarios.redundant_training import RedundancyReports as TwinsTold
 from atoll.simulation.scenarios.replay_audits import AuditReports
 from atoll.simulation.scenarios.state_validation import CALM_ROUNDS, demand_near
@@ -161,6 +162,16 @@ def twinned_churn(stage: ScenarioContext) -> None:
         raise InvariantBroken(f"no member cheats, but these were found to: {strayed}")
 
 
+def data_churn(stage: ScenarioContext) -> None:
+    """Churn while members read one data set: no sample is lost or counted again without a record of it."""
+    told = DataCheckers()
+    _through_weather(stage, None, told=told, island=ReadingWorker)
+    data = told.newest.data if told.newest is not None else UNSET
+    if data is UNSET or not data.counted:
+        raise InvariantBroken("no vertex counted a sample")
+    stage.measured |= {"samples": data.counted, "dropped": data.dropped, "repeated": data.repeated}
+
+
 def validated_churn(stage: ScenarioContext) -> None:
     """Churn with real numbers while one member poisons a mean now and then: the run leaves the bad states again."""
     bouts = range(4, stage.rounds, 7)
@@ -183,7 +194,7 @@ def _through_weather(
     returns: bool = False,
     pauses: bool = False,
     amends: bool = False,
-    told: AuditReports | TwinsTold | None = None,
+    told: FactReports | None = None,
     island: IslandMaker | None = None,
     **settings: Any,
 ) -> None:

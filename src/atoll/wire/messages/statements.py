@@ -24,6 +24,7 @@ from atoll.base.limits import (
 )
 from atoll.base.workload import Steps
 from atoll.crypto.identity import CERTIFICATE_BYTES_MAX, MLDSA65_KEY_BYTES
+from atoll.wire.data_ranges import ClaimBytes, DataClaim, claim_in
 from atoll.wire.weights import RowWeights, shares_of
 
 Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES_MAX)]
@@ -84,10 +85,11 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     offset_s: float = 0.0  # seconds of the signer's clock from run time; beyond CLOCK_BOUND_S it owns no part
     values: int = 0  # number of values in the update, if the caller chooses it and not genesis
     links: bytes = b""  # measured uplink, and latency to each member: policy/links.py
-    claim: Digest | LateShare | SealedDraw | msgspec.UnsetType = msgspec.UNSET
-    """Training claim: digest of the training in audited runs, late share of a partitioned member, or sealed draw in
-    runs with redundancy checks; else unset. They exclude each other and share one field, since a msgpack map with
-    more than 15 keys has another header."""
+    claim: ClaimBytes | LateShare | SealedDraw | msgspec.UnsetType = msgspec.UNSET
+    """Training claim: digest of the training in audited runs, late share of a partitioned member, sealed draw in
+    runs with redundancy checks, or a digest with more bytes: samples of the data set that user loops share; else
+    unset. They exclude each other and share one field, since a msgpack map with more than 15 keys has another
+    header."""
 
     @property
     def asked(self) -> str:
@@ -100,7 +102,8 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     @property
     def claimed(self) -> Digest | None:
         """Digest of the training that an audit compares with."""
-        return self.claim if isinstance(self.claim, bytes) else None
+        claim = self.claim
+        return Digest(claim) if isinstance(claim, bytes) and not self.claims_data else None
 
     @property
     def late(self) -> LateShare | None:
@@ -111,6 +114,16 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     def draws(self) -> SealedDraw | None:
         """Secrets that decide on which member's samples it was trained."""
         return self.claim if isinstance(self.claim, SealedDraw) else None
+
+    @property
+    def data(self) -> DataClaim | None:
+        """Samples of the shared data set behind it; None if it claims none, or in no valid form."""
+        return claim_in(self.claim) if isinstance(self.claim, bytes) and self.claims_data else None
+
+    @property
+    def claims_data(self) -> bool:
+        """Whether it claims samples of the shared data set, in a valid form or not."""
+        return isinstance(self.claim, bytes) and len(self.claim) > DIGEST_BYTES
 
     @property
     def steps_now(self) -> int:

@@ -15,6 +15,7 @@ from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import WorkloadProgress
+from atoll.wire.data_ranges import DataPlace
 from atoll.wire.messages.statements import (
     AgreedWeights,
     ChangedNumbers,
@@ -108,6 +109,25 @@ class MemberExtensions(NamedTuple):
     extensions: Extensions
 
 
+class OpenShard(NamedTuple):
+    """A shard of the data set that is not used up."""
+
+    shard: DataPlace
+    position: DataPlace  # samples of it that counted work is past
+    reader: Annotated[int, msgspec.Meta(ge=-1, le=PEERS_MAX)]  # line in `members`; -1: none
+
+
+class DataPositions(msgspec.Struct, frozen=True, array_like=True):
+    """How far counted work is in the shared data set: policy/data/positions.py. Samples are summed over the run."""
+
+    name: Digest
+    next: DataPlace  # first shard that was never dealt; shards before it that are not in `open` are used up
+    open: tuple[OpenShard, ...]  # sorted by shard
+    counted: int = 0  # samples in counted updates
+    dropped: int = 0  # samples that positions passed and no counted update holds
+    repeated: int = 0  # samples in counted updates that their shard's position did not need
+
+
 class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of one round, recomputable from the commitments in the same body."""
 
@@ -150,6 +170,7 @@ class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     invited: InvitationRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
     tuned: ChangedNumbers | UnsetType = UNSET  # numbers that members changed since genesis
     extensions: tuple[MemberExtensions, ...] | UnsetType = UNSET  # of members that have some, in member order
+    data: DataPositions | UnsetType = UNSET  # shared data set, from the first counted claim on
 
     @property
     def extensions_by_peer(self) -> dict[PeerId, Extensions]:

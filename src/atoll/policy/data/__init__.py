@@ -1,0 +1,1 @@
+"""Shared data set of user loops: agreed positions, and the claims of one member."""
