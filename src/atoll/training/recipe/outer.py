@@ -170,9 +170,9 @@ def outer_step(
     agreeing = agreement_P if isinstance(outer, AgreementNesterov) else 1.0
     momentum = outer.momentum if isinstance(outer, AgreementNesterov) else momentum_at(outer, step)
     if native.kernels is not None and not isinstance(agreeing, Tensor):
-        into = new_anchor_P.numpy(), new_momentum_P.numpy()
-        numbers = np.float32(agreeing * momentum), np.float32(rate)
-        native.kernels.nesterov(anchor_P.numpy(), momentum_P.numpy(), combined_P.numpy(), *numbers, *into)
+        vectors = (one.numpy() for one in (anchor_P, momentum_P, combined_P))
+        news = (one.numpy() for one in (new_anchor_P, new_momentum_P))
+        native.kernels.nesterov(*vectors, np.float32(agreeing * momentum), np.float32(rate), *news)
         return new_anchor_P, new_momentum_P
     # all operations while a span is in the cache
     with lend_spans(1) as (room_S,):

@@ -142,7 +142,7 @@ def advanced_spans(
     assert not isinstance(outer, AdamW)
     parameters = len(state.momentum_P)
     with lend_spans(2) as lent:
-        turns = cycle(memoryview(one.numpy()).cast("B") for one in lent)  # anchor, momentum
+        turns = cycle(one.numpy().data.cast("B") for one in lent)  # anchor, momentum
         for lo, combined_S in updates:
             hi = lo + len(combined_S)
             momentum_S = state.momentum_P[min(lo, parameters) : min(hi, parameters)]
