@@ -154,16 +154,21 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
-    why, has_left = "its training loop ended", not (trouble or host.machine.over)
-    if has_left:
-        await host.leave(why, FAREWELL_S)
-    await host.stop(why, farewell=not (has_left or host.machine.over))
+    await _leave_run(host, bool(trouble))
     reading.cancel()
     for one in (joining, *ends):
         one.cancel()
     await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+async def _leave_run(host: TrainingPeer, in_trouble: bool) -> None:
+    """Stop the peer, with a farewell to a run that is not over."""
+    why, has_left = "its training loop ended", not (in_trouble or host.machine.over)
+    if has_left:
+        await host.leave(why, FAREWELL_S)
+    await host.stop(why, farewell=not (has_left or host.machine.over))
 
 
 def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer) -> JoinProgress:
