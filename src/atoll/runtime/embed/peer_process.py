@@ -110,6 +110,11 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
+    def agreed() -> tuple[int, int]:
+        history = host.machine.history
+        return (-1, 0) if history is None else (history.head_body.round, history.head_body.trained)
+
+    trainer.agreed = agreed
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
 
     def end(why: AtollError) -> None:

@@ -392,6 +392,7 @@ class Run:
                 assert self._validate is not None
                 self._channel.send(self._local.evaluate(self._validate))
             case RoundsBegin(recipe, validated) if not self._joined:
+                self.round, self.trained = message.round, message.trained
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
