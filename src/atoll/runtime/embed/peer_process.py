@@ -110,11 +110,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
-    def agreed() -> tuple[int, int]:
-        history = host.machine.history
-        return (-1, 0) if history is None else (history.head_body.round, history.head_body.trained)
-
-    trainer.agreed = agreed
+    trainer.agreed = lambda: _agreed(host)
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
 
     def end(why: AtollError) -> None:
@@ -150,6 +146,12 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     await asyncio.gather(reading, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+def _agreed(host: TrainingPeer) -> tuple[int, int]:
+    """Last agreed round, and training rounds so far."""
+    history = host.machine.history
+    return (-1, 0) if history is None else (history.head_body.round, history.head_body.trained)
 
 
 async def _enter_run(
