@@ -124,7 +124,9 @@ def test_a_run_of_one_that_is_killed_amid_a_round_continues_with_the_same_number
     expected = losses_of(name, whole / "one", begun(EXAMPLES / f"{name}.py", folder=whole, **wish))
     begun(EXAMPLES / f"{name}.py", folder=broken, prints=13, **wish).stdout.read()
     assert saved_step(name, broken / "one") == 10
-    found = losses_of(name, broken / "one", begun(EXAMPLES / f"{name}.py", folder=broken, **wish))
+    back = begun(EXAMPLES / f"{name}.py", folder=broken, **wish)
+    found = losses_of(name, broken / "one", back)
+    assert "agreed rounds" not in back.stderr.read()  # the checkpoint and the run are at the same round
     assert list(expected) == list(range(1, 21)) and [*found][-10:] == list(range(11, 21))
     assert max(abs(expected[step] - loss) for step, loss in found.items()) <= 1e-6
     model = model_of(name, broken / "one")

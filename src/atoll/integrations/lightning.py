@@ -25,13 +25,16 @@ from torch.utils.data import DataLoader
 from atoll.base.errors import UsageError
 from atoll.integrations.one_process import check_single_process
 
-try:
-    from lightning.pytorch import Callback  # type: ignore[import-not-found]
-except ImportError:
+if TYPE_CHECKING:
     from pytorch_lightning import Callback
 
-if TYPE_CHECKING:
     from atoll.runtime.embed.run import Run
+
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
 
 log = logging.getLogger(__name__)
 

@@ -59,14 +59,15 @@ class AtollCallback(TrainerCallback):
     ) -> None:
         check_single_process(args.world_size, "transformers.Trainer")
         steps, loader = max(1, args.gradient_accumulation_steps), kwargs.get("train_dataloader")
-        known = {"batch": args.train_batch_size * steps}
+        known: dict[str, Any] = {"batch": args.train_batch_size * steps}
         with suppress(TypeError):  # a stream has no length
             known["pass_steps"] = ceil(len(loader) / steps)  # type: ignore[arg-type]
         model = kwargs["model"]
         self.run.attach(model, kwargs["optimizer"], **known | self._attach)
         self._round = self.run.round
         self._hook = model.register_forward_hook(self._see_loss, with_kwargs=True)
-        before = state.stateful_callbacks.get(STATE, {}).get("trained")
+        kept: Any = state.stateful_callbacks
+        before = kept.get(STATE, {}).get("trained")
         if before is not None and before != self.run.trained:
             log.warning(
                 "the Trainer's checkpoint was written after %s agreed rounds, and the run is at %s: the model is "
@@ -90,7 +91,8 @@ class AtollCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         is_agreed, self._round = self.run.round != self._round, self.run.round
-        state.stateful_callbacks[STATE] = {"trained": self.run.trained}
+        kept: Any = state.stateful_callbacks
+        kept[STATE] = {"trained": self.run.trained}
         self._is_save_due |= control.should_save
         if self._save_rounds and is_agreed:
             self._is_save_due |= self.run.trained % self._save_rounds == 0

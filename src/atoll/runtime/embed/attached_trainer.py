@@ -65,6 +65,7 @@ class AttachedTrainer:
         self.claims = DataClaims()
         self.pass_steps = 0
         self.validated = self.validates = False  # members evaluate the model; this loop can evaluate it
+        self.agreed: Callable[[], tuple[int, int]] = lambda: (-1, 0)  # last agreed round, training rounds so far
         self.on_decline: Callable[[int], None] = lambda rounds: None
         self.ended = asyncio.Event()
 
@@ -94,7 +95,7 @@ class AttachedTrainer:
         if self.ended.is_set():
             raise _ended()
         assert self.recipe is not None, "a spec implies a known genesis"
-        self.send(RoundsBegin(self.recipe, self.validated))
+        self.send(RoundsBegin(self.recipe, self.validated, *self.agreed()))
         return self.layout
 
     async def train(

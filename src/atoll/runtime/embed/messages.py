@@ -74,6 +74,8 @@ class RoundsBegin(msgspec.Struct, frozen=True, tag="RoundsBegin"):
 
     recipe: Recipe
     validated: bool = False  # members of this run evaluate its agreed model
+    round: int = -1  # last agreed round
+    trained: int = 0  # agreed training rounds so far
 
 
 class LoopRoundClosed(msgspec.Struct, frozen=True, tag="LoopRoundClosed"):

@@ -129,6 +129,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
 
+    trainer.agreed = lambda: _agreed(host)
+
     def end(why: AtollError) -> None:
         trouble.append(why)
         over.set()
@@ -217,6 +219,12 @@ def _ignored(wish: AttachLoop, host: TrainingPeer) -> tuple[str, ...]:
 async def _end_if_unreachable(join: JoinProgress, end: Callable[[AtollError], None]) -> None:
     if failure := await join.failure():
         end(failure)
+
+
+def _agreed(host: TrainingPeer) -> tuple[int, int]:
+    """Last agreed round, and training rounds so far."""
+    history = host.machine.history
+    return (-1, 0) if history is None else (history.head_body.round, history.head_body.trained)
 
 
 async def _enter_run(

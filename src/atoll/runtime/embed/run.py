@@ -279,9 +279,9 @@ class Run:
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
-        known = {"state_memory": state_memory, "config": hugging_face_config(model)}
+        config, validates = hugging_face_config(model), validate is not None
         self._channel.send(
-            AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, **known)
+            AttachLoop(request, self._local.layout, batch, pass_steps, validates, state_memory, config)
         )
         self._wait_for_turn()
         self._joined = True
@@ -568,6 +568,7 @@ class Run:
                 assert self._validate is not None
                 self._channel.send(self._local.evaluate(self._validate))
             case RoundsBegin(recipe, validated) if not self._joined:
+                self.round, self.trained = message.round, message.trained
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
