@@ -271,7 +271,7 @@ class Run:
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
         self._channel.start(memory)
-        known = {"state_memory": state_memory, "config": hugging_face_config(model)}
+        known: dict[str, Any] = {"state_memory": state_memory, "config": hugging_face_config(model)}
         self._channel.send(
             AttachLoop(request, self._local.layout, batch, pass_steps, validate is not None, **known)
         )
