@@ -66,7 +66,7 @@ class AtollLightningCallback(Callback):
                 fix="one torch optimizer with a parameter group for each part of the model",
             )
         size = getattr(trainer.train_dataloader, "batch_size", None) or 1
-        known = {"batch": size * trainer.accumulate_grad_batches}
+        known: dict[str, Any] = {"batch": size * trainer.accumulate_grad_batches, "after_end": "skip"}
         self.run.attach(pl_module, trainer.optimizers[0], **known | self._attach)
         self._round, trainer.should_stop = self.run.round, self.run.done
         if self._before is not None and self._before != self.run.trained:

@@ -59,7 +59,7 @@ class AtollCallback(TrainerCallback):
     ) -> None:
         check_single_process(args.world_size, "transformers.Trainer")
         steps, loader = max(1, args.gradient_accumulation_steps), kwargs.get("train_dataloader")
-        known: dict[str, Any] = {"batch": args.train_batch_size * steps}
+        known: dict[str, Any] = {"batch": args.train_batch_size * steps, "after_end": "skip"}
         with suppress(TypeError):  # a stream has no length
             known["pass_steps"] = ceil(len(loader) / steps)  # type: ignore[arg-type]
         model = kwargs["model"]
@@ -78,11 +78,7 @@ class AtollCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self.run.done:  # attached after the end: optimizers leave parameters without a gradient alone
-            for group in kwargs["optimizer"].param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        elif self._losses:
+        if self._losses and not self.run.done:
             loss = float(sum(self._losses))
             self.run.report(loss if self._are_parts else loss / len(self._losses))
         self._losses.clear()
