@@ -77,6 +77,7 @@ FAREWELL_S = 10.0  # seconds for the others to agree on this leave; below `peer_
 
 
 _ATTACH = msgspec.msgpack.Decoder(AttachLoop)
+_UNCOUNTED = msgspec.json.Decoder(UncountedSamples)
 
 
 async def serve(fd: int, memory: int) -> None:
@@ -366,7 +367,7 @@ class _DataClaims:
     def __init__(self, trainer: AttachedTrainer, folder: Path) -> None:
         self._trainer, self._claims, self._path = trainer, trainer.claims, folder / "data-claims.json"
         with suppress(OSError, msgspec.MsgspecError):  # there is none, or it is damaged: its samples are read again
-            self._claims.durable = msgspec.json.decode(self._path.read_bytes(), type=UncountedSamples)
+            self._claims.durable = _UNCOUNTED.decode(self._path.read_bytes())
 
     def on_caught_up(self, fact: LocalStateCaughtUp, host: TrainingPeer) -> None:
         history = host.machine.history
