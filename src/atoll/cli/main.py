@@ -78,7 +78,7 @@ GROUPS = {  # panels of `atoll --help`, in this order
     "Peer": (status.peers, status.invite, leave.leave, leave.stop),
     "Checkpoint": (checkpoint.checkpoint, status.export),
     "History": (verify.verify, blame.blame, plot.plot),
-    "Help and experiments": (explain.explain, version.version, simulate.simulate),
+    "Help and experiments": (explain.explain, init.docs, version.version, simulate.simulate),
 }
 for order, (title, verbs) in enumerate(GROUPS.items()):
     panel = cyclopts.Group(title, sort_key=order)
@@ -92,7 +92,6 @@ for option in ("--help", "--version"):
     app[option].group = panel
 for verb in (pull.pull, rollback.rollback, verify.verify):
     checkpoint.checkpoint.command(verb)
-app.command(init.docs)
 
 
 def _verbs(words: list[str]) -> list[str]:

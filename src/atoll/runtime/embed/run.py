@@ -61,6 +61,7 @@ from atoll.runtime.embed.notices import (
     print_invitation,
 )
 from atoll.runtime.embed.peer_channel import PeerChannel
+from atoll.runtime.embed.run_view import RunProgress, RunView
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
     InnerSaved,
@@ -96,29 +97,7 @@ class _StepSpan:
     read: tuple[DataRange, ...] = ()  # samples of the run's data set behind the steps
 
 
-@dataclass
-class RunProgress:
-    """What a loop knows of its run."""
-
-    ticket: str
-    peer: str = ""
-    round: int = -1
-    trained: int = 0
-    members: int = 0
-    loss: float = math.nan
-    done: bool = False
-    model_file: str = ""
-    exchanged: int = 0
-    base: str = ""
-    shard: tuple[int, int] = 0, 1  # index and count
-
-    def closed(self, round: LoopRoundClosed) -> None:
-        """Take over the numbers of an agreed round."""
-        self.round, self.trained, self.members = round.round, round.trained, round.members
-        self.loss = math.nan if round.loss is None else round.loss
-
-
-class Run:
+class Run(RunView):
     """This process's place in a run. `atoll.join` and `atoll.found` create it; it does nothing before `attach`."""
 
     _local: LoopModel
@@ -156,66 +135,11 @@ class Run:
     # ---- what a loop reads ---------------------------------------------------------------------------------
 
     @property
-    def done(self) -> bool:
-        """True once the run is over and the model holds the agreed parameters: `while not run.done`."""
-        return self._seen.done
-
-    @property
     def ticket(self) -> str:
         """Ticket for others to join with; empty before `attach` if this process founds the run."""
         if not self._seen.ticket and not self._joined and not self._channel.is_open:
             self._warn("run.ticket is empty until run.attach(model, optimizer) has founded the run")
         return self._seen.ticket
-
-    @property
-    def peer(self) -> str:
-        """Id of this process in the run; empty before `attach`."""
-        return self._seen.peer
-
-    @property
-    def round(self) -> int:
-        """Last agreed round; -1 before the first one. Rounds in which members only assemble count, too."""
-        return self._seen.round
-
-    @property
-    def trained(self) -> int:
-        """Agreed training rounds so far."""
-        return self._seen.trained
-
-    @property
-    def members(self) -> int:
-        """Members present in the last agreed membership, this one included."""
-        return self._seen.members
-
-    @property
-    def loss(self) -> float:
-        """Mean training loss that members reported for the last agreed round; nan if no member did."""
-        return self._seen.loss
-
-    @property
-    def model_file(self) -> str:
-        """File with the agreed model, in the folder of this peer; empty before the end of the run."""
-        return self._seen.model_file
-
-    @property
-    def exchanged(self) -> int:
-        """Number of values that travel: all of the model, or its adapters; 0 before `attach`."""
-        return self._seen.exchanged
-
-    @property
-    def base(self) -> str:
-        """Digest of the values that do not travel; empty if all do."""
-        return self._seen.base
-
-    @property
-    def shard_index(self) -> int:
-        """This member's slice of the data in this round, 0 … shard_count - 1; see `shard`."""
-        return self._seen.shard[0]
-
-    @property
-    def shard_count(self) -> int:
-        """Number of slices of the data in this round; see `shard`."""
-        return self._seen.shard[1]
 
     # ---- what a loop calls ---------------------------------------------------------------------------------
 

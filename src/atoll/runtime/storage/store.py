@@ -320,10 +320,7 @@ class PeerStore:
         return sorted(served, key=served.__getitem__, reverse=True)
 
     def verify_blob(self, name: Digest) -> bool:
-        """Whether the blob is here, byte for byte; a damaged file is set aside. Memory: one chunk.
-
-        Chunks that were hashed before and stayed in memory are not read again.
-        """
+        """Whether every byte is here; a damaged file is set aside. Chunks hashed and still in memory are not read."""
         manifest, room = self.manifest(name), fresh(BLOB_CHUNK)
         if manifest is None:
             return False
