@@ -83,7 +83,7 @@ def _say_running(s: dict[str, Any]) -> None:
     for b in s.get("branches", []):
         there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
-        say("    a recovery began while a quorum was alive; no peer changes sides by itself, see specs/vertex.md")
+        say("    a recovery began while a quorum was alive; no peer changes sides by itself, see atoll docs vertex")
         for line in preference_lines(b, Path(s["folder"])):
             say(f"    {line}")
     if s.get("apart_steps"):

@@ -123,9 +123,6 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             await writer.drain()
         return
 
-    if wish.config:
-        write_durably(Path(wish.request.folder) / MODEL_CONFIG, [wish.config.encode()])
-
     def leave(why: str) -> None:
         trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
         over.set()
@@ -136,7 +133,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         trouble.append(why)
         over.set()
 
-    join = _connect_loop(host, trainer)
+    join = _connect_loop(host, trainer, wish.config)
     host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
@@ -174,8 +171,10 @@ async def _leave_run(host: TrainingPeer, in_trouble: bool) -> None:
     await host.stop(why, farewell=not (has_left or host.machine.over))
 
 
-def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer) -> JoinProgress:
-    """Let the loop decline rounds, and send it messages about the lines of the event log."""
+def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> JoinProgress:
+    """Let the loop decline rounds, send it messages about the event log, and keep its model's configuration."""
+    if config:
+        write_durably(host.folder / MODEL_CONFIG, [config.encode()])
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
     join = JoinProgress(host, lambda text: trainer.send(LoopLog(logging.WARNING, text)))
 

@@ -61,7 +61,7 @@ from atoll.runtime.embed.notices import (
     print_invitation,
 )
 from atoll.runtime.embed.peer_channel import PeerChannel
-from atoll.runtime.embed.run_view import RunProgress, RunView
+from atoll.runtime.embed.readings import RunProgress, RunReadings
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
     InnerSaved,
@@ -97,7 +97,7 @@ class _StepSpan:
     read: tuple[DataRange, ...] = ()  # samples of the run's data set behind the steps
 
 
-class Run(RunView):
+class Run(RunReadings):
     """This process's place in a run. `atoll.join` and `atoll.found` create it; it does nothing before `attach`."""
 
     _local: LoopModel

@@ -320,10 +320,10 @@ class PeerStore:
         return sorted(served, key=served.__getitem__, reverse=True)
 
     def verify_blob(self, name: Digest) -> bool:
-        """Whether every byte is here; a damaged file is set aside. Chunks hashed and still in memory are not read."""
-        manifest, room = self.manifest(name), fresh(BLOB_CHUNK)
-        if manifest is None:
+        """Whether every byte is here; a damaged file is set aside. Hashed chunks still in memory are not read."""
+        if (manifest := self.manifest(name)) is None:
             return False
+        room = fresh(BLOB_CHUNK)
         for index in range(len(manifest.chunks)):
             with suppress(OSError):  # it left memory
                 if READ_CACHED and self._proved_chunk(name, manifest, index):

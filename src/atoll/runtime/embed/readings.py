@@ -33,7 +33,7 @@ class RunProgress:
         self.loss = math.nan if round.loss is None else round.loss
 
 
-class RunView:
+class RunReadings:
     """Properties of `Run` that follow the run."""
 
     _seen: RunProgress
