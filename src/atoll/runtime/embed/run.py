@@ -492,7 +492,7 @@ class Run(RunReadings):
                 assert self._validate is not None
                 self._channel.send(self._local.evaluate(self._validate))
             case RoundsBegin(recipe, validated) if not self._joined:
-                self.round, self.trained = message.round, message.trained
+                self._seen.round, self._seen.trained = message.round, message.trained
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass

@@ -84,7 +84,7 @@ from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateParameters
 from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.schedule import moments_due
-from atoll.training.recipe.state import SharedState, export_model, size_bytes_of
+from atoll.training.recipe.state import SharedState, size_bytes_of
 from atoll.training.recipe.update import RoundInputs, moved, part_codecs
 from atoll.training.spec import TrainingSpec, spec_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditStepCompleted
@@ -307,12 +307,6 @@ class TrainingWorker:
             return
         async with self.tended.turn:
             await self.trainer.write_x(head_F)
-
-    async def export(self) -> bytes:
-        """The agreed model by tensor name, as a safetensors file."""
-        assert self.head is not None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._arithmetic, export_model, self.head, self._learning.layout)
 
     # ---- tensors -------------------------------------------------------------------------------------------
 
