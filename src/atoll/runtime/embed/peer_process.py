@@ -139,7 +139,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
-    why, has_left = "its training loop ended", not (trouble or host.machine.over)
+    fails = bool(trouble) and not isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
+    why, has_left = "its training loop ended", not (fails or host.machine.over)
     if has_left:
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (has_left or host.machine.over))
@@ -280,6 +281,10 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
     )
 
 
+class OtherDataError(RefusedError):
+    """The loop reads another data set than the run."""
+
+
 class _DataClaims:
     """The claims of the loop's data in a file beside the private state, so that a restart loses none."""
 
@@ -309,7 +314,7 @@ class _DataClaims:
         names = claims.name.hex()[:8], body.data.name.hex()[:8]
         what = f"run.data: this loop reads the data set {names[0]}, the run's is {names[1]}"
         cause = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
-        return RefusedError(
+        return OtherDataError(
             "E-DATA-07",
             what,
             cause=cause,
