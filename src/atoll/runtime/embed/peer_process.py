@@ -154,7 +154,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
-    await _leave_run(host, bool(trouble))
+    other_data = trouble and isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
+    await _leave_run(host, bool(trouble) and not other_data)
     reading.cancel()
     for one in (joining, *ends):
         one.cancel()
@@ -360,6 +361,10 @@ def _disk_refused(why: str, folder: str) -> RunFailedError:
     )
 
 
+class OtherDataError(RefusedError):
+    """The loop reads another data set than the run."""
+
+
 class _DataClaims:
     """The claims of the loop's data in a file beside the private state, so that a restart loses none."""
 
@@ -389,7 +394,7 @@ class _DataClaims:
         names = claims.name.hex()[:8], body.data.name.hex()[:8]
         what = f"run.data: this loop reads the data set {names[0]}, the run's is {names[1]}"
         cause = "another data set, or other arguments: its length, shards, seed and shuffle give the name"
-        return RefusedError(
+        return OtherDataError(
             "E-DATA-07",
             what,
             cause=cause,

@@ -12,8 +12,7 @@
 Invariants:
 - All files are private to this user: 0600 in 0700 (ownership.py).
 - What `keep` or `finish_blob` returned for survives a power cut. A half-written file never has a final name.
-- A blob is used only if its bytes hash to its name. Served chunks are hashed again once they had to be read from
-  disk, as far as that can be detected (`VerifiedChunks`).
+- A blob is used only if its bytes hash to its name. Chunks read from disk again are hashed again (`VerifiedChunks`).
 """
 
 from __future__ import annotations
@@ -321,14 +320,14 @@ class PeerStore:
 
     def verify_blob(self, name: Digest) -> bool:
         """Whether every byte is here; a damaged file is set aside. Hashed chunks still in memory are not read."""
-        if (manifest := self.manifest(name)) is None:
+        manifest, room = self.manifest(name), fresh(BLOB_CHUNK)
+        if manifest is None:
             return False
-        room = fresh(BLOB_CHUNK)
         for index in range(len(manifest.chunks)):
             with suppress(OSError):  # it left memory
                 if READ_CACHED and self._proved_chunk(name, manifest, index):
                     continue
-            if self._read_chunk(name, manifest, index, lambda size: room[:size], 0) is None:
+            if not self._read_chunk(name, manifest, index, lambda size: room[:size], 0):
                 return False
         return True
 
