@@ -154,8 +154,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
-    other_data = trouble and isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
-    await _leave_run(host, bool(trouble) and not other_data)
+    await _leave_run(host, trouble)
     reading.cancel()
     for one in (joining, *ends):
         one.cancel()
@@ -164,9 +163,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await writer.drain()
 
 
-async def _leave_run(host: TrainingPeer, in_trouble: bool) -> None:
+async def _leave_run(host: TrainingPeer, trouble: list[AtollError]) -> None:
     """Stop the peer, with a farewell to a run that is not over."""
-    why, has_left = "its training loop ended", not (in_trouble or host.machine.over)
+    fails = bool(trouble) and not isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
+    why, has_left = "its training loop ended", not (fails or host.machine.over)
     if has_left:
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (has_left or host.machine.over))

@@ -12,7 +12,7 @@
 Invariants:
 - All files are private to this user: 0600 in 0700 (ownership.py).
 - What `keep` or `finish_blob` returned for survives a power cut. A half-written file never has a final name.
-- A blob is used only if its bytes hash to its name. Chunks read from disk again are hashed again (`VerifiedChunks`).
+- A blob is used only if its bytes hash to its name. Chunks that left memory are hashed again (`VerifiedChunks`).
 """
 
 from __future__ import annotations
