@@ -10,6 +10,7 @@ from pathlib import Path
 
 from atoll.base.version import VERSION
 from atoll.cli.say import AsJson, say, say_json
+from atoll.runtime.system import usable_cores
 
 PACKAGES = ("torch", "numpy", "cryptography", "msgspec", "cyclopts")
 GIT_S = 2.0  # longest wait for git
@@ -29,12 +30,11 @@ def version_text() -> str:
 
 
 def platform_facts() -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}",
         **{name: _version_of(name) for name in PACKAGES},
         "platform": platform.platform(),
-        "cores": f"{cores} of {os.cpu_count()}",
+        "cores": f"{usable_cores()} of {os.cpu_count()}",
         "installed": _origin(),
     }
 
