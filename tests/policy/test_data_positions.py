@@ -95,6 +95,24 @@ def test_shards_that_were_left_in_the_middle_come_beside_untouched_ones():
     assert held == (*((shard, 40) for shard in range(6)), (9, 0), (10, 0))
 
 
+def test_a_member_that_leaves_shards_again_and_again_does_not_fill_the_vertex():
+    """A liar begins its shards, gives them back by an update without a claim, and asks for others."""
+    found = fold(body(ANNA, BOB), claims(anna=[DataRange(0, 0, 8)]))
+    for _ in range(30):
+        found = fold(found, claims(anna=[], bob=[]))
+        begun = [DataRange(shard, 0, 1) for shard, at in shards_of(found, BOB) if not at]
+        found = fold(found, claims(anna=[], bob=begun))
+        found = fold(found, {BOB: replace(claims(bob=[])[BOB], claim=UNSET)})
+    assert len(found.data.open) <= 16 and found.data.next > 30 and shards_of(found, ANNA)[0] == (0, 8)
+
+
+def test_a_row_without_weight_does_not_name_the_data_set():
+    """A newcomer in the first round could else name one that no other member has, and all would have to leave."""
+    liar = claims(weight=0, name=Digest(b"\xff" * 32), bob=[DataRange(2, 0, 8)])
+    assert fold(body(ANNA, BOB), liar).data is UNSET
+    assert fold(body(ANNA, BOB), claims(anna=[DataRange(0, 0, 8)]) | liar).data.name == NAME
+
+
 def test_a_shard_without_a_reader_is_shown_as_such():
     told = positions_told(body(ANNA, data=DataPositions(NAME, 9, (OpenShard(7, 40, 0), OpenShard(8, 0, -1)), 1600)))
     assert told is not None and told["used_up"] == 7
