@@ -99,7 +99,7 @@ class _Book:
                     self.next += 1
 
     def close_oldest(self, most: int) -> None:
-        """Close the oldest shards that were left in the middle, until so many are open. Honest members leave fewer."""
+        """Close the oldest shards that were left in the middle, if more than so many are open: a liar left them."""
         left = [number for number, shard in sorted(self.open.items()) if shard.reader is None and shard.position]
         for number in left[: max(0, len(self.open) - most)]:
             del self.open[number]
