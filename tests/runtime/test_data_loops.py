@@ -149,6 +149,18 @@ def test_a_step_ahead_that_finds_no_more_samples_waits_for_the_next_round():
     assert second.steps == 12 and second.data.ranges[:2] == (DataRange(1, 46, 50, True), DataRange(2, 0, 50, True))
 
 
+def test_a_step_that_is_skipped_claims_no_samples(monkeypatch: pytest.MonkeyPatch):
+    """GradScaler skips the first step of a fused optimizer: no member has learned its samples."""
+    skips = iter([True])
+    monkeypatch.setattr("atoll.runtime.embed.run.is_skipped", lambda _: next(skips, False))
+
+    async def story(loop: ReadingLoop) -> tuple[StepsTrained, ...]:
+        return (await loop.round(AssignedShard(0, 0), AssignedShard(1, 0)),)
+
+    (done,) = asyncio.run(ReadingLoop.play(story))
+    assert done.steps == 11 and done.data.ranges == (DataRange(0, 8, 50, True), DataRange(1, 0, 46))
+
+
 def test_what_cannot_be_read_is_told_before_anything_starts():
     run = Run(RunRequest("nowhere"))
     for wrong, told in (([], "empty"), (iter([1]), "beginning"), ("no/such/file", "no data at")):

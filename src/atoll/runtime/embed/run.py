@@ -343,10 +343,12 @@ class Run(RunReadings):
                 "parameters that have none: its steps would come on top of the agreed ones",
                 fix="attach torch.optim.SGD(model.parameters()): it only triggers the step",
             )
-        if self.done or not self._channel.is_open or is_skipped(self._local.optimizer):
+        if self.done or not self._channel.is_open:
             return
-        if self._data is not None:
-            self._span.read = joined((*self._span.read, *self._data.take_step()))
+        taken = () if self._data is None else self._data.take_step()
+        if is_skipped(self._local.optimizer):
+            return
+        self._span.read = joined((*self._span.read, *taken))
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed
         if self._local.queue_rounds and self._span.steps == self._asked_steps:
