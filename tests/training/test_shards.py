@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from atoll.base.errors import UsageError
 from atoll.training.data.shards.dataset import Shards
 from atoll.training.data.shards.sources import MappedSource, source_of
-from atoll.wire.data_ranges import AssignedShard, DataRange
+from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead
 
 
 def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> Shards:
     """Ends where these are used up."""
     found = Shards(source, per_step, lambda: False)
-    found.assign([AssignedShard(*one) for one in assigned], ())
+    found.assign(ShardsToRead(tuple(AssignedShard(*one) for one in assigned)), ())
     return found
 
 
@@ -127,13 +127,13 @@ def test_a_new_assignment_goes_on_behind_what_the_loop_still_holds():
     first = [next(samples) for _ in range(13)]
     held = found.take_step()
     given = [next(samples) for _ in range(2)]
-    found.assign([AssignedShard(0, 0), AssignedShard(1, 0), AssignedShard(2, 0)], held)
+    found.assign(ShardsToRead((AssignedShard(0, 0), AssignedShard(1, 0), AssignedShard(2, 0))), held)
     rest = [next(samples) for _ in range(15)]
     assert len({*first, *given, *rest}) == 30
     found.take_step()
     found.forget_places()
     assert found.is_waiting
-    found.assign([AssignedShard(1, 3)], ())  # the last step was dropped
+    found.assign(ShardsToRead((AssignedShard(1, 3),)), ())  # the last step was dropped
     assert next(samples) == given[0]
 
 

@@ -82,6 +82,8 @@ class ReadingWorker(VirtualWorker):
             return trained
         self._round = work.round
         self._shards.assign(self._claims.begin(work.data), ())
+        if self._shards.is_waiting:
+            self._shards.read_again()
         samples, ranges, steps = iter(self._shards), list[DataRange](), 0
         while steps < trained.steps and len(found := [one for _, one in zip(range(READ), samples, strict=False)]):
             ranges += self._shards.take_step()

@@ -47,6 +47,15 @@ class AssignedShard(NamedTuple):
     position: int
 
 
+class ShardsToRead(NamedTuple):
+    """The shards of the local member in one round."""
+
+    ahead: tuple[AssignedShard, ...]
+    again: tuple[AssignedShard, ...] = ()
+    """Whole ones behind an update that was not counted: to read if the others are too few for one step. Without a
+    step nothing is sent, so they would stay uncounted."""
+
+
 def claim_bytes(claim: DataClaim) -> bytes:
     """The claim as bytes."""
     ranges = " ".join(f"{r.shard}:{r.first}-{r.until}{'!' * r.ends}" for r in claim.ranges)

@@ -15,7 +15,7 @@ import msgspec
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import DATA_RANGES_MAX
 from atoll.policy.contributions import contribution_of
-from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange, joined, without
+from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange, ShardsToRead, joined, without
 from atoll.wire.messages.vertex import VertexBody
 
 
@@ -33,17 +33,16 @@ class DataClaims:
         self._left: tuple[DataRange, ...] = ()
         self._said: DataClaim | None = None  # last claim of this process
 
-    def begin(self, assigned: tuple[AssignedShard, ...]) -> tuple[AssignedShard, ...]:
-        """Where the loop goes on in each shard: behind what is left over.
-
-        If that is all of them it reads them again, since without a step nothing is sent, and they stay left over.
-        """
-        found: list[AssignedShard] = []
+    def begin(self, assigned: tuple[AssignedShard, ...]) -> ShardsToRead:
+        """Where the loop goes on in each shard: behind what is left over."""
+        ahead, again = list[AssignedShard](), list[AssignedShard]()
         for shard, position in assigned:
             mine = [left for left in self._left if left.shard == shard]
-            if not any(left.ends for left in mine):
-                found.append(AssignedShard(shard, max([position, *(left.until for left in mine)])))
-        return tuple(found) or assigned
+            if any(left.ends for left in mine):
+                again.append(AssignedShard(shard, position))
+            else:
+                ahead.append(AssignedShard(shard, max([position, *(left.until for left in mine)])))
+        return ShardsToRead(tuple(ahead), tuple(again))
 
     def add(self, name: Digest, ranges: tuple[DataRange, ...]) -> DataClaim:
         """The claim of an update with these samples."""

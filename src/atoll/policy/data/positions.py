@@ -11,6 +11,7 @@ Invariants:
 - positions of all shards = counted − repeated + dropped.
 - A reader moves its own shards only. What else counted updates hold is recorded as repeated.
 - A range whose update has no weight moves nothing, since its samples are not in the model.
+- At most 8 shards are open for each member that may train, now or later: vertices have room for these.
 Not responsible for: reading samples (training/data/shards), and what a rollback undid in earlier rounds.
 """
 
@@ -25,6 +26,7 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import DATA_SHARDS_MAX
+from atoll.policy.vertex_capacity import may_train
 from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
 from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, VertexBody
@@ -96,6 +98,12 @@ class _Book:
                     self.open[self.next] = _Shard(0, reader)
                     self.next += 1
 
+    def close_oldest(self, most: int) -> None:
+        """Close the oldest shards that were left in the middle, if more than so many are open: a liar left them."""
+        left = [number for number, shard in sorted(self.open.items()) if shard.reader is None and shard.position]
+        for number in left[: max(0, len(self.open) - most)]:
+            del self.open[number]
+
 
 def next_positions(
     parent: VertexBody, commits: Mapping[PeerId, Commitment], members: Sequence[Member], undone: bool
@@ -105,7 +113,7 @@ def next_positions(
     `undone`: the vertex goes back to an earlier state, so that its own claims end in no model.
     """
     said = {peer: claim for peer, c in commits.items() if (claim := c.data) is not None}
-    name = _name_of(parent, said.values())
+    name = _name_of(parent, [claim for peer, claim in said.items() if commits[peer].weight])
     if name is None:
         return UNSET
     claims = {peer: claim for peer, claim in said.items() if claim.name == name}
@@ -118,6 +126,7 @@ def next_positions(
             ended[peer] += claimed.ends
     readers = [m.peer for m in members if m.may_train and (m.peer not in commits or m.peer in claims)]
     book.deal({peer: max(SHARDS_LEAST, 2 * ended[peer]) for peer in readers})
+    book.close_oldest(DATA_SHARDS_MAX * sum(map(may_train, members)))
     return _written(book, name, members)
 
 

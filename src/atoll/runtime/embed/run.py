@@ -343,10 +343,12 @@ class Run(RunReadings):
                 "parameters that have none: its steps would come on top of the agreed ones",
                 fix="attach torch.optim.SGD(model.parameters()): it only triggers the step",
             )
-        if self.done or not self._channel.is_open or is_skipped(self._local.optimizer):
+        if self.done or not self._channel.is_open:
             return
-        if self._data is not None:
-            self._span.read = joined((*self._span.read, *self._data.take_step()))
+        taken = () if self._data is None else self._data.take_step()
+        if is_skipped(self._local.optimizer):
+            return
+        self._span.read = joined((*self._span.read, *taken))
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed
         if self._local.queue_rounds and self._span.steps == self._asked_steps:
@@ -366,7 +368,7 @@ class Run(RunReadings):
             elif self._merging is not None and (not may_go_ahead or self._is_starved):
                 with self._leave_on_interrupt():
                     self._merge(self._merging)
-            elif (job is not None or may_go_ahead) and not self._is_starved:
+            elif self._is_short or ((job is not None or may_go_ahead) and not self._is_starved):
                 break
             elif not self.done:
                 self._handle(self._channel.receive())
@@ -379,21 +381,28 @@ class Run(RunReadings):
                 "E-ATT-05", "run.data(…) is read before run.attach", fix="call run.attach(model, optimizer) first"
             )
         assert self._data is not None
-        if not self.done and not self._span.steps and not self._queue and self._data.has_given:
+        self._is_starved = not self.done
+        self._wait_for_turn()
+        if self._is_starved and not self._data.read_again():
             self.close()
             raise UsageError(
                 "E-DATA-06",
                 "one optimizer step reads more samples than this member has in its shards",
                 fix="pass a smaller number of shards to run.data at all members",
             )
-        self._is_starved = not self.done
-        self._wait_for_turn()
+        self._is_starved = False
         return not self.done
 
     @property
     def _steps_pending(self) -> int:
         """Steps taken and not handed over."""
         return self._span.steps + sum(span.steps for span, _ in self._queue)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the loop waits for samples while the round waits for its first step: no more will come."""
+        shards = self._job.data if self._job is not None else None
+        return self._is_starved and not self._steps_pending and any(shards or ())
 
     def _is_due(self, job: TrainSteps) -> bool:
         is_late = job.until is not None and time.monotonic() >= job.until

@@ -25,7 +25,7 @@ from atoll.verification.replay_audit.trainer_commands import (
     NextAuditStep,
     ShowSegment,
 )
-from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
+from atoll.wire.data_ranges import DataClaim, DataRange, ShardsToRead
 from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
@@ -65,7 +65,7 @@ class TrainSteps(msgspec.Struct, frozen=True, tag="TrainSteps"):
     inner: Inner | None = None  # optimizer numbers from now on; None: inner and horizon stay as they are
     horizon: ScheduleHorizon | None = None
     span: tuple[int, int] | None = None  # values that this round exchanges; None: all
-    data: tuple[AssignedShard, ...] | None = None
+    data: ShardsToRead | None = None
     """For a loop that reads the shared data set: where each shard goes on. None: as before."""
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from atoll.base.errors import UsageError
 from atoll.training.data.shards.sources import ShardSource
-from atoll.wire.data_ranges import AssignedShard, DataRange, joined
+from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead, joined
 
 BACKLOG_STEPS = 8  # steps' worth of samples that a loader may read ahead
 
@@ -33,6 +33,7 @@ class Shards(IterableDataset[Any]):
         self.name = source.name
         self._source, self._per_step, self._wait = source, per_step, wait
         self._places: dict[int, int] = {}  # shard to read → its next sample
+        self._again: tuple[AssignedShard, ...] = ()  # to read if these are too few for one step
         self._given: list[DataRange] = []  # given out, and not behind a step
         self._reading: tuple[int, int, Iterator[tuple[Any, bool]]] | None = None  # shard, next sample, samples
 
@@ -78,14 +79,19 @@ class Shards(IterableDataset[Any]):
         """Whether samples were given out that no step has used."""
         return any(given.until > given.first for given in self._given)
 
-    def assign(self, shards: Iterable[AssignedShard], held: Iterable[DataRange]) -> None:
+    def assign(self, shards: ShardsToRead, held: Iterable[DataRange]) -> None:
         """Read these shards from now on. `held`: ranges behind steps that were not handed over."""
         unsettled = (*held, *self._given)
-        self._places = {}
-        for shard, position in shards:
+        self._places, self._again = {}, shards.again
+        for shard, position in shards.ahead:
             mine = [one for one in unsettled if one.shard == shard]
             if not any(one.ends for one in mine):
                 self._places[shard] = max([position, *(one.until for one in mine)])
+
+    def read_again(self) -> bool:
+        """Go on with shards of an update that was not counted; False if there is none."""
+        self._places, self._again = dict(self._again), ()
+        return bool(self._places)
 
     def take_step(self) -> tuple[DataRange, ...]:
         """The samples behind the step that the loop has just taken."""
@@ -103,7 +109,7 @@ class Shards(IterableDataset[Any]):
 
     def forget_places(self) -> None:
         """Steps were dropped: the next assignment says where to read on."""
-        self._places = {}
+        self._places, self._again = {}, ()
 
     # ---- for checkpoints -----------------------------------------------------------------------------------
 
