@@ -187,6 +187,8 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
     _check_addresses(start)
     for address in bootstrap:
         endpoint_of(address)
+    if role != "client" and not (start.folder / "kept.sqlite").exists():
+        await check_bindable(_listening(start))
     _check_folder(start.folder)
     from atoll.runtime.bootstrap import join_run
 
