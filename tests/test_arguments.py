@@ -175,7 +175,7 @@ def test_what_else_stands_in_the_way_is_told(tmp_path: Path, monkeypatch: pytest
 def test_a_prompt_shows_the_api_and_where_a_run_stands():
     """`dir(atoll)` lists what is loaded on first use, and a run prints its folder and progress."""
     assert set(atoll.__all__) <= set(dir(atoll))
-    assert repr(RUN) == "<atoll.Run nowhere: not attached, 0 rounds trained, 0 members>"
+    assert repr(RUN) == "<atoll.Run nowhere: not attached, 0 rounds trained>"
 
 
 def test_a_mistyped_argument_is_guessed_and_the_traceback_ends_at_the_border():

@@ -98,4 +98,6 @@ async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_the
     assert "refused" in failure.what
 
     host.machine.history = object()
+    join.entry({"fact": "Unreachable", "address": "/ip4/192.0.2.8/tcp/7071", "why": "refused", "cause": ""})
+    assert told.pop() == "no connection yet: refused"  # of a member that came back
     assert await join.failure() is None

@@ -262,5 +262,6 @@ def test_help_and_a_type_checker_find_the_api():
     assert "found(*, recipe:" in text and "Found a run of DiLoCo rounds" in text and "class Run(" in text
     assert not {"Any", "TYPE_CHECKING", "annotations"} & {*dir(atoll)}
     for name in ("done", "ticket", "trained", "members", "peer", "round", "loss", "model_file", "shard_index"):
-        assert isinstance(vars(atoll.Run)[name], property) and vars(atoll.Run)[name].__doc__
+        found = getattr(atoll.Run, name)
+        assert isinstance(found, property) and found.__doc__
     assert (Path(sys.modules["atoll"].__file__).parent / "py.typed").exists()

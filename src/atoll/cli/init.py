@@ -65,8 +65,9 @@ def _list(json: bool) -> None:
     first = {name: file.read_text("utf-8").split('"""')[1].splitlines()[0] for name, file in examples().items()}
     if json:
         return say_json({"examples": first})
+    width = max(map(len, first))
     for name, about in first.items():
-        say(f"{name:<14} {about}")
+        say(f"{name:<{width}}  {about}")
 
 
 def docs(

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.cli.display.options import OutputOptions
-from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of
+from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of, ticket_then_folder
 from atoll.cli.up import Announce, Listen, Name, Stay, Threads
 
 
@@ -55,8 +55,7 @@ def join(
     from atoll.runtime.supervisor import PeerOptions, run_join
     from atoll.wire.ticket import parse
 
-    if dir == Path("-") or (ticket_file and ticket and ":" not in ticket and dir is None):
-        ticket, dir = "-" if dir else "", Path(ticket)  # `atoll join - FOLDER`, `--ticket-file FILE FOLDER`
+    ticket, dir = ticket_then_folder(ticket, dir, ticket_file)
     text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")
     if not text:
         raise UsageError(

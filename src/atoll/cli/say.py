@@ -51,6 +51,13 @@ def ticket_of(given: str, file: Path | None) -> str:
     return given.strip()
 
 
+def ticket_then_folder(ticket: str, dir: Path | None, file: Path | None) -> tuple[str, Path | None]:
+    """The two words by what they are, for `join - FOLDER` and `join --ticket-file FILE FOLDER`."""
+    if dir == Path("-"):
+        return "-", Path(ticket)
+    return ("", Path(ticket)) if file and ticket and ":" not in ticket and dir is None else (ticket, dir)
+
+
 def folder_of(given: Path | None) -> Path:
     """The peer's folder: as given, else from ATOLL_DIR, else ./atoll-run."""
     folder = (given or Path(os.environ.get("ATOLL_DIR", DEFAULT_DIR))).expanduser()

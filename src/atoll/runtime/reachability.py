@@ -31,7 +31,8 @@ class JoinProgress:
             return
         address, why, cause = entry["address"], entry["why"], entry["cause"]
         if self._reasons.get(address) != why:
-            self._notice(f"not joined yet: {why}" + (f" ({cause})" if cause else ""))
+            state = "no connection yet" if self._is_known else "not joined yet"
+            self._notice(f"{state}: {why}" + (f" ({cause})" if cause else ""))
         self._reasons[address], self._cause = why, cause
 
     async def failure(self) -> NetworkError | None:

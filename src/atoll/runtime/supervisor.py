@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.peer.config.sections import RunConfig, of_the_run
-from atoll.peer.governance.settings_change import is_over
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
 from atoll.runtime.config import (
@@ -187,6 +186,8 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
     _check_addresses(start)
     for address in bootstrap:
         endpoint_of(address)
+    if role != "client" and not (start.folder / "kept.sqlite").exists():
+        await check_bindable(_listening(start))
     _check_folder(start.folder)
     from atoll.runtime.bootstrap import join_run
 
@@ -259,7 +260,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     try:
         await door.open()
         host.start()
-        ticket = None if _has_ended(host) else ticket
+        ticket = None if host.has_ended else ticket
         shell.opened(
             {
                 "fact": "Opened",
@@ -290,12 +291,6 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
         log.error("%s", trouble)
         raise trouble
     return 0
-
-
-def _has_ended(host: Any) -> bool:
-    """True if the run in this folder has had its rounds, so that its ticket is of no use."""
-    history = host.machine.history
-    return history is not None and is_over(host.machine.settings, history.head_body)
 
 
 class _EndWatcher:

@@ -27,6 +27,7 @@ from atoll.peer.events import (
     StateDownloadBegan,
     StateRebuilt,
 )
+from atoll.peer.governance.settings_change import is_over
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.storage.atomic_files import write_durably
@@ -93,6 +94,12 @@ class TrainingPeer(Driver):
         except OSError as why:
             raise UsageError("E-ARG-04", f"cannot write {path}: {why.strerror}", fix="name another file") from why
         return path
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the folder's run has had its rounds, so that no one can join it with a ticket."""
+        history = self.machine.history
+        return history is not None and is_over(self.machine.settings, history.head_body)
 
     @property
     def learned(self) -> int:

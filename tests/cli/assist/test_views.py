@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from atoll.cli.display.log_views import LogMessages
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.picture import peer_picture
 from atoll.cli.watch import view_of
+from atoll.runtime.control.socket import door_path
 from atoll.runtime.event_log import EventLog, RunStatus
 from atoll.runtime.supervisor import PeerView
 
@@ -118,9 +120,13 @@ def test_the_pace_of_a_run_follows_its_newest_rounds():
 
 
 def test_a_peer_can_be_watched_from_another_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Its log gives what it prints itself: over a rotation, without a line that is half written, to its end."""
-    log, door = EventLog(tmp_path / "facts.jsonl"), tmp_path / "door"
-    door.write_text("")
+    """Its log gives what it prints itself: over a rotation, without a line that is half written, to its end.
+
+    A killed peer has ended, too, although it leaves its door behind."""
+    log, door = EventLog(tmp_path / "facts.jsonl"), socket.socket(socket.AF_UNIX)
+    door.bind(str(door_path(tmp_path)))
+    door.listen(16)
+    (tmp_path / "door").write_text(f"{door_path(tmp_path)}\n")
     closed = {"fact": "RoundClosed", "state": "", "missing": [], "counted": ["ada"], "samples": 1, "steps": 1}
 
     def close_round(number: int) -> None:
@@ -134,9 +140,11 @@ def test_a_peer_can_be_watched_from_another_terminal(tmp_path: Path, capsys: pyt
     close_round(3)
     assert [next(news)["fact"], next(news)["round"]] == ["RecordTurned", 3]
     log._file.write(b'{"fact": "Half')
-    door.unlink()
+    door.close()
     assert [*news] == []
     log.close()
     done = atoll("watch", tmp_path)
     assert done.returncode == 0 and f"the peer in {tmp_path} has ended" in done.stdout
+    told = json.loads(atoll("watch", tmp_path, "--json").stdout)
+    assert told == {"folder": str(tmp_path), "trained": 3, "over": False}
     assert atoll("watch", tmp_path / "elsewhere").stderr.startswith("E-ARG-18")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from atoll.cli.say import AsJson, Dir, Sets, TicketFile, folder_of, say, say_json, ticket_of
+from atoll.cli.say import AsJson, Dir, Sets, TicketFile, folder_of, say, say_json, ticket_of, ticket_then_folder
 
 
 def check(
@@ -39,6 +39,7 @@ def check(
     from atoll.runtime import preflight
     from atoll.runtime.config import load_config
 
+    ticket, dir = ticket_then_folder(ticket, dir, ticket_file)
     settings = load_config(config, set)
     text = ticket_of(ticket, ticket_file) or os.environ.get("ATOLL_TICKET", "")
     found = preflight.check_computer(folder_of(dir))
@@ -61,4 +62,4 @@ def _say_findings(found: list[Any], json: bool) -> None:
     for one in found:
         say(f"  {one.verdict:<8} {one.what:<9} {one.text}")
     if all(one.verdict != "failed" for one in found):
-        say("nothing stands against joining from here")
+        say("nothing prevents joining from here")

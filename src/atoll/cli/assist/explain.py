@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from pathlib import Path
 from textwrap import indent, wrap
 from typing import Annotated, Any
 
@@ -15,9 +14,9 @@ from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.cli.say import AsJson, say, say_json
+from atoll.runtime.shipped_files import shipped_folder
 
-PAGE = Path("docs") / "reference" / "errors.md"
-PAGES = (Path(__file__).parents[2] / "shipped" / PAGE, Path(__file__).parents[4] / PAGE)
+PAGE = "docs/reference/errors.md"
 STATUSES = {"UsageError": 2, "NetworkError": 3, "RefusedError": 4, "RunFailedError": 5}
 _SECTION = re.compile(r"^### (E-[A-Z]+-\d\d)\n\n(.*?)\n\n```text\n(.*?)\n```$", re.M | re.S)
 WIDTH = 100  # characters of a line
@@ -53,10 +52,11 @@ def explain(
 
 def _codes() -> dict[str, dict[str, Any]]:
     """Reference of every error code: title, exit status and messages."""
-    page = next((page for page in PAGES if page.exists()), None)
-    if page is None:
+    page = shipped_folder() / PAGE
+    if not page.exists():
         return {}
-    areas, text = dict(re.findall(r"^## ([A-Z]+): (.*)$", page.read_text("utf-8"), re.M)), page.read_text("utf-8")
+    text = page.read_text("utf-8")
+    areas = dict(re.findall(r"^## ([A-Z]+): (.*)$", text, re.M))
     found = dict[str, dict[str, Any]]()
     for code, raised, messages in _SECTION.findall(text):
         area = areas[code.split("-")[1]]

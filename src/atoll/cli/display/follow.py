@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.base.errors import UNREADABLE, UsageError
 from atoll.cli.display.options import OutputOptions
-from atoll.cli.say import Dir, folder_of
+from atoll.cli.say import Dir, folder_of, say_json
 
 POLL_S = 0.3  # seconds between two looks at the log
 
@@ -46,16 +46,20 @@ def watch(dir: Dir = None, *, output: OutputOptions = OutputOptions()) -> None:
     finally:
         if isinstance(view, LiveTerminalView):
             view.close()
+    if output.json and not output.facts:
+        say_json({"folder": str(folder), "trained": progress.trained, "over": progress.over})
     view.notice(f"the peer in {folder} has ended; atoll up --dir {folder} resumes it")
 
 
 def _news(folder: Path, record: Path, begin: int) -> Iterator[dict[str, Any]]:
     """Entries after this place of the log, as they come, until the peer has ended. Follows a rotated log."""
+    from atoll.runtime.control.socket import is_running
+
     lines, decode = record.open("rb"), msgspec.json.Decoder(dict[str, Any]).decode
     lines.seek(begin)
     rest = b""
     while True:
-        is_running = (folder / "door").exists()
+        runs = is_running(folder)
         rest += lines.read()
         *whole, rest = rest.split(b"\n")
         for line in whole:
@@ -66,7 +70,7 @@ def _news(folder: Path, record: Path, begin: int) -> Iterator[dict[str, Any]]:
                 lines.close()
                 lines, rest = record.open("rb"), b""
                 continue
-        if not is_running:
+        if not runs:
             lines.close()
             return
         time.sleep(POLL_S)

@@ -166,6 +166,16 @@ def _reply(folder: Path, request: bytes) -> Any:
     return reply.ok
 
 
+def is_running(folder: Path) -> bool:
+    """True if a peer of this user listens in `folder`; a killed peer leaves its `door` behind."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.connect((folder / "door").read_text().strip())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def no_peer_here(folder: Path) -> NetworkError:
     held = (folder / "kept.sqlite").exists()
     return NetworkError(

@@ -30,7 +30,6 @@ from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
 from atoll.peer.events import GenesisKnown, JoinRejected, LocalStateCaughtUp, RoundClosed, RunOver
 from atoll.peer.governance.orders import amend_of
-from atoll.peer.governance.settings_change import is_over
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.data.claims import UncountedSamples
@@ -103,10 +102,13 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     over = asyncio.Event()
     trouble: list[AtollError] = []
 
+    def end(why: AtollError) -> None:
+        trouble.append(why)
+        over.set()
+
     def watch(fact: Fact) -> None:
         if isinstance(fact, FetchFailed) and fact.local and _is_agreed_state(host, fact.blob):
-            trouble.append(_disk_refused(fact.why, wish.request.folder))
-            over.set()
+            end(_disk_refused(fact.why, wish.request.folder))
         _watch(fact, trainer, over, trouble)
         if isinstance(fact, RoundClosed) and (refused := claims.on_closed(fact, host.me)):
             end(refused)
@@ -124,21 +126,16 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         return
 
     def leave(why: str) -> None:
-        trouble.append(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
-        over.set()
+        end(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
 
     trainer.agreed = lambda: _agreed(host)
-
-    def end(why: AtollError) -> None:
-        trouble.append(why)
-        over.set()
 
     join = _connect_loop(host, trainer, wish.config)
     host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
-    trainer.send(PeerIdentityAnnouncement("" if _is_over(host) else ticket, host.me, lacks, _ignored(wish, host)))
+    trainer.send(PeerIdentityAnnouncement("" if host.has_ended else ticket, host.me, lacks, _ignored(wish, host)))
     joining = asyncio.create_task(_end_if_unreachable(join, end))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -186,12 +183,6 @@ def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> 
 
     host.on_entry = tell
     return join
-
-
-def _is_over(host: TrainingPeer) -> bool:
-    """True if the folder's run has had its rounds, so that no one can join it."""
-    history = host.machine.history
-    return history is not None and is_over(host.machine.settings, history.head_body)
 
 
 async def _write_model(host: TrainingPeer) -> str:

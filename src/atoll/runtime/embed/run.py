@@ -35,6 +35,7 @@ from torch import nn
 
 from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, RunFailedError, UsageError, short_traceback
+from atoll.base.units import counted_text
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
 from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd
@@ -129,8 +130,9 @@ class Run(RunReadings):
         self._resumed = 0.0  # monotonic time at which the loop got control
 
     def __repr__(self) -> str:
-        state = "is over" if self.done else f"round {self.round}" if self._joined else "not attached"
-        return f"<atoll.Run {self._request.folder}: {state}, {self.trained} rounds trained, {self.members} members>"
+        began = f"round {self.round}, {counted_text(self.members, 'member')}" if self.round >= 0 else "first round"
+        state = "is over" if self.done else began if self._joined else "not attached"
+        return f"<atoll.Run {self._request.folder}: {state}, {counted_text(self.trained, 'round')} trained>"
 
     # ---- what a loop reads ---------------------------------------------------------------------------------
 
@@ -323,8 +325,9 @@ class Run(RunReadings):
         """Hook before optimizer.step(): if members agree on gradients, the recipe takes the step instead."""
         self._in_step = True
         if self.done:
-            place = f" (the agreed model is in {self.model_file})" * bool(self.model_file)
-            return self._after_end.before_step(f"after {self.trained} rounds{place}", optimizer, args, kwargs)
+            told = f"after {counted_text(self.trained, 'round')}"
+            told += f" (the agreed model is in {self.model_file})" * bool(self.model_file)
+            return self._after_end.before_step(told, optimizer, args, kwargs)
         gradients = self._local.gradients
         return None if gradients is None else gradients.take_gradients(optimizer, args, kwargs)
 
@@ -513,18 +516,19 @@ class Run(RunReadings):
                 log.log(level, "%s", text)
             case LoopRunOver(rounds, model):
                 self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model
+                after = counted_text(rounds, "round")
                 self._is_starved = False
                 if self._data is not None:
                     self._data.forget_places()
                 if not self._joined:
                     log.warning(
-                        "this run was over after %d rounds: the model holds their result; to begin another run, "
+                        "this run was over after %s: the model holds their result; to begin another run, "
                         "use another folder than %s",
-                        rounds,
+                        after,
                         self._request.folder,
                     )
                 elif model:
-                    log.info("the run is over after %d rounds; the agreed model is in %s", rounds, model)
+                    log.info("the run is over after %s; the agreed model is in %s", after, model)
             case PeerError():
                 self.close()
                 raise error_of(message)
