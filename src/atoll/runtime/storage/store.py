@@ -7,7 +7,6 @@
     blobs/<hex>.manifest      chunk digests; proved by the name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
     private.next              staged successor, valid once the current round counts the update in it
-    own-data.safetensors      this member's own training data, if it has some; never sent (own_data.py)
     facts.jsonl               event log for people and plots, and facts.old.jsonl before it (event_log.py)
 
 Invariants:
