@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
 from atoll.cli.display.options import OutputOptions
@@ -41,6 +42,14 @@ def join(
         list[str],
         Parameter(negative="", help="Multiaddr of a member to try beside those in the ticket; repeatable."),
     ] = [],  # noqa: B006
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="Train on these data of your own, of the form of the run's; they never leave this computer "
+            "(node.data). If data differ between sites, found the run with the recipe fedavg; where members may "
+            "lie, with the statistic clipped_caf."
+        ),
+    ] = None,
     config: Annotated[
         Path | None, Parameter(help="run.toml; only its [network] and [node] matter to a joiner.")
     ] = None,
@@ -61,14 +70,18 @@ def join(
         raise UsageError(
             "E-ARG-05", "there is no ticket", fix="atoll join TICKET, with the line that `atoll up` printed"
         )
-    parsed, folder = parse(text), folder_of(dir)
+    if data is not None and role == "observer":
+        raise UsageError("E-ARG-14", "--data and --role observer exclude each other", fix="leave one of them out")
+    parsed, folder, settings = parse(text), folder_of(dir), load_config(config, set)
+    if data is not None:
+        settings = replace(settings, node=replace(settings.node, data=str(data.expanduser().absolute())))
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())
         for finding in check_computer(folder):  # the cheap part of `atoll check`
             if finding.error is not None:
                 raise finding.error
-    start = PeerOptions(folder, load_config(config, set), None, name, tuple(listen), tuple(announce), threads, stay)
+    start = PeerOptions(folder, settings, config, name, tuple(listen), tuple(announce), threads, stay)
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), output)

@@ -47,6 +47,7 @@ class JoinRejected(Fact, frozen=True, kw_only=True, tag="JoinRejected"):
     code: str
     what: str
     fix: str
+    cause: str = ""
     for_good: bool = False  # asking again is of no use
 
 

@@ -471,6 +471,12 @@ def tokenizer_of(config: RunConfig, beside: Path | None) -> str:
     return _path("data.tokenizer", named, beside, "or leave it empty: bytes are tokens") if named else ""
 
 
+def own_data_of(config: RunConfig, beside: Path | None) -> str:
+    """A path, or nothing."""
+    named = config.node.data
+    return _path("node.data", named, beside, "or leave it empty: the run's data") if named else ""
+
+
 def _path(key: str, source: str, beside: Path | None, instead: str) -> str:
     path = Path(source).expanduser()
     if beside is not None and not path.is_absolute():

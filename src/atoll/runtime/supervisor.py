@@ -31,6 +31,7 @@ from atoll.runtime.config import (
     canary_of,
     data_of,
     missing_protections,
+    own_data_of,
     recipe_of,
     settings_of,
     tokenizer_of,
@@ -96,6 +97,7 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
     """Found a run in the folder, or resume the one in it."""
     made_here = not start.folder.exists()
     _check_addresses(start)
+    own_data_of(start.config, start.file)
     if not (start.folder / "kept.sqlite").exists():
         _check_settings(start)
         await check_bindable(_listening(start))
@@ -107,7 +109,7 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
         if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
             shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
-        make = _factory(threads, start.config)
+        make = _factory(threads, start)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
     try:
@@ -148,7 +150,7 @@ async def _found_new_run(
         founded = founding_blobs(beginning, settings_of(config, recipe, floats))
         for text in missing_protections(config, recipe, floats):
             shell.notice(text)
-        make = _factory(threads, start.config)
+        make = _factory(threads, start)
         return await found_run(start.folder, founded, name, listening, TicketTerms(start.uses), make)
     except ValueError as why:
         raise UsageError(
@@ -169,7 +171,11 @@ def _check_settings(start: PeerOptions) -> None:
         config = _named_by(start.config, weights)
     except ValueError:
         return  # an unreadable folder of weights is reported with the data
-    settings_of(config, recipe_of(config))
+    settings = settings_of(config, recipe_of(config))
+    if config.node.data:
+        from atoll.runtime.own_data import check_rules
+
+        check_rules(settings)
 
 
 def _named_by(config: RunConfig, weights: str) -> RunConfig:
@@ -184,6 +190,7 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
     _check_addresses(start)
+    own_data_of(start.config, start.file)
     for address in bootstrap:
         endpoint_of(address)
     if role != "client" and not (start.folder / "kept.sqlite").exists():
@@ -192,7 +199,7 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
     from atoll.runtime.bootstrap import join_run
 
     listening, threads, name = _ready(start)
-    make = _factory(threads, start.config)
+    make = _factory(threads, start)
     host = await join_run(start.folder, ticket, role, name, listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
@@ -319,7 +326,8 @@ class _EndWatcher:
 
     def _refused(self, entry: dict[str, Any]) -> None:
         why = "expelled" if entry["code"] == EXPELLED else "refused"
-        self.leave(why, RefusedError(entry["code"], entry["what"], fix=entry["fix"]))
+        cause = entry.get("cause", "")
+        self.leave(why, RefusedError(entry["code"], entry["what"], cause=cause, fix=entry["fix"]))
 
     async def until(self, end: asyncio.Future[tuple[str, AtollError | None]]) -> tuple[str, AtollError | None]:
         tasks = [asyncio.create_task(self._end_when_over()), asyncio.create_task(self._end_if_unreachable())]
@@ -448,12 +456,14 @@ def _sum(host: Any) -> dict[str, Any]:
     }
 
 
-def _factory(threads: int, config: RunConfig) -> Make[TrainingPeer]:
+def _factory(threads: int, start: PeerOptions) -> Make[TrainingPeer]:
     from atoll.runtime.bootstrap import training_peer_factory
+    from atoll.runtime.own_data import OwnData
 
-    node = config.node
+    config, node = start.config, start.config.node
+    own = OwnData(own_data_of(config, start.file), config.data.column)
     return training_peer_factory(
-        threads, _ignore, keep=config.keep, device=node.device, state_memory=node.state_memory
+        threads, _ignore, keep=config.keep, device=node.device, state_memory=node.state_memory, own=own
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
-from atoll.base.errors import PeerFault, RunFailedError, UsageError
+from atoll.base.errors import AtollError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Fact
@@ -30,6 +30,7 @@ from atoll.peer.events import (
 from atoll.peer.governance.settings_change import is_over
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.own_data import COPY, OwnData, check_rules, copy_own_data
 from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerHeartbeat
@@ -58,8 +59,16 @@ class TrainingPeer(Driver):
 
     island: TrainingWorker
 
-    def __init__(self, me: PeerConfig, island: TrainingWorker, *, on_fact: Callable[[Fact], None]) -> None:
+    def __init__(
+        self,
+        me: PeerConfig,
+        island: TrainingWorker,
+        *,
+        on_fact: Callable[[Fact], None],
+        own: OwnData = OwnData(),  # a frozen value
+    ) -> None:
         self._data = ""  # location of the data set
+        self._own = own
         self._sought: dict[Digest, asyncio.Future[bool]] = {}  # earlier states with a waiting caller
         self._fetching: dict[Digest, asyncio.Future[None]] = {}  # blobs with a waiting caller
         self._rows_gathered: dict[
@@ -177,6 +186,10 @@ class TrainingPeer(Driver):
                 self._use_data_blob(blob)
             case BlobFetched(blob=blob) if self.island.learning is not None and blob == self.island.learning.base:
                 self._equip()
+            case BlobFetched(blob=blob) if (
+                self.island.learning is not None and blob == self.island.learning.tokenizer and self._own.source
+            ):
+                self._spawn(self._use_own_data())
             case _:
                 pass
 
@@ -214,13 +227,19 @@ class TrainingPeer(Driver):
                 "pip install pyeclib",
             )
             return
+        if self._has_own_data and self.island.learning.data != ATTACHED:
+            try:
+                check_rules(genesis.settings)
+            except UsageError as why:
+                self._refuse(why.code, why.what, why.fix, why.cause)
+                return
         enable_capabilities(self.island, genesis.settings, self.run_id, self.me)
         self._tell_learning()
         self._spawn(self._find_data())
 
-    def _refuse(self, code: str, what: str, fix: str) -> None:
+    def _refuse(self, code: str, what: str, fix: str, cause: str = "") -> None:
         """Report that this computer cannot take part in the run."""
-        refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, for_good=True)
+        refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, cause=cause, for_good=True)
         for listener in self.listeners:
             listener(refused)
 
@@ -235,12 +254,35 @@ class TrainingPeer(Driver):
                 self.run_step(lambda blob=blob: self.machine.downloads.fetch_blob(blob, self.clock.now()))
         if self.island.tended.attached:
             return self.island.equip(ATTACHED)
+        if self._has_own_data and learning.data != ATTACHED:
+            return await self._use_own_data()
         if self.store.has_blob(learning.data_blob):
             return self._use_data_blob(learning.data_blob)
         if await asyncio.to_thread(local_data, learning) is not None:
             self._equip(STDLIB)
         else:
             self.run_step(lambda: self.machine.downloads.fetch_blob(learning.data_blob, self.clock.now()))
+
+    @property
+    def _has_own_data(self) -> bool:
+        return bool(self._own.source) or (self.folder / COPY).exists()
+
+    async def _use_own_data(self) -> None:
+        """Train on data of this member's own once the run's tokenizer is here, which it may need."""
+        learning, path = self.island.learning, self.folder / COPY
+        assert learning is not None
+        if self._own.source:
+            name = learning.tokenizer
+            if name is not UNSET and not self.store.has_blob(name):
+                return
+            tokenizer = None if name is UNSET else self.store.blob_path(name)
+            try:
+                path = await asyncio.to_thread(copy_own_data, self._own, learning, tokenizer, self.folder)
+            except AtollError as why:
+                self._refuse(why.code, why.what, why.fix, why.cause)
+                return
+        self.island.tended.own_data = True
+        self._equip(str(path))
 
     def _use_data_blob(self, blob: Digest) -> None:
         self._equip(link_data(self.store, blob))
@@ -268,7 +310,7 @@ class TrainingPeer(Driver):
                 "batch": recipe.batch,
                 "seq_len": recipe.seq_len if text else 1,
                 "unit": "tokens" if text else "samples",
-                "data": learning.data,
+                "data": "own data" if self._has_own_data else learning.data,
             }
         )
 

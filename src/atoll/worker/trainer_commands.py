@@ -44,6 +44,7 @@ class TrainerSpec(msgspec.Struct, frozen=True):
     horizon: ScheduleHorizon | None = None  # of the learning rate; None: the rate follows steps
     base: str = ""  # path of the blob of frozen parameters (training/models/frozen_base.py); empty: all train
     computing: ComputeOptions = PLAIN  # of gradients
+    own_data: bool = False  # no other member reads these data, so all samples are for this one
 
 
 class BeginValidation(msgspec.Struct, frozen=True, tag="BeginValidation"):

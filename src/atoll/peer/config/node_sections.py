@@ -73,6 +73,12 @@ class NodeSection(ConfigSection, frozen=True):
         "Owner of this peer's data, such as a hospital, for run.sample with run.trust = \"private\". Groups get "
         "equally many turns, however many members they have, and so do the members of a group. It follows an @ in "
         "the name, from the first start on. Empty: a group by itself.", level="expert")] = ""
+    data: Annotated[str, Setting(
+        "Data of this member's own, which it trains on instead of the run's: a path as in data.source, of the same "
+        "form. They never leave this computer. A copy in the peer's folder serves later starts; without it the "
+        "run's data return. Not in runs whose members check each other on common data: run.trust = \"private\" has "
+        'no such checks. If data differ between sites: train.recipe = "fedavg"; where members may lie, '
+        "sync.statistic = \"clipped_caf\". Empty: the run's data.", level="expert")] = ""
     threads: Annotated[Whole, Setting(
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8 times "
         "the CPU per step.", "threads")] = 0

@@ -328,10 +328,11 @@ class TrainerProcess:
 
     def _batch(self, job: TrainSteps, cursor: int) -> tuple[Tensor, Tensor]:
         spec = self.spec
+        shard, shards = (0, 1) if spec.own_data else (job.shard, job.shards)
         if job.apart:
-            cursor += cursor_after(epoch_samples(self.data, spec.seq_len) // 2, job.shards)
+            cursor += cursor_after(epoch_samples(self.data, spec.seq_len) // 2, shards)
         size = job.batch or spec.batch
-        found = batch(self.data, job.shard, job.shards, cursor, size, spec.seq_len, spec.seed)
+        found = batch(self.data, shard, shards, cursor, size, spec.seq_len, spec.seed)
         return self._on_device(found)
 
     def _on_device(self, found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,7 @@ class TrainerSupervisor:
         self.looking = asyncio.Lock()  # held for a whole loss measurement, batch by batch
         self._threads, self._device = threads, device
         self._data = ""  # path or name of the data set; empty until it has arrived
+        self.own_data = False  # the data set is this member's own
         self._base = ""  # path of the frozen base; empty: none
         self._equipped = asyncio.Event()
         self._retry_at: Seconds = 0.0
@@ -93,6 +94,7 @@ class TrainerSupervisor:
             horizon=horizon_of(recipe),
             base=self._base,
             computing=recipe.computing or PLAIN,
+            own_data=self.own_data,
         )
         self.lives += 1
         try:
