@@ -47,5 +47,5 @@ def live(folder: str, ticket: str, rounds: int, peers: int, pipe) -> None:
     torch.set_num_threads(1)
     PeerChannel.start = start_in_thread  # type: ignore[method-assign]
     bootstrap.prepare_folder = lambda folder: folder.mkdir(parents=True, exist_ok=True)
-    run._print_invitation = lambda ticket, request: pipe.send(ticket)
+    run.print_invitation = lambda ticket, request: pipe.send(ticket)
     train(folder, ticket, rounds, peers, pipe.send)
