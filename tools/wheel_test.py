@@ -42,7 +42,8 @@ IMPORT_ALL = """
 import pathlib, pkgutil, sys, importlib, atoll
 assert pathlib.Path(atoll.__file__).is_relative_to(sys.prefix), atoll.__file__
 for module in pkgutil.walk_packages(atoll.__path__, "atoll."):
-    if not module.name.endswith("__main__") and "kernels" not in module.name:
+    of_an_extra = "kernels" in module.name or module.name.startswith("atoll.integrations.")
+    if not module.name.endswith("__main__") and not of_an_extra:
         importlib.import_module(module.name)
 print(len([name for name in sys.modules if name.startswith("atoll.")]), *{*sys.modules} & {*sys.argv[1:]})
 """
