@@ -137,7 +137,7 @@ def test_a_shelf_keeps_pieces_and_of_older_states_those_that_are_not_placed(tmp_
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reed_solomon, "ready", lambda: False)
     reed_solomon._driver.cache_clear()
-    with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install 'atoll\[coded\]'"):
+    with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install pyeclib"):
         reed_solomon.cut_stripe(b"abc", 2, 3)
 
 
