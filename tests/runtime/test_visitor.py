@@ -59,7 +59,7 @@ async def taken(folder: Path, timeout_s: float, lies: bool = True) -> None:
 
 def test_without_the_library_it_is_said_at_once_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reed_solomon, "ready", lambda: False)
-    with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install 'atoll\[coded\]'"):
+    with pytest.raises(UsageError, match=r"E-PCS-01.*\n.*\n.*pip install pyeclib"):
         asyncio.run(asyncio.wait_for(taken(tmp_path, 30.0), 10.0))
 
 

@@ -229,7 +229,7 @@ def test_pictures_that_cannot_be_used_are_refused_in_words(tmp_path: Path, monke
         with pytest.raises(ValueError, match=words):
             load_data(str(tmp_path / name))
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ValueError, match=r"pip install 'atoll\[images\]'"):
+    with pytest.raises(ValueError, match=r"pip install pillow"):
         load_data(str(tmp_path / "two"))
 
 

@@ -164,9 +164,9 @@ def test_what_is_missing_is_named_with_the_command(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     for name in ("a.parquet", "tokenizer.json"):
         (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(ValueError, match=r"pip install 'atoll\[hub\]'"):
+    with pytest.raises(ValueError, match=r"pip install pyarrow"):
         load_data(str(tmp_path / "a.parquet"))
-    with pytest.raises(ValueError, match=r"pip install 'atoll\[hub\]'"):
+    with pytest.raises(ValueError, match=r"pip install tokenizers"):
         read_tokenizer(tmp_path / "tokenizer.json")
 
 
