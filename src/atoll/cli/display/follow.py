@@ -15,6 +15,7 @@ from atoll.base.errors import UNREADABLE, UsageError
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import Dir, folder_of, say_json
 
+_ENTRY = msgspec.json.Decoder(dict[str, Any])
 POLL_S = 0.3  # seconds between two looks at the log
 
 
@@ -55,7 +56,7 @@ def _news(folder: Path, record: Path, begin: int) -> Iterator[dict[str, Any]]:
     """Entries after this place of the log, as they come, until the peer has ended. Follows a rotated log."""
     from atoll.runtime.control.socket import is_running
 
-    lines, decode = record.open("rb"), msgspec.json.Decoder(dict[str, Any]).decode
+    lines = record.open("rb")
     lines.seek(begin)
     rest = b""
     while True:
@@ -64,7 +65,7 @@ def _news(folder: Path, record: Path, begin: int) -> Iterator[dict[str, Any]]:
         *whole, rest = rest.split(b"\n")
         for line in whole:
             with suppress(*UNREADABLE):
-                yield decode(line)
+                yield _ENTRY.decode(line)
         with suppress(FileNotFoundError):
             if not os.path.samestat(os.fstat(lines.fileno()), record.stat()):
                 lines.close()
