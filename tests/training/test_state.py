@@ -150,12 +150,14 @@ def test_a_strangers_state_is_believed_only_in_canonical_form():
         state_from_bytes(data, other)
 
 
-def test_parts_cover_the_vector_between_blocks_and_none_is_empty():
+def test_parts_cover_the_vector_between_blocks_and_only_those_beyond_its_blocks_are_empty():
     for floats in (1, 255, 256, 257, 21504, 99550, 167936):
         for parts in (1, 2, 3, 4, 7, 16):
             bounds = part_bounds(floats, (1,) * parts)
-            assert bounds[0][0] == 0 and bounds[-1][1] == floats and len(bounds) <= parts
-            assert all(lo < hi and lo % 256 == 0 for lo, hi in bounds)
+            assert bounds[0][0] == 0 and bounds[-1][1] == floats and len(bounds) == parts
+            filled = min(parts, -(-floats // 256))
+            assert all(lo < hi and lo % 256 == 0 for lo, hi in bounds[:filled])
+            assert all(lo == hi for lo, hi in bounds[filled:])
             assert all(bounds[i][1] == bounds[i + 1][0] for i in range(len(bounds) - 1))
 
 
