@@ -141,7 +141,9 @@ def package_story(clean: Clean) -> None:
 def readme_story(clean: Clean) -> None:
     """The commands of "A run from a file", with fewer rounds and on loopback, and what follows a run."""
     shown = re.findall(r"^atoll (\w+)", (ROOT / "README.md").read_text(), re.M)
-    assert {*shown} <= {"demo", "quickstart", "up", "join", "status"}, f"play README's new command here, too: {shown}"
+    assert {*shown} <= {"demo", "quickstart", "up", "join", "status"}, (
+        f"play README's new command here, too: {shown}"
+    )
     clean.play("atoll", "quickstart")
     founder = clean.start(
         "atoll", "up", "run.toml", "--listen", LOOPBACK, "--set", "run.start_peers=2", *SHORT, "--name", "anna"
