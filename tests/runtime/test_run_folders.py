@@ -17,6 +17,7 @@ from atoll.peer.config.sections import RunConfig
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import RULES, RunSettings
+from atoll.runtime import bootstrap
 from atoll.runtime.bootstrap import (
     ListenOptions,
     TicketTerms,
@@ -185,6 +186,32 @@ def test_a_folder_holds_a_run_once_its_founder_listens(tmp_path: Path, monkeypat
             asyncio.run(founded(port))
     assert not holds_run(tmp_path) and not list(tmp_path.iterdir())
     assert asyncio.run(founded(0))
+
+
+@pytest.mark.parametrize(("other_runs", "code"), [(True, "E-DIR-01"), (False, "E-DIR-02")])
+def test_a_founding_that_is_refused_removes_nothing_of_another_process(
+    other_runs: bool, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another process founds in the same folder, right after this one has looked which files are there."""
+    beginning = founding_blobs(start_of_built_in(diloco("gpt-nano", rounds=2), "stdlib"), RunSettings())
+
+    def opened(folder: Path, durable: bool) -> PeerStore:
+        other = PeerStore(folder, durable)
+        other.write_secret("peer.key", Identity.generate().to_bytes())
+        other.keep([("genesis", b"of the other process")])
+        other.close()
+        if other_runs:
+            raise UsageError(code, "another Atoll process is using this folder")
+        return PeerStore(folder, durable)
+
+    monkeypatch.setattr(bootstrap, "PeerStore", opened)
+    with pytest.raises(UsageError, match=code):
+        make = training_peer_factory(1, lambda _: None)
+        asyncio.run(found_run(tmp_path, beginning, "bob", ListenOptions(), TicketTerms(), make))
+    assert (tmp_path / "peer.key").exists()
+    store = PeerStore(tmp_path)
+    assert store.startup_values()["genesis"] == b"of the other process"
+    store.close()
 
 
 def test_a_member_needs_its_ticket_no_more_and_who_never_was_one_may_try_another(tmp_path: Path):

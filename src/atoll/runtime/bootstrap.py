@@ -154,21 +154,20 @@ async def found_run(
     A founding that fails leaves the folder as it was: what is half made would found another run at the next start.
     """
     before = set(folder.rglob("*"))
-    store = None
+    store = PeerStore(folder, durable)  # from here on, no other process writes into the folder
+    if "genesis" in store.startup_values():
+        store.close()
+        raise UsageError(
+            "E-DIR-02",
+            f"{folder} already holds a run",
+            cause="a run was founded or joined here before",
+            fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
+        )
     try:
-        store = PeerStore(folder, durable)
-        if "genesis" in store.startup_values():
-            raise UsageError(
-                "E-DIR-02",
-                f"{folder} already holds a run",
-                cause="a run was founded or joined here before",
-                fix=f"atoll up --dir {folder} to go on with it, or choose another folder",
-            )
         _check_room(folder, founded)
         return await _found(store, founded, name, listening, invitation, make)
     except BaseException as why:
-        if store is not None:
-            store.close()
+        store.close()
         for path in sorted({*folder.rglob("*")} - before, reverse=True):  # files before their folders
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
         if isinstance(why, RunFailedError | NetworkError):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -115,8 +114,8 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
     try:
         host, ticket = await _found_new_run(start, shell, listening, threads, name)
     except AtollError:
-        if made_here and not (start.folder / "kept.sqlite").exists():
-            shutil.rmtree(start.folder, ignore_errors=True)  # only an empty log is in it
+        if made_here:
+            _remove_unused(start.folder)
         raise
     if start.config.run.start_peers == 1:
         shell.notice(
@@ -126,6 +125,14 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
     else:
         shell.notice(f"training begins once {start.config.run.start_peers} members are here")
     return await _run(host, ticket.text, start, shell)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder that has only the log; another process may have founded a run in it meanwhile."""
+    if {path.name for path in folder.iterdir()} <= {"atoll.log"}:
+        with suppress(OSError):
+            (folder / "atoll.log").unlink(missing_ok=True)
+            folder.rmdir()
 
 
 async def _found_new_run(
