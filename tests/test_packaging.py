@@ -37,7 +37,7 @@ def test_dependencies_and_extras_have_lower_bounds_only():
 
 
 def test_what_a_text_says_to_install_is_a_dependency_and_never_atoll_itself():
-    """The name is not on the package index: `pip install atoll` would run the code of whoever takes it."""
+    """The name is not on the package index: `pip install atoll` would run a stranger's code."""
     known = {plain(one) for extra in [PROJECT["project"]["dependencies"], *EXTRAS.values()] for one in extra}
     said = [*texts(), *((page, code) for page in CURRENT for code in code_of(page))]
     install = re.compile(r"(?:pip|pipx|uv tool|uv pip) install (?:-\S+ (?::all: )?)*['\"]?([\w.-]+)")

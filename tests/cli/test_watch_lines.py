@@ -102,8 +102,8 @@ def test_what_a_person_reads_is_in_the_log_with_its_time_and_without_the_ticket(
 
 
 def test_gone_is_a_member_and_not_a_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Ada never hears bob, whose updates count all the same; when they no longer do, he is gone. Nobody dials the
-    loopback address of another computer."""
+    """No link leads to bob, but his updates count. Once they do not, he is gone. No peer can dial the loopback
+    address of another computer."""
     me, anna, bob = (PeerId(name * 4) for name in ("me", "anna", "bob"))
     members = tuple(
         Member(p, b"", ("/ip4/127.0.0.1/tcp/7",), "trainer", "member", 0, 0.0, name)

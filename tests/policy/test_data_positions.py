@@ -131,7 +131,7 @@ def test_an_update_that_is_not_counted_is_claimed_again_and_survives_a_restart()
     loop.add(NAME, (DataRange(0, 16, 30, True),))
     assert loop.begin(((0, 0),)) == ((), ((0, 0),))  # type: ignore[arg-type]  # better twice than never
     again = DataClaims()
-    again.durable = loop.durable
+    again.stored = loop.stored
     again.restore(second, uncounted, ANNA)
     assert again.begin(((0, 0),)).ahead == ((0, 8),)  # type: ignore[arg-type]
     again.restore(second, replace(uncounted, parent=second), ANNA)
@@ -147,12 +147,12 @@ def test_an_update_of_an_earlier_process_takes_its_samples_with_it():
     loop.add(NAME, (DataRange(0, 0, 8),))
     loop.settle(first, replace(body(ANNA), parent=first), ANNA, remembers=True)
     again = DataClaims()
-    again.durable = loop.durable
+    again.stored = loop.stored
     again.restore(first, body(ANNA), ANNA)
     assert again.begin(((0, 0),)).ahead == ((0, 8),)  # type: ignore[arg-type]
     sent = SignedStatement(ANNA, encode(claims(anna=[DataRange(0, 0, 16)])[ANNA]), b"")
     again.settle(second, replace(body(ANNA), parent=first, commits=(sent,)), ANNA, remembers=True)
-    assert again.begin(((0, 16),)).ahead == ((0, 16),) and again.durable.ranges == ()  # type: ignore[arg-type]
+    assert again.begin(((0, 16),)).ahead == ((0, 16),) and again.stored.ranges == ()  # type: ignore[arg-type]
 
 
 def test_a_claim_is_text_that_has_one_meaning():

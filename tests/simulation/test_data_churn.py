@@ -7,7 +7,7 @@ import pytest
 from atoll.policy.data import positions as data_positions
 from atoll.policy.data.claims import DataClaims
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.training.data.shards.dataset import Shards
+from atoll.training.data.shards.dataset import ShardedDataset
 
 
 def test_no_sample_is_lost_without_account():
@@ -21,8 +21,8 @@ def test_no_sample_is_lost_without_account():
 def test_the_checker_notices_what_is_lost_or_counted_again(monkeypatch: pytest.MonkeyPatch, mutant: str):
     """A loop that skips a sample that it claims, one that forgets uncounted ones, a fold that moves too far."""
     if mutant == "skips":
-        take = Shards.take_step
-        monkeypatch.setattr(Shards, "take_step", lambda shards: take(shards)[:1])
+        take = ShardedDataset.take_step
+        monkeypatch.setattr(ShardedDataset, "take_step", lambda shards: take(shards)[:1])
     if mutant == "forgets":
         settle = DataClaims.settle
 
@@ -32,12 +32,12 @@ def test_the_checker_notices_what_is_lost_or_counted_again(monkeypatch: pytest.M
 
         monkeypatch.setattr(DataClaims, "settle", forgets)
     if mutant == "moves":
-        claim = data_positions._Book.claim
+        claim = data_positions._ShardLedger.claim
 
         def moves(book, by, claimed, undone):
             claim(book, by, claimed._replace(until=claimed.until + 1), undone)
 
-        monkeypatch.setattr(data_positions._Book, "claim", moves)
+        monkeypatch.setattr(data_positions._ShardLedger, "claim", moves)
     with pytest.raises(ScenarioFailed, match="samples"):
         for seed in range(20):
             run_scenario("data_churn", seed, peers=4, rounds=4)

@@ -11,14 +11,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from atoll.base.errors import UsageError
-from atoll.training.data.shards.dataset import Shards
+from atoll.training.data.shards.dataset import ShardedDataset
 from atoll.training.data.shards.sources import MappedSource, source_of
 from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead
 
 
-def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> Shards:
+def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> ShardedDataset:
     """Ends where these are used up."""
-    found = Shards(source, per_step, lambda: False)
+    found = ShardedDataset(source, per_step, lambda: False)
     found.assign(ShardsToRead(tuple(AssignedShard(*one) for one in assigned)), ())
     return found
 

@@ -17,7 +17,7 @@ from msgspec import UnsetType
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, PeerId, names_of
-from atoll.base.units import bytes_text, seconds_text, spans_of, spans_text
+from atoll.base.units import bytes_text, counted_text, seconds_text, spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.stored.run import agreed_state, write_model
 from atoll.cli.stored_vertices import read_vertex, validated
@@ -100,7 +100,7 @@ def show(
         return
     after = seconds_text(row["time_s"] - begin_s)
     said = "genesis" if round == -1 else f"round {round}, agreed {after} after genesis"
-    say(f"{said}, {row['trained']} round{'s' * (row['trained'] != 1)} trained")
+    say(f"{said}, {counted_text(row['trained'], 'round')} trained")
     for name, words in _lines(row):
         say(f"  {name:<10} {words}")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.units import count_text
+from atoll.base.units import count_text, counted_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.training.experiment.plots import MEGA, charts_in
 
@@ -73,7 +73,7 @@ def title_of(record: Path) -> str:
     parts = [
         progress.run,
         progress.model + size,
-        f"{members} peer{'s' * (members != 1)}" if members else "",
+        counted_text(members, "peer") if members else "",
         datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d") if at > 0 else "",
     ]
     return ", ".join(filter(None, parts))

@@ -38,7 +38,7 @@ MEMORY_FEW_BYTES = 10**9  # less is worth a warning: two processes load PyTorch
 
 
 @dataclass(frozen=True)
-class Finding:
+class PreflightResult:
     """Result of one check."""
 
     what: str
@@ -51,21 +51,21 @@ class Finding:
         return "failed" if self.error is not None else "warning" if self.warning else "ok"
 
 
-def check_computer(folder: Path) -> list[Finding]:
+def check_computer(folder: Path) -> list[PreflightResult]:
     """Checks that need neither torch nor a network: versions, disk, memory."""
     return [check_versions(), check_disk(folder), check_memory()]
 
 
-def check_versions() -> Finding:
+def check_versions() -> PreflightResult:
     text = f"atoll {VERSION}, Python {platform.python_version()}"
     try:
         require_post_quantum()
-        return Finding("versions", f"{text}, torch {metadata.version('torch')}")
+        return PreflightResult("versions", f"{text}, torch {metadata.version('torch')}")
     except AtollError as why:
-        return Finding("versions", why.what, why)
+        return PreflightResult("versions", why.what, why)
 
 
-def check_disk(folder: Path) -> Finding:
+def check_disk(folder: Path) -> PreflightResult:
     """Room where the peer's folder is, or will be."""
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
@@ -77,7 +77,7 @@ def check_disk(folder: Path) -> Finding:
             cause="a file has that name, or the place is read-only or another user's",
             fix="choose another folder with --dir",
         )
-        return Finding("disk", why.what, why)
+        return PreflightResult("disk", why.what, why)
     if free < DISK_LEAST_BYTES:
         why = RunFailedError(
             "E-DISK-01",
@@ -85,12 +85,14 @@ def check_disk(folder: Path) -> Finding:
             cause="the disk is full",
             fix="free some space, or choose a folder on another disk with --dir",
         )
-        return Finding("disk", text, why)
+        return PreflightResult("disk", text, why)
     few = free < DISK_FEW_BYTES
-    return Finding("disk", f"{text}; a member keeps several states of the model" if few else text, warning=few)
+    return PreflightResult(
+        "disk", f"{text}; a member keeps several states of the model" if few else text, warning=few
+    )
 
 
-def check_memory() -> Finding:
+def check_memory() -> PreflightResult:
     free = psutil.virtual_memory().available
     text = f"{bytes_text(free)} available"
     if free < MEMORY_LEAST_BYTES:
@@ -100,41 +102,41 @@ def check_memory() -> Finding:
             cause="other programs hold the memory",
             fix="end other programs, or use another computer",
         )
-        return Finding("memory", text, why)
+        return PreflightResult("memory", text, why)
     few = free < MEMORY_FEW_BYTES
-    return Finding("memory", f"{text}; two processes load PyTorch" if few else text, warning=few)
+    return PreflightResult("memory", f"{text}; two processes load PyTorch" if few else text, warning=few)
 
 
-def check_processor(device: str) -> Finding:
+def check_processor(device: str) -> PreflightResult:
     """The device that trains. Imports torch."""
     from atoll.runtime.trainer import check_device, chosen_device
 
     try:
         check_device(device)
     except AtollError as why:
-        return Finding("device", why.what, why)
-    return Finding("device", f"{chosen_device(device)}, {os.cpu_count()} cores")
+        return PreflightResult("device", why.what, why)
+    return PreflightResult("device", f"{chosen_device(device)}, {os.cpu_count()} cores")
 
 
-def check_ticket(text: str) -> tuple[Finding, tuple[str, ...]]:
+def check_ticket(text: str) -> tuple[PreflightResult, tuple[str, ...]]:
     """The ticket itself, and the addresses in it."""
     try:
         ticket = parse(text)
         ticket.verify(now := time.time())
     except AtollError as why:
-        return Finding("ticket", why.what, why), ()
+        return PreflightResult("ticket", why.what, why), ()
     left = seconds_text(ticket.expires_wall_s - now)
-    return Finding("ticket", f"for a {ticket.role}, good for {left}"), ticket.addresses
+    return PreflightResult("ticket", f"for a {ticket.role}, good for {left}"), ticket.addresses
 
 
-async def check_links(addresses: Sequence[str]) -> list[Finding]:
+async def check_links(addresses: Sequence[str]) -> list[PreflightResult]:
     """Whether a process listens at each address; the failures are errors only if none answers."""
     found = await asyncio.gather(*map(_check_link, addresses))
     reached = any(one.error is None for one in found)
-    return [Finding(one.what, one.text, warning=one.error is not None) if reached else one for one in found]
+    return [PreflightResult(one.what, one.text, warning=one.error is not None) if reached else one for one in found]
 
 
-async def _check_link(address: str) -> Finding:
+async def _check_link(address: str) -> PreflightResult:
     begin = time.monotonic()
     try:
         where = endpoint_of(address)
@@ -143,7 +145,7 @@ async def _check_link(address: str) -> Finding:
         sock.close()
     except OSError as why:  # TimeoutError is one too
         error = cannot_dial(address, why)
-        return Finding("link", error.what, error)
+        return PreflightResult("link", error.what, error)
     except UsageError as why:
-        return Finding("link", why.what, NetworkError(why.code, why.what, cause=why.cause, fix=why.fix))
-    return Finding("link", f"{address} answers after {seconds_text(time.monotonic() - begin)}")
+        return PreflightResult("link", why.what, NetworkError(why.code, why.what, cause=why.cause, fix=why.fix))
+    return PreflightResult("link", f"{address} answers after {seconds_text(time.monotonic() - begin)}")

@@ -1,7 +1,7 @@
 """Virtual loop that reads the run's data set, and the checker of its positions.
 
-The loop reads with the real `Shards` and claims with the real `DataClaims`; only its samples are virtual. It notes
-which samples are in its updates. The checker counts these samples by name, without the code of the positions.
+The loop reads with the real `ShardedDataset` and claims with the real `DataClaims`; only its samples are virtual.
+It notes which samples are in its updates. The checker counts these by name, without the code of the positions.
 
 Invariants that are checked:
 - A commitment claims exactly the samples behind its update.
@@ -27,7 +27,7 @@ from atoll.policy.data.claims import DataClaims, UncountedSamples
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
-from atoll.training.data.shards.dataset import Shards
+from atoll.training.data.shards.dataset import ShardedDataset
 from atoll.wire.codec import statement_in
 from atoll.wire.data_ranges import DataRange
 from atoll.wire.messages.statements import Commitment
@@ -42,7 +42,7 @@ def length_of(shard: int) -> int:
     return 10 + shard * 37 % 150
 
 
-class _Source:
+class _VirtualSource:
     name = digest(b"virtual data")
 
     def read(self, shard: int, first: int) -> Iterator[tuple[Any, bool]]:
@@ -69,13 +69,13 @@ class ReadingWorker(VirtualWorker):
 
     def crash(self) -> None:
         super().crash()
-        durable, self._claims = self._claims.durable, DataClaims()
-        self._claims.durable, self._held = durable, Counter()
+        durable, self._claims = self._claims.stored, DataClaims()
+        self._claims.stored, self._held = durable, Counter()
         self._made.clear()
         self._begin()
 
     def _begin(self) -> None:
-        self._shards, self._round = Shards(_Source(), 0, lambda: False), -1
+        self._shards, self._round = ShardedDataset(_VirtualSource(), 0, lambda: False), -1
 
     def _read(self, work: TrainRound, trained: TrainingResult) -> TrainingResult:
         if work.round < self._round:  # a real loop ends this training before it begins the next one
@@ -90,7 +90,7 @@ class ReadingWorker(VirtualWorker):
             self._held.update(found)
             steps += 1
         ranges += self._shards.take_step()
-        claim = self._claims.add(_Source.name, tuple(ranges))
+        claim = self._claims.add(_VirtualSource.name, tuple(ranges))
         if not steps:  # its shards are used up, and the next vertex brings others
             return TrainingResult(0, 0, 0.0, 0.0, data=claim)
         return TrainingResult(steps, steps * READ, trained.loss, trained.step_s, data=claim)
@@ -112,12 +112,12 @@ class ReadingWorker(VirtualWorker):
         self._held_on_disk = Counter(self._held)
 
     def on_restored(self, vertex: Digest, body: VertexBody) -> None:
-        was = self._claims.durable
+        was = self._claims.stored
         is_valid = was.vertex in (vertex.hex(), body.parent.hex() if self.me not in _roots(body) else "-")
         self._held = Counter(self._held_on_disk) if is_valid else Counter()
         self._claims.restore(vertex, body, self.me)
         if not is_valid:
-            self._claims.durable, self._held_on_disk = UncountedSamples(""), Counter()
+            self._claims.stored, self._held_on_disk = UncountedSamples(""), Counter()
 
 
 class DataCheckers:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
-from atoll.base.units import parse_rate_bytes_s
+from atoll.base.units import counted_text, parse_rate_bytes_s
 from atoll.cli.say import AsJson, folder_of, say, say_json
 
 PORT = 7071
@@ -34,7 +34,7 @@ class RunAnswers(NamedTuple):
     link: str
 
 
-class Question(NamedTuple):
+class SetupQuestion(NamedTuple):
     """One question: its option, its text, the usual answer, and a check that returns the value or raises."""
 
     option: str
@@ -85,10 +85,10 @@ def quickstart(
     say("every setting: atoll config --all; what rounds cost on your links: atoll plan --help")
 
 
-def questions() -> tuple[Question, ...]:
+def questions() -> tuple[SetupQuestion, ...]:
     return (
-        Question("machines", "How many machines train, this one included?", "2", _machines),
-        Question(
+        SetupQuestion("machines", "How many machines train, this one included?", "2", _machines),
+        SetupQuestion(
             "trust",
             "Who takes part?\n"
             "  private    your own machines: they may crash, but do not lie\n"
@@ -97,15 +97,15 @@ def questions() -> tuple[Question, ...]:
             "private",
             _trust,
         ),
-        Question(
+        SetupQuestion(
             "model",
             "Which model? gpt-tiny (168 k), gpt-small (1 M), gpt-10m, gpt-100m, llama-10m, cnn-mnist, …\n"
             "  (a model of your own in a loop of your own: atoll.found in Python)",
             "gpt-tiny",
             _model,
         ),
-        Question("data", "Which data? stdlib (Python's own sources), or a file or folder", "stdlib", _data),
-        Question(
+        SetupQuestion("data", "Which data? stdlib (Python's own sources), or a file or folder", "stdlib", _data),
+        SetupQuestion(
             "link",
             "How do the machines reach each other? local (all on this computer), lan, or over the internet: then\n"
             "  the uplink of the slowest, such as 20Mbit",
@@ -115,7 +115,7 @@ def questions() -> tuple[Question, ...]:
     )
 
 
-def _answer(question: Question, given: str, asks: bool) -> Any:
+def _answer(question: SetupQuestion, given: str, asks: bool) -> Any:
     """The checked answer: as given, else asked for until it is valid, else the usual one."""
     if given or not asks:
         try:
@@ -235,7 +235,7 @@ def commands_of(answers: RunAnswers, file: Path) -> list[tuple[str, str]]:
         return found
     others = answers.machines - 1
     if answers.link == "local":
-        each = f"in {others} other terminal{'s' * (others > 1)}, each with a folder of its own"
+        each = f"in {counted_text(others, 'other terminal')}, each with a folder of its own"
         return [*found, (each, "atoll join TICKET --dir two")]
     many = f"on each of the {others} other machines" if others > 1 else "on the other machine"
     if answers.link != "lan":

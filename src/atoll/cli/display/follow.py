@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from atoll.base.errors import UNREADABLE, UsageError
+from atoll.base.errors import UsageError
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import Dir, folder_of, say_json
 
-_ENTRY = msgspec.json.Decoder(dict[str, Any])
 POLL_S = 0.3  # seconds between two looks at the log
 
 
@@ -53,25 +48,14 @@ def watch(dir: Dir = None, *, output: OutputOptions = OutputOptions()) -> None:
 
 
 def _news(folder: Path, record: Path, begin: int) -> Iterator[dict[str, Any]]:
-    """Entries after this place of the log, as they come, until the peer has ended. Follows a rotated log."""
+    """Entries after this place of the log, as they come, until the peer has ended."""
     from atoll.runtime.control.socket import is_running
+    from atoll.runtime.log_follower import LogFollower
 
-    lines = record.open("rb")
-    lines.seek(begin)
-    rest = b""
-    while True:
-        runs = is_running(folder)
-        rest += lines.read()
-        *whole, rest = rest.split(b"\n")
-        for line in whole:
-            with suppress(*UNREADABLE):
-                yield _ENTRY.decode(line)
-        with suppress(FileNotFoundError):
-            if not os.path.samestat(os.fstat(lines.fileno()), record.stat()):
-                lines.close()
-                lines, rest = record.open("rb"), b""
-                continue
-        if not runs:
-            lines.close()
-            return
-        time.sleep(POLL_S)
+    log, runs = LogFollower(record, begin), True
+    while runs:
+        runs = is_running(folder)  # asked first: what it wrote before its end is read below
+        yield from log.read()
+        if runs:
+            time.sleep(POLL_S)
+    log.close()

@@ -20,7 +20,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 
 class UncountedSamples(msgspec.Struct, frozen=True):
-    """Samples in error feedback as of one vertex; durable, so that a restarted loop claims them."""
+    """Samples in error feedback as of one vertex, for the file from which a restarted loop claims them."""
 
     vertex: str  # id of the vertex in hex; empty: none yet
     ranges: tuple[DataRange, ...] = ()
@@ -29,7 +29,7 @@ class UncountedSamples(msgspec.Struct, frozen=True):
 class DataClaims:
     def __init__(self) -> None:
         self.name: Digest | None = None  # of the data set that the loop reads; None: it reads none
-        self.durable = UncountedSamples("")
+        self.stored = UncountedSamples("")
         self._left: tuple[DataRange, ...] = ()
         self._said: DataClaim | None = None  # last claim of this process
 
@@ -59,10 +59,10 @@ class DataClaims:
             self._left = without(self._left, self._said.ranges)
         else:  # an earlier process sent it, and what this one trained since is dropped
             self._left = ()
-        self.durable = UncountedSamples(vertex.hex(), self._left)
+        self.stored = UncountedSamples(vertex.hex(), self._left)
 
     def restore(self, vertex: Digest, body: VertexBody, me: PeerId) -> None:
         """The local state was restored, or downloaded, for this vertex; error feedback on disk may fit it."""
         mine = contribution_of(body, me)
-        is_before = body.parent.hex() == self.durable.vertex and (mine is None or mine.commit is None)
-        self._left = self.durable.ranges if is_before or vertex.hex() == self.durable.vertex else ()
+        is_before = body.parent.hex() == self.stored.vertex and (mine is None or mine.commit is None)
+        self._left = self.stored.ranges if is_before or vertex.hex() == self.stored.vertex else ()

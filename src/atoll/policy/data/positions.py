@@ -37,17 +37,17 @@ COUNT_MAX = 2**53  # larger sums stay there: only false claims lead to them
 
 
 @dataclass
-class _Shard:
+class _ShardProgress:
     position: int
     reader: PeerId | None
 
 
 @dataclass
-class _Book:
+class _ShardLedger:
     """Open shards while one vertex is folded in."""
 
     next: int = 0
-    open: dict[int, _Shard] = field(default_factory=dict[int, _Shard])
+    open: dict[int, _ShardProgress] = field(default_factory=dict[int, _ShardProgress])
     counted: int = 0
     dropped: int = 0
     repeated: int = 0
@@ -95,7 +95,7 @@ class _Book:
                 if whole:
                     self.open[whole.pop()].reader = reader
                 else:
-                    self.open[self.next] = _Shard(0, reader)
+                    self.open[self.next] = _ShardProgress(0, reader)
                     self.next += 1
 
     def close_oldest(self, most: int) -> None:
@@ -177,21 +177,22 @@ def _name_of(parent: VertexBody, claims: Iterable[DataClaim]) -> Digest | None:
     return max(counts, key=lambda name: (counts[name], name), default=None)
 
 
-def _opened(body: VertexBody) -> _Book:
+def _opened(body: VertexBody) -> _ShardLedger:
     """The book of a vertex. Before the first claim it is dealt anew to all trainers."""
     data = body.data
     if data is UNSET:
-        book = _Book()
+        book = _ShardLedger()
         book.deal({m.peer: SHARDS_LEAST for m in body.members if m.may_train})
         return book
     names = [m.peer for m in body.members]
     shards = {
-        s.shard: _Shard(s.position, names[s.reader] if 0 <= s.reader < len(names) else None) for s in data.open
+        s.shard: _ShardProgress(s.position, names[s.reader] if 0 <= s.reader < len(names) else None)
+        for s in data.open
     }
-    return _Book(data.next, shards, data.counted, data.dropped, data.repeated)
+    return _ShardLedger(data.next, shards, data.counted, data.dropped, data.repeated)
 
 
-def _written(book: _Book, name: Digest, members: Sequence[Member]) -> DataPositions:
+def _written(book: _ShardLedger, name: Digest, members: Sequence[Member]) -> DataPositions:
     line = {m.peer: at for at, m in enumerate(members)}
     shards = tuple(
         OpenShard(number, shard.position, -1 if shard.reader is None else line[shard.reader])

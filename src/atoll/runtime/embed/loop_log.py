@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atoll.base.ids import PeerId
+from atoll.base.units import counted_text
 from atoll.runtime.embed.messages import LoopLog
 from atoll.runtime.event_log import RunStatus, alike_text
 
@@ -81,7 +82,7 @@ def _round(entry: Entry, progress: RunStatus) -> Iterator[LoopLog]:
     elif counted:
         loss = "not reported" if entry["loss"] is None else f"{entry['loss']:.4f}"
         absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""
-        who = f"{counted} member{'s' * (counted > 1)}{absent}"
+        who = counted_text(counted, "member") + absent
         yield LoopLog(logging.INFO, f"round {entry['trained']}{of}: loss {loss}, {who}")
     elif entry["missing"]:
         yield LoopLog(logging.WARNING, UNMOVED.format(trained=entry["trained"]))

@@ -23,7 +23,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from torch import Tensor
 
-from atoll.base.errors import AtollError, RefusedError, RunFailedError, UsageError
+from atoll.base.errors import UNREADABLE, AtollError, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
@@ -54,7 +54,8 @@ from atoll.runtime.embed.messages import (
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
 from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
 from atoll.runtime.reachability import JoinProgress
-from atoll.runtime.storage.atomic_files import write_durably
+from atoll.runtime.storage.atomic_files import refused, write_durably
+from atoll.runtime.storage.staged_file import StagedFile
 from atoll.runtime.trainer import TrainerFailed
 from atoll.runtime.trainer.protocol import (
     LENGTH,
@@ -77,6 +78,7 @@ FAREWELL_S = 10.0  # seconds for the others to agree on this leave; below `peer_
 
 _ATTACH = msgspec.msgpack.Decoder(AttachLoop)
 _UNCOUNTED = msgspec.json.Decoder(UncountedSamples)
+_NO_CLAIMS = msgspec.json.encode(UncountedSamples(""))
 
 
 async def serve(fd: int, memory: int) -> None:
@@ -357,12 +359,16 @@ class OtherDataError(RefusedError):
 
 
 class _DataClaims:
-    """The claims of the loop's data in a file beside the private state, so that a restart loses none."""
+    """The claims of the loop's data in a file beside the private state, so that a restart loses none.
+
+    Like the private state, it is not synced: after a power cut, its samples are read again.
+    """
 
     def __init__(self, trainer: AttachedTrainer, folder: Path) -> None:
-        self._trainer, self._claims, self._path = trainer, trainer.claims, folder / "data-claims.json"
-        with suppress(OSError, msgspec.MsgspecError):  # there is none, or it is damaged: its samples are read again
-            self._claims.durable = _UNCOUNTED.decode(self._path.read_bytes())
+        self._trainer, self._claims, self._file = trainer, trainer.claims, StagedFile(folder, "data-claims")
+        self._folder = folder
+        with suppress(*UNREADABLE):  # damaged
+            self._claims.stored = _UNCOUNTED.decode(self._file.read() or _NO_CLAIMS)
 
     def on_caught_up(self, fact: LocalStateCaughtUp, host: TrainingPeer) -> None:
         history = host.machine.history
@@ -373,13 +379,13 @@ class _DataClaims:
     def on_closed(self, fact: RoundClosed, me: PeerId) -> AtollError | None:
         """Settle the round's claim; an error if the loop reads another data set, or the disk is full."""
         claims, body, recipe = self._claims, fact.body, self._trainer.recipe
-        was, remembers = claims.durable, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
+        was, remembers = claims.stored, recipe is not None and recipe.coding.beta > 0 and amend_of(body) is None
         claims.settle(fact.id, body, me, remembers)
-        if claims.durable.ranges or was.ranges:
+        if claims.stored.ranges or was.ranges:
             try:
-                write_durably(self._path, (msgspec.json.encode(claims.durable),))
-            except AtollError as why:  # the disk takes no more
-                return why
+                self._file.write(msgspec.json.encode(claims.stored))
+            except OSError as why:
+                return refused("write data-claims.bin", why.strerror, self._folder)
         if body.data is UNSET or claims.name is None or claims.name == body.data.name:
             return None
         names = claims.name.hex()[:8], body.data.name.hex()[:8]

@@ -76,7 +76,7 @@ from atoll.runtime.trainer.protocol import (
     WriteParameters,
 )
 from atoll.training.codec.blocks import largest_of
-from atoll.training.data.shards.dataset import Shards
+from atoll.training.data.shards.dataset import ShardedDataset
 from atoll.training.data.shards.sources import source_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import is_skipped
@@ -123,7 +123,7 @@ class Run(RunReadings):
         self._merging: MergeAnchorIntoParameters | None = (
             None  # merge that waits until the queued gradients are complete
         )
-        self._data: Shards | None = None  # the run's data set, if the loop reads it
+        self._data: ShardedDataset | None = None  # the run's data set, if the loop reads it
         self._is_starved = False  # True while the loop waits for shards to read
         self._hooks: list[Any] = []
         self._in_step = False  # True during optimizer.step()
@@ -269,8 +269,8 @@ class Run(RunReadings):
         shuffle: bool = True,
         per_step: Whole = 0,
         window: Whole = 0,
-    ) -> Shards:
-        """Samples of one data set that all members share; each is used once, whoever trains and whatever is killed.
+    ) -> ShardedDataset:
+        """Samples of one data set that all members share. Each is used once, also if members are killed.
 
         `dataset` must be the same at all members, and so must the arguments: anything with a length and an index
         (a list, `datasets.Dataset`, `torch.utils.data.Dataset`), a `datasets.IterableDataset`, a row of tokens
@@ -292,7 +292,7 @@ class Run(RunReadings):
             raise UsageError(
                 "E-DATA-02", f"run.data: {why}", fix="pass a list, a Dataset, a stream, an array or a path"
             ) from None
-        self._data = Shards(source, per_step, self._wait_for_data)
+        self._data = ShardedDataset(source, per_step, self._wait_for_data)
         if self._job is not None and self._job.data is not None:
             self._data.assign(self._job.data, ())
         return self._data

@@ -28,9 +28,8 @@ SERVED_KEPT_S = 30.0  # an older state stays as long as members fetch it, with p
 SERVED_MAX = 2  # such states; they are beyond `keep.bytes_max`
 STATES_KEPT_S = 60.0  # older states stay on disk this long, for laggards that begin to fetch them
 STATES_KEPT_MAX = 64  # such states; rounds of one second would fill the disk
-STATES_KEPT_BYTES = (
-    256 * MIB
-)  # of such states; a larger state's file is soon written over, a tenth of the cost of a new one
+# of such states; larger ones go at once, since writing over their files costs a tenth of new files
+STATES_KEPT_BYTES = 256 * MIB
 VERDICTS_SHARE = 4  # at most a fourth of `keep.bytes_max` goes to the evidence of verdicts
 PINNED_MAX = 4  # pinned earlier states; the oldest pin is dropped
 

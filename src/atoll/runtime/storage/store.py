@@ -204,10 +204,8 @@ class PeerStore:
     def take_spare(self, name: str) -> Path:
         """Path of a file to be written, which is that of a removed blob where no process has it open."""
         path = self.folder / "blobs" / name
-        with suppress(FileNotFoundError):
-            os.stat(self._spare)
-            self._spare.rename(path)
-            if open_elsewhere(path):  # asked only now: another thread may replace the spare at any time
+        with suppress(FileNotFoundError):  # another thread takes or replaces the spare at any time
+            if self._spare.exists() and open_elsewhere(self._spare.rename(path)):
                 path.unlink()
         return path
 

@@ -23,7 +23,7 @@ from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead, joine
 BACKLOG_STEPS = 8  # steps' worth of samples that a loader may read ahead
 
 
-class Shards(IterableDataset[Any]):
+class ShardedDataset(IterableDataset[Any]):
     """Endless samples of the run's data set for this member; ends when the run is over.
 
     An `IterableDataset`: give it to a `DataLoader` without workers, or iterate over it.

@@ -51,11 +51,10 @@ class MappedSource:
     def read(self, shard: int, first: int) -> Iterator[tuple[Any, bool]]:
         epoch, number = divmod(shard, self.shards)
         begin, end = (self.length * (number + k) // self.shards for k in (0, 1))
-        for position in range(begin + first, end):
-            index = position
-            if self.shuffle:
-                at = np.array([epoch * self.length + position], dtype=np.int64)
-                index = int(places(at, self.length, self.seed)[1][0])
+        indices = np.arange(begin + first, end, dtype=np.int64)
+        if self.shuffle:
+            indices = places(epoch * self.length + indices, self.length, self.seed)[1]
+        for position, index in enumerate(indices.tolist(), begin + first):
             yield self.items[index], position + 1 == end
 
 
