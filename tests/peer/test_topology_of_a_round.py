@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace as copy
+from itertools import product
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from atoll.crypto.digest import digest
 from atoll.peer.events import RoundBegan, RoundClosed, UpdateSharingBegan
 from atoll.peer.round.context import context_after
 from atoll.peer.round.local_update import LocalUpdate
-from atoll.peer.round.topology_choice import TOPOLOGIES, regions_of, way_of
+from atoll.peer.round.topology_choice import TOPOLOGIES, parts_planned, regions_of, way_of
 from atoll.peer.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.links import TransferRates, report
 from atoll.policy.plan import RoundPlan, RoundSettings
@@ -257,7 +258,19 @@ def test_no_part_outgrows_a_frame_however_few_are_left(name: str, members: int):
     assert max(part.share for part in topology.parts) * update_bytes <= whole * PART_BYTES_MAX
 
 
-@pytest.mark.parametrize("wrong", [{"topology": "moebius"}, {"pieces": 0}, {"pieces": 10**9}])
+@pytest.mark.parametrize("members", [1, 2, 5, 8, 20])
+def test_parts_of_large_updates_overlap_and_are_never_more_than_planned(members: int):
+    """While an owner answers one part it receives the next; a vertex has room for all of them."""
+    plan = plan_of([str(i) for i in range(members)])
+    for name, megabytes in product(TOPOLOGIES, [0, 1, 40, 130, 900, 10**4]):
+        settings = RunSettings(topology=name, update_bytes=megabytes * MIB)
+        parts = len(way_of(settings, plan).topology.parts)
+        assert parts <= parts_planned(settings)
+        if name == "butterfly" and 2 <= members <= 8 and megabytes >= 64:
+            assert parts >= 4 * members
+
+
+@pytest.mark.parametrize("wrong", [{"topology": "moebius"}, {"pieces": -1}, {"pieces": 10**9}])
 def test_a_genesis_with_an_unknown_topology_or_absurd_pieces_is_refused(wrong: dict):
     """A reader that took it for a butterfly would reject every vertex of better informed members."""
     settings = msgspec.msgpack.decode(encode_settings(RunSettings()))

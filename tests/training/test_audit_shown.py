@@ -8,7 +8,7 @@ import torch
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST
-from atoll.base.limits import PARTS_MAX
+from atoll.base.limits import PARTS_OF_ANY
 from atoll.training.exchange.layout import layout_of
 from atoll.training.models import build_model
 from atoll.training.recipe.inner import fresh_inner
@@ -20,7 +20,7 @@ from atoll.verification.replay_audit.tolerance import profile_here
 CLAIM = ChainClaim(ZERO_DIGEST, 1, ZERO_DIGEST, profile_here())
 
 
-@pytest.mark.parametrize(("links", "wires"), [(LINKS_MAX + 1, 0), (0, PARTS_MAX + 1)])
+@pytest.mark.parametrize(("links", "wires"), [(LINKS_MAX + 1, 0), (0, PARTS_OF_ANY + 1)])
 def test_more_links_or_parts_than_any_round_has_are_refused_by_their_count(links: int, wires: int):
     data = msgspec.msgpack.encode([CLAIM, None, [[b"", b""]] * links, b"", b"", b"", b"", [b""] * wires])
     with pytest.raises(PeerFault, match="length <="):

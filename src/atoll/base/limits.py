@@ -17,6 +17,9 @@ COMMITTEE_MOST = 128  # voters per round that genesis may set: a drawn committee
 PEER_ID_CHARACTERS_MAX = 64  # characters of a peer id: base58 of an Ed25519 key has 52
 PARTS_MAX = 16  # parts of one update: owners send to all members, members send to every owner
 PIECES_MAX = 64  # pieces of one owner's share; genesis may be a stranger's, and every part costs messages
+PARTS_AIM = 32  # parts of an update on slow links: while some are combined and answered, others are on their way
+PART_BYTES_AIM = 2 * MIB  # bytes of a part in fp32 below which more parts would only cost messages
+PARTS_OF_ANY = 2**12  # parts of one update of any size in what peers show each other
 PART_BYTES_MAX = (
     48 * MIB
 )  # bytes of an encoded part: below a bulk frame, with room for the largest codec's overhead

@@ -17,7 +17,15 @@ from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
-from atoll.base.limits import CODEC_EXTRA, CONTROL_FRAME_MAX, PAIRED_MAX, PART_BYTES_MAX, PARTS_MAX
+from atoll.base.limits import (
+    CODEC_EXTRA,
+    CONTROL_FRAME_MAX,
+    PAIRED_MAX,
+    PART_BYTES_AIM,
+    PART_BYTES_MAX,
+    PARTS_AIM,
+    PARTS_MAX,
+)
 from atoll.peer.settings import RunSettings, TopologyName
 from atoll.policy.links import agreed_links, agreed_weights, weights_of
 from atoll.policy.plan import RoundPlan
@@ -99,7 +107,7 @@ def parts_most(settings: RunSettings, parent: VertexBody) -> int:
 
 def pair_pieces(settings: RunSettings) -> int:
     """Parts per member where members exchange in pairs."""
-    return max(settings.pieces, -(-settings.update_bytes // PART_BYTES_MAX))
+    return max(settings.pieces, -(-settings.update_bytes // PART_BYTES_MAX), 1)
 
 
 def part_bytes_most(update_bytes: int) -> int:
@@ -110,18 +118,29 @@ def part_bytes_most(update_bytes: int) -> int:
 
 def parts_planned(settings: RunSettings) -> int:
     """Upper bound on parts over all topologies of these settings: `fitting` adds less than one full part each."""
-    return PARTS_MAX * settings.pieces - (-settings.update_bytes // PART_BYTES_MAX)
+    at_once = PARTS_MAX * settings.pieces or max(PARTS_MAX, min(PARTS_AIM, settings.update_bytes // PART_BYTES_AIM))
+    return at_once - (-settings.update_bytes // PART_BYTES_MAX)
+
+
+def _pieces_of_share(settings: RunSettings, plan: RoundPlan) -> int:
+    """Pieces per owner's share in a round of members that do not lie.
+
+    An owner answers a piece while it still receives the next. So uplinks do not wait for the end of the rows, and
+    all parts together take little longer than their bytes.
+    """
+    parts = min(PARTS_AIM, settings.update_bytes // PART_BYTES_AIM)
+    return settings.pieces or max(1, parts // max(1, len(plan.owners)))
 
 
 def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> TopologyChoice:
-    wanted, peers, pieces = settings.topology, plan.owners, settings.pieces
+    wanted, peers = settings.topology, plan.owners
     seed, spread = STEADY if settings.steady is True else plan.head, settings.spread is True
     if plan.settings.quorum != "majority" or settings.statistic != "mean":  # partial sums cannot be sorted
-        name = "star" if wanted == "star" else "butterfly"
+        name, pieces = "star" if wanted == "star" else "butterfly", settings.pieces or 1
         return TopologyChoice(
             _built(name, peers, seed, None, peers, pieces, spread), "every row goes to its owner directly"
         )
-    weights = agreed_weights(plan.members, peers)
+    weights, pieces = agreed_weights(plan.members, peers), _pieces_of_share(settings, plan)
     if wanted not in ("auto", "hierarchical"):  # distances between members then do not matter
         return TopologyChoice(
             _built(wanted, peers, seed, weights, peers, pieces, spread), "as the run's settings say"

@@ -255,7 +255,7 @@ class GroupDriver(driver.Driver):
                 fix="atoll join TICKET, or atoll.join(ticket) in your own loop",
             )
             return
-        self.island.pieces, self.island.pair_pieces = settings.pieces, pair_pieces(settings)
+        self.island.pieces, self.island.pair_pieces = max(1, settings.pieces), pair_pieces(settings)
         self.island.remembers = settings.steady is True
         if settings.tolerance:
             terms, opened = self.island.terms, settings.opened is not None

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from atoll.base.draw import draw_below
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
-from atoll.base.limits import PARTS_MAX
+from atoll.base.limits import PARTS_OF_ANY
 from atoll.crypto.digest import Buffer, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.codec.chain import NICKNAMES
@@ -41,7 +41,7 @@ SAMPLES = 128  # of each kind: an honest gpt-tiny is then some three standard er
 LOOKED_AT_ONCE = 16  # samples of one batch: a round waits for one batch at most
 
 NameOf = Callable[[Buffer], Digest]
-Wires = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)]
+Wires = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_OF_ANY)]
 
 
 class LossDrops(NamedTuple):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
-from atoll.base.limits import PARTS_MAX
+from atoll.base.limits import PARTS_OF_ANY
 from atoll.crypto.digest import Buffer
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.tensorfile import dump, load
@@ -37,7 +37,7 @@ class SegmentExhibit(msgspec.Struct, frozen=True, array_like=True):
     x: bytes  # parameters and buffers at the end of the round
     memory: bytes  # error feedback before the update was encoded; empty: none
     wires: Annotated[
-        tuple[bytes, ...], msgspec.Meta(max_length=PARTS_MAX)
+        tuple[bytes, ...], msgspec.Meta(max_length=PARTS_OF_ANY)
     ] = ()  # only if encoders differ between machines
 
 
