@@ -95,7 +95,8 @@ def combine_rows(
     payload = None
     if done.wire is not None:
         payload = payload_of(done.wire, name)
-        if left_N is not None:
+        is_last = common.state.round + 1 == learning.recipe.schedule.turns
+        if left_N is not None and not is_last:
             owing.stage(payload.digest, at, left_N)
     return RowsCombined(payload, counted, faulty, done.why)
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import torch
 from torch import Tensor
 
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec
 from atoll.training.exchange.combine import CombinedPart, combine_remembering
+from atoll.training.recipe.state import untouched_zeros
 
 
 class DownlinkErrorFeedback:
@@ -47,7 +47,7 @@ class DownlinkErrorFeedback:
         for answer in led:
             if (left := self._waiting.get(answer)) is not None:
                 if self._owed_F is None:
-                    self._owed_F = torch.zeros(floats, dtype=torch.float32)
+                    self._owed_F = untouched_zeros(floats)  # an owner writes its own parts only
                 lo, left_N = left
                 self._owed_F[lo : lo + len(left_N)] = left_N
         self._waiting.clear()
