@@ -13,6 +13,7 @@ import psutil
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import MIB
+from atoll.base.units import bytes_text
 from atoll.peer.config.node_sections import StateMemory
 from atoll.runtime.system import container_bytes
 from atoll.training.exchange.layout import ModelLayout
@@ -38,9 +39,9 @@ class MemberNeeds:
     def text(self) -> str:
         update_bytes = BYTES_A_VALUE * self.values
         return (
-            f"{self.values / 1e6:,.0f} M values: this peer takes up to {_gb(self.memory_bytes)} of memory and "
-            f"{_gb(self.disk_bytes)} of disk, beside older states (keep.bytes_max); an int8 update is "
-            f"{_gb(update_bytes)}, {update_bytes / SLOW_BYTES_S:.0f} s at 50 Mbit/s"
+            f"{self.values / 1e6:,.0f} M values: this peer takes up to {bytes_text(self.memory_bytes)} of memory and "
+            f"{bytes_text(self.disk_bytes)} of disk, beside older states (keep.bytes_max); an int8 update is "
+            f"{bytes_text(update_bytes)}, {update_bytes / SLOW_BYTES_S:.0f} s at 50 Mbit/s"
         )
 
 
@@ -67,13 +68,13 @@ def check_room(needs: MemberNeeds, own: Path, folder: Path) -> str:
         less = 'run.attach(…, state_memory="disk"), ' if needs.state_memory == "memory" else ""
         raise UsageError(
             "E-ATT-16",
-            f"{needs.text()}; this computer has {_gb(memory_bytes)} of memory free",
+            f"{needs.text()}; this computer has {bytes_text(memory_bytes)} of memory free",
             fix=f"{less}exchange fewer values (only=[…], adapters), or close other programs",
         )
     if disk_bytes + held_bytes < needs.disk_bytes:
         raise UsageError(
             "E-ATT-16",
-            f"{needs.text()}; the disk of {folder} has {_gb(disk_bytes)} free",
+            f"{needs.text()}; the disk of {folder} has {bytes_text(disk_bytes)} free",
             fix="free some space there, or choose another folder=",
         )
     return needs.text()
@@ -91,6 +92,3 @@ def free_memory_bytes() -> int:
     free, limit = psutil.virtual_memory().available, container_bytes()
     return free if limit is None else min(free, limit)
 
-
-def _gb(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.1f} GB"
