@@ -39,8 +39,8 @@ class MemberNeeds:
     def text(self) -> str:
         update_bytes = BYTES_A_VALUE * self.values
         return (
-            f"{self.values / 1e6:,.0f} M values: this peer takes up to {bytes_text(self.memory_bytes)} of memory and "
-            f"{bytes_text(self.disk_bytes)} of disk, beside older states (keep.bytes_max); an int8 update is "
+            f"{self.values / 1e6:,.0f} M values: this peer takes up to {bytes_text(self.memory_bytes)} of memory "
+            f"and {bytes_text(self.disk_bytes)} of disk, beside older states (keep.bytes_max); an int8 update is "
             f"{bytes_text(update_bytes)}, {update_bytes / SLOW_BYTES_S:.0f} s at 50 Mbit/s"
         )
 
@@ -91,4 +91,3 @@ def free_memory_bytes() -> int:
     """Memory that this process could take, within the limit of its container."""
     free, limit = psutil.virtual_memory().available, container_bytes()
     return free if limit is None else min(free, limit)
-
