@@ -50,8 +50,9 @@ PATIENCE_S = 900.0
 class SleepingOptimizer(torch.optim.Optimizer):
     """Changes one tensor per step, so that updates are no zeros, and sleeps."""
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
+    def __init__(self, model: nn.Module, seed: int, step_s: float = STEP_S) -> None:
         super().__init__(model.parameters(), {})
+        self.step_s = step_s
         self.turn, self.noise = 0, torch.randn(65536, generator=torch.Generator().manual_seed(seed)) * 1e-3
 
     @torch.no_grad()
@@ -61,7 +62,7 @@ class SleepingOptimizer(torch.optim.Optimizer):
         self.turn += 1
         for begin in range(0, len(values), len(self.noise)):
             values[begin : begin + len(self.noise)] += self.noise[: len(values) - begin]
-        time.sleep(STEP_S)
+        time.sleep(self.step_s)
 
 
 def member(wish: dict[str, Any]) -> None:
@@ -115,10 +116,10 @@ class BridgedHosts:
             holder.kill()
             holder.communicate()
 
-    def limit(self, mbit: float) -> None:
-        """Both ways of every link."""
+    def limit(self, mbit: float, *hosts: int) -> None:
+        """Both ways of the links of these hosts, or of all."""
         limit = f"root tbf rate {mbit}mbit burst {BURST} latency {QUEUE}"
-        for host in range(PEERS):
+        for host in hosts or range(PEERS):
             self._do(host, f"tc qdisc replace dev eth0 {limit}")
             self._do(PEERS, f"tc qdisc replace dev port{host} {limit}")
 

@@ -16,6 +16,7 @@ from atoll.crypto.digest import BlobManifest, blob_id, digest
 from atoll.protocol.transfer.download import (
     REQUESTS_MAX,
     TICK_S,
+    WINDOW,
     BlobDownload,
     BlobFetched,
     CorruptBlobSourceDetected,
@@ -337,7 +338,8 @@ def test_a_source_is_asked_for_several_chunks_at_a_time():
     fetch = library.fetch
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
-    assert len(fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == 8
+    fetch.sources[NAMES[0]].window = WINDOW  # as after some answers
+    assert len(fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == WINDOW
     fetch.sources[NAMES[0]].window = 7  # an answer makes it eight, and one of them is free
 
     def chunk_came(index: int) -> int:
@@ -399,6 +401,8 @@ def opened(sources: tuple[PeerId, ...], missing: int, unlinked: tuple[PeerId, ..
     fetch = BlobDownload(BLOB, sources, linked={*sources} - {*unlinked})
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(sources[-1], ManifestResponse(BLOB, MANIFEST)), 0.0)
+    for source in fetch.sources.values():
+        source.window = WINDOW  # as after some answers
     fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(missing, CHUNKS)))), 0.0)
     return fetch
 

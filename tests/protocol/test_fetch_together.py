@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+from math import inf
+
+import pytest
 
 from atoll.base.ids import PeerId
 from atoll.base.limits import BLOB_CHUNK
@@ -63,11 +66,14 @@ def bits(indices: set[int]) -> bytes:
 
 
 class Peer:
-    def __init__(self, me: PeerId, has: set[int], lie: Lie = honest) -> None:
+    def __init__(
+        self, me: PeerId, has: set[int], lie: Lie = honest, sources: Sequence[PeerId] = (FOUNDER,)
+    ) -> None:
         self.me, self.has, self.lie = me, has, lie
-        self.serve, self.fetch = BlobServer(), BlobDownload(BLOB, [FOUNDER], me=me) if me != FOUNDER else None
         self.opened = self.whole = len(has) == CHUNKS
-        self.uplink_free = 0.0
+        self.serve, self.fetch = BlobServer(), None if self.whole else BlobDownload(BLOB, sources, me=me)
+        self.uplink_free = self.downlink_free = 0.0
+        self.downlink_bytes_s = inf
         self.facts: list[object] = []
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -128,7 +134,10 @@ class Wire:
             self.given[peer.me] += 1
             leaves = peer.uplink_free = max(self.now, peer.uplink_free) + BLOB_CHUNK / UPLINK_BYTES_S
         if send.to in self.peers:
-            self.at(leaves + DISTANCE_S, self.peers[send.to], Received(peer.me, send.message, send.payload))
+            to, comes = self.peers[send.to], leaves + DISTANCE_S
+            if send.payload is not None:
+                comes = to.downlink_free = max(comes, to.downlink_free) + BLOB_CHUNK / to.downlink_bytes_s
+            self.at(comes, to, Received(peer.me, send.message, send.payload))
 
     def at(self, when: float, peer: Peer, event: Event) -> None:
         heapq.heappush(self.queue, (when, next(self.order), peer, event))
@@ -153,6 +162,17 @@ def test_eight_joiners_cost_one_founder_less_than_two_and_a_half_copies():
         if joiner.fetch is not None:
             joiner.fetch.candidates.clear()
     assert alone.run().given[FOUNDER] >= 8 * CHUNKS
+
+
+@pytest.mark.parametrize("mbit", [4, 10, 50])
+def test_a_slow_downlink_is_not_filled_with_chunks_that_come_twice(mbit: int):
+    """Requests beyond what it carries in some seconds would look late, and be sent to the other source as well."""
+    sources = [Peer(PeerId(name), set(range(CHUNKS))) for name in ("one", "two")]
+    joiner = Peer(JOINERS[0], set(), sources=[source.me for source in sources])
+    joiner.downlink_bytes_s = mbit * 1e6 / 8
+    wire = Wire(*sources, joiner).run(1000.0)
+    assert joiner.whole
+    assert wire.given.total() <= 1.05 * CHUNKS
 
 
 def test_who_says_that_it_has_what_it_has_not_costs_little():

@@ -6,7 +6,8 @@ sources, and `set_allowance` for a request budget.
 The driver must run each `RunTask` outside the event loop, and return its result under the same job name.
 The download ends with `BlobFetched` or `FetchFailed`.
 
-Each source has a window of requests that grows while it responds and falls to one when it is late. The fastest
+Each source has a window of requests. It begins with one, grows while the source responds quickly, and falls to one
+when it is late: a slow downlink would fill with chunks that then look late and come twice. The fastest
 source is used first. A late chunk is requested from one more source, and the first response counts, so a stalling
 source delays no download. If the connection to a source ends, its chunks are requested from the others at once.
 A downloading peer is a partial source: it serves its chunks, and is asked again which it holds. Whole sources send
@@ -57,11 +58,12 @@ from atoll.protocol.transfer.tasks import (
 )
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
-WINDOW, WINDOW_MAX = 8, 32  # requests in flight at one source: 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
+# requests in flight at one source: at first, as a helper, at most. 8 hide 100 ms at 80 MB/s, 32 at 320 MB/s
+WINDOW_FIRST, WINDOW, WINDOW_MAX = 2, 8, 32
 REFILL_DIVISOR = 4  # a window is refilled when this fraction (1/4) of it is free
 REQUESTS_MAX = 128  # requests at all sources plus chunks not yet on disk: 128 MiB, 1.2 GB/s over 100 ms
 PATIENCE = 4.0  # multiple of a source's usual response time after which one more source is asked for a chunk
-PATIENCE_S = (0.25, 5.0)  # seconds, least and most patience; the most also before the first response
+PATIENCE_S = (0.25, 5.0)  # seconds, least and most patience (or twice the usual time); the most before any response
 TICK_S = 0.25  # seconds between checks for late requests
 QUEUED_S = 1.0  # seconds; a slower response was queued at the source, where more requests would wait longer
 INVENTORY_S = 1.0  # seconds between inventory requests to partial sources
@@ -112,7 +114,7 @@ class StallingSource(Fact, frozen=True, kw_only=True, tag="StallingSource"):
 class BlobSource:
     """State of one peer that may hold the blob."""
 
-    window: int = WINDOW
+    window: int = WINDOW_FIRST
     asked: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # chunk -> request time, if not late
     usual_s: Seconds = 0.0  # smoothed response time; 0 before the first response
     stalls: int = 0  # stalls in a row
@@ -125,12 +127,13 @@ class BlobSource:
     def answered(self, took_s: Seconds) -> None:
         self.usual_s = took_s if self.usual_s == 0.0 else 0.8 * self.usual_s + 0.2 * took_s
         self.stalls = 0
-        self.window = min(WINDOW_MAX, self.window + 1) if self.usual_s < QUEUED_S else max(2, self.window - 1)
+        self.window = min(WINDOW_MAX, self.window + 1) if self.usual_s < QUEUED_S else max(1, self.window - 1)
 
     @property
     def patience_s(self) -> Seconds:
         least, most = PATIENCE_S
-        return (min(most, max(least, PATIENCE * self.usual_s)) if self.usual_s else most) * 2**self.stalls
+        usual_s = min(max(most, 2 * self.usual_s), max(least, PATIENCE * self.usual_s)) if self.usual_s else most
+        return usual_s * 2**self.stalls
 
     @property
     def has_window(self) -> bool:

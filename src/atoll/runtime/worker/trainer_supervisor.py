@@ -69,7 +69,9 @@ class TrainerSupervisor:
             if waits_s >= seconds_max:
                 why = f"the trainer failed {self.failures} times and starts again later"
                 raise RunFailedError("E-TRN-11", why) from None
-            raise RunFailedError("E-TRN-12", "the data set has not arrived yet") from None
+            late = self._equipped.is_set()
+            why = "its time for training is over already" if late else "the data set has not arrived yet"
+            raise RunFailedError("E-TRN-12", why) from None
 
     async def start(self, learning: TrainingSpec) -> None:
         """Start the trainer; its inner state and parameters still have to be written."""
