@@ -46,7 +46,9 @@ class AttemptState:
         self.reroute = RowReroute(self.me, self.route, around)
         self.weighings: dict[Digest, AgreedWeights] = {}  # agreed weights that results name, by digest
         self.outliers: dict[bytes, tuple[PeerId, ...]] = {}  # authors of far rows, by digest of the comparisons
-        self.broadcast = ResultBroadcast(self.route, around.is_unheard, self.weighings)
+        self.broadcast = ResultBroadcast(
+            self.route, around.is_unheard, self.weighings, lambda peer: around.commitment_of(peer) is not None
+        )
         self.deferred = ReserveResultBuffer(self.route, self.gone, self.answers)
         self.update: LocalRow | None = None
         self.gathers: dict[int, PartAccumulator] = {}  # rows of parts that the local peer may have to answer for

@@ -29,10 +29,14 @@ class ResultBroadcast:
         route: AttemptRouting,
         unheard: Callable[[PeerId], bool],
         weighings: Mapping[Digest, AgreedWeights],
+        takes_part: Callable[[PeerId], bool],
     ) -> None:
-        """`weighings`: agreed weights by the digest that results name; empty with a plain mean."""
+        """`weighings`: agreed weights by the digest that results name; empty with a plain mean.
+
+        `takes_part`: whether a peer commits to an update of this attempt, as far as known.
+        """
         self.route, self.me, self.gone, self.unheard = route, route.me, route.gone, unheard
-        self.weighings = weighings
+        self.weighings, self.takes_part = weighings, takes_part
         self.given: set[tuple[int, PeerId]] = set()  # (part, recipient of its bytes)
         self.shown: set[tuple[int, PeerId]] = set()  # (part, recipient of its statement)
         self.asked: set[tuple[int, PeerId]] = set()  # (part, peer asked for a result that a gone peer owed)
@@ -50,6 +54,16 @@ class ResultBroadcast:
         self.given.add((held.result.part, to))
         return Send(to, self.message(held), Lane.BULK, held.payload)
 
+    def give(self, to: PeerId, held: ReceivedResult) -> Send:
+        """The result with its bytes, except to an observer, or to a newcomer without an update.
+
+        It may still download a state, and bytes that it cannot use yet would take its link. It requests them when
+        it follows the round.
+        """
+        plan = self.route.plan
+        may_be_behind = to in plan.rowless or (to in plan.weightless and not self.takes_part(to))
+        return self.show(to, held) if may_be_behind else self.send(to, held)
+
     def show(self, to: PeerId, held: ReceivedResult) -> Send:
         """The signed statement alone: the local peer holds the bytes."""
         return Send(to, self.message(held))
@@ -57,7 +71,7 @@ class ResultBroadcast:
     def serve(self, results: Mapping[int, ReceivedResult], to: PeerId) -> list[Send]:
         """Those of these results that the peer gets from the local peer."""
         due = [held for part, held in results.items() if self.route.serves(part, held.statement.signer, to)]
-        return [self.send(to, held) for held in due]
+        return [self.give(to, held) for held in due]
 
     def answer_already(self, results: Mapping[int, ReceivedResult], part: int, to: PeerId) -> list[Send]:
         """Send the result, if it is here: the peer turned to the local peer because another owner is gone."""

@@ -286,7 +286,7 @@ class TrustedOwners(ResultVerification):
 
     def pass_on(self, held: ReceivedResult) -> list[Send]:
         holders = self.state.recovery.holders(held.result)
-        return [self.state.broadcast.send(peer, held) for peer in self.state.broadcast.recipients(held, holders)]
+        return [self.state.broadcast.give(peer, held) for peer in self.state.broadcast.recipients(held, holders)]
 
     def results_for(self, to: PeerId) -> list[Send]:
         return self.state.broadcast.serve(self.state.answers, to)
