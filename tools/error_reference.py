@@ -42,6 +42,7 @@ AREAS = {
     "PCS": "archive in pieces",
     "PLAN": "cost estimates",
     "PLOT": "plots",
+    "PUB": "published checkpoints",
     "RED": "all-reduce",
     "RUN": "a run",
     "SCO": "loss scoring",

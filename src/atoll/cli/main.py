@@ -31,6 +31,7 @@ from atoll.cli import (
     pause,
     plan,
     plot,
+    publish,
     pull,
     rollback,
     simulate,
@@ -76,7 +77,7 @@ GROUPS = {  # panels of `atoll --help`, in this order
     "Begin": (demo.demo, quickstart.quickstart, init.init, config.config, plan.plan, check.check),
     "Run": (up.up, join.join, status.status, follow.watch, pause.pause, pause.resume, amend.amend, leave.recover),
     "Peer": (status.peers, status.invite, leave.leave, leave.stop),
-    "Checkpoint": (checkpoint.checkpoint, status.export),
+    "Checkpoint": (checkpoint.checkpoint, status.export, publish.publish),
     "History": (verify.verify, blame.blame, plot.plot),
     "Help and experiments": (explain.explain, init.docs, version.version, simulate.simulate),
 }
