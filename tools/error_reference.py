@@ -33,6 +33,7 @@ AREAS = {
     "DIR": "a peer's folder",
     "DISK": "disk",
     "DOOR": "control socket of a running peer",
+    "EVA": "evaluation of agreed states",
     "EXP": "experiments in one process",
     "INT": "defects of Atoll",
     "JOIN": "admission to a run",

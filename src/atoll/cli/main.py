@@ -25,6 +25,7 @@ from atoll.cli import (
     checkpoint,
     config,
     demo,
+    evaluate,
     init,
     join,
     leave,
@@ -78,7 +79,7 @@ GROUPS = {  # panels of `atoll --help`, in this order
     "Run": (up.up, join.join, status.status, follow.watch, pause.pause, pause.resume, amend.amend, leave.recover),
     "Peer": (status.peers, status.invite, leave.leave, leave.stop),
     "Checkpoint": (checkpoint.checkpoint, status.export, publish.publish),
-    "History": (verify.verify, blame.blame, plot.plot),
+    "History": (verify.verify, blame.blame, plot.plot, evaluate.evaluate),
     "Help and experiments": (explain.explain, init.docs, version.version, simulate.simulate),
 }
 for order, (title, verbs) in enumerate(GROUPS.items()):
