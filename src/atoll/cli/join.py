@@ -50,6 +50,13 @@ def join(
             "lie, with the statistic clipped_caf."
         ),
     ] = None,
+    state_from: Annotated[
+        str,
+        Parameter(
+            help="Ask this place of published checkpoints (atoll publish) for the agreed state before the members: "
+            "a folder, s3://BUCKET/PREFIX, hf://OWNER/NAME or https://… (node.state_from)."
+        ),
+    ] = "",
     config: Annotated[
         Path | None, Parameter(help="run.toml; only its [network] and [node] matter to a joiner.")
     ] = None,
@@ -61,6 +68,7 @@ def join(
     """Join the run of this ticket, train with the others, leave with Ctrl-C."""
     from atoll.runtime.config import load_config
     from atoll.runtime.preflight import check_computer
+    from atoll.runtime.publishing.places import place_at
     from atoll.runtime.supervisor import PeerOptions, run_join
     from atoll.wire.ticket import parse
 
@@ -75,6 +83,10 @@ def join(
     parsed, folder, settings = parse(text), folder_of(dir), load_config(config, set)
     if data is not None:
         settings = replace(settings, node=replace(settings.node, data=str(data.expanduser().absolute())))
+    if state_from:
+        settings = replace(settings, node=replace(settings.node, state_from=state_from))
+    if settings.node.state_from:
+        place_at(settings.node.state_from)  # reports a wrong place or a missing library before anything starts
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())

@@ -54,7 +54,7 @@ def publish(
     from atoll.runtime.publishing.checkpoints import follow_checkpoints
     from atoll.runtime.publishing.places import place_at
 
-    folder, place = folder_of(dir), place_at(target)
+    folder, place = folder_of(dir), place_at(target, to_write=True)
     latest, told = _latest_in(place), list[dict[str, Any]]()
     trouble: AtollError | None = None  # of the newest checkpoint, if an earlier one was sent
     for found in follow_checkpoints(folder, every, once=once):

@@ -236,6 +236,11 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
         case "MalformedRowDetected":
             return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
+        case "PublishedStateFetched":
+            size = bytes_text(entry["size_bytes"])
+            return f"the agreed state came from {entry['place']} ({size}), checked against its vertex"
+        case "PublishedStateMissing":
+            return f"! no state from {entry['place']}: {entry['why']}; asking the members"
         case "StateEvaluated":
             return evaluation_text(entry)
         case "RunOver":

@@ -84,7 +84,7 @@ class CheckpointEvaluator:
             text = generate_sample(self.model, prompt, length, SEED, self.tokenizer)
         return StateEvaluated(
             round=checkpoint.body.round,
-            trace=checkpoint.vertex.hex()[:8],
+            trace=checkpoint.body.parent.hex()[:16],
             trained=checkpoint.body.trained,
             state=checkpoint.body.state,
             loss=loss_sum / targets_seen,

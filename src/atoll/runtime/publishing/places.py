@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,8 @@ from atoll.runtime.storage.atomic_files import write_durably
 
 OBJECT_STORES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "memory": "fsspec"}  # scheme -> library
 READ_BYTES = 2**20  # at a time
+ANSWER_S = 30.0  # seconds of silence after which a web server is given up
+MISSING = 404
 REASON_MAX = 200  # characters of a library's error
 # names of environment variables with secrets that a library might repeat in an error
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -41,12 +43,12 @@ class CheckpointPlace(Protocol):
         """Write the files that are not there, then `latest.json`."""
         ...
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str) -> Generator[bytes, None, None]:
         """Bytes of a file in pieces. FileNotFoundError if there is none."""
         ...
 
 
-def place_at(url: str) -> CheckpointPlace:
+def place_at(url: str, *, to_write: bool = False) -> CheckpointPlace:
     """The place of a path or URL. UsageError if there can be none, or if its library is missing."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
@@ -62,6 +64,8 @@ def place_at(url: str) -> CheckpointPlace:
     rest = rest.rstrip("/")
     if scheme == "file":
         return LocalFolder(Path(f"/{rest.lstrip('/')}"))
+    if scheme in ("http", "https") and rest and not to_write:
+        return WebFolder(f"{scheme}://{rest}")
     if scheme == "hf" and rest.count("/") == 1 and all(rest.split("/")):
         return HubRepository(rest)
     if scheme in OBJECT_STORES and rest:
@@ -69,7 +73,7 @@ def place_at(url: str) -> CheckpointPlace:
     raise UsageError(
         "E-PUB-02",
         f"{one_line(url, REASON_MAX)} is no place for checkpoints",
-        cause="there are folders, object stores and repositories of the Hugging Face hub",
+        cause="there are folders, object stores and repositories of the Hugging Face hub; web servers only send",
         fix="write a path, s3://BUCKET/PREFIX or hf://OWNER/NAME",
     )
 
@@ -103,7 +107,7 @@ class LocalFolder:
                     write_durably(path, (data,), exported=True)
             write_durably(self.folder / LATEST, (latest,), exported=True)
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str) -> Generator[bytes, None, None]:
         with _told(self.shown, "read"):
             yield from pieces_of(self.folder / name)
 
@@ -117,7 +121,7 @@ class ObjectStore:
             import fsspec
 
             # another process writes there: no list of files is kept
-            self._files = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False)
+            self._files = fsspec.filesystem(scheme, use_listings_cache=False)
         except ImportError as why:
             raise missing_library(self.shown, OBJECT_STORES[scheme], why) from why
 
@@ -131,7 +135,7 @@ class ObjectStore:
                     self._files.pipe_file(f"{self._path}/{name}", data)
             self._files.pipe_file(f"{self._path}/{LATEST}", latest)
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str) -> Generator[bytes, None, None]:
         with _told(self.shown, "read"), self._files.open(f"{self._path}/{name}", "rb") as file:
             while data := file.read(READ_BYTES):
                 yield data
@@ -140,6 +144,35 @@ class ObjectStore:
         with suppress(FileNotFoundError):
             return self._files.size(f"{self._path}/{name}")
         return None
+
+
+class WebFolder:
+    """Checkpoints below an address that any web server may serve. Only readable."""
+
+    def __init__(self, url: str) -> None:
+        self.shown = url
+
+    def model_folder(self, round: int, state: Digest) -> str:
+        return model_folder(round, state)
+
+    def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
+        raise ValueError("there is no common way to write to a web server")
+
+    def read(self, name: str) -> Generator[bytes, None, None]:
+        from urllib.error import HTTPError
+        from urllib.request import urlopen
+
+        with _told(self.shown, "read"):
+            try:
+                answer = urlopen(f"{self.shown}/{name}", timeout=ANSWER_S)  # noqa: S310  # http(s) only: place_at
+            except HTTPError as why:
+                why.close()
+                if why.code == MISSING:
+                    raise FileNotFoundError(name) from None
+                raise
+            with answer:
+                while data := answer.read(READ_BYTES):
+                    yield data
 
 
 class HubRepository:
@@ -170,7 +203,7 @@ class HubRepository:
             gone = [hub.CommitOperationDelete(name) for name in sorted(old)]
             self._api.create_commit(self._name, [*given, *gone], commit_message=about)
 
-    def read(self, name: str) -> Iterator[bytes]:
+    def read(self, name: str) -> Generator[bytes, None, None]:
         from tempfile import TemporaryDirectory
 
         with _told(self.shown, "read"), TemporaryDirectory() as aside:
@@ -181,7 +214,7 @@ class HubRepository:
             yield from pieces_of(Path(path))
 
 
-def pieces_of(path: Path) -> Iterator[bytes]:
+def pieces_of(path: Path) -> Generator[bytes, None, None]:
     with path.open("rb") as file:
         while data := file.read(READ_BYTES):
             yield data
