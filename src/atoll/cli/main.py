@@ -25,14 +25,12 @@ from atoll.cli import (
     checkpoint,
     config,
     demo,
-    evaluate,
     init,
     join,
     leave,
     pause,
     plan,
     plot,
-    publish,
     pull,
     rollback,
     simulate,
@@ -43,6 +41,7 @@ from atoll.cli import (
 from atoll.cli.assist import check, explain, quickstart, version
 from atoll.cli.display import follow
 from atoll.cli.say import say_trouble
+from atoll.cli.stored import evaluate, publish
 from atoll.runtime.system import check_system
 
 EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.

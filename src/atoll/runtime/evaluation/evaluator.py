@@ -125,7 +125,7 @@ def _no_model(why: str, folder: Path) -> UsageError:
         "E-EVA-01",
         f"the model of the run in {folder} cannot be built here: {why}",
         cause="only built-in models are named in a run; code does not travel",
-        fix="in Python: for checkpoint in atoll.checkpoints(FOLDER), then load_into(model) and report(loss=…)",
+        fix="in Python, with your model: atoll.checkpoints(FOLDER), see help(atoll.checkpoints)",
     )
 
 

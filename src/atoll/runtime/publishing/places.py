@@ -21,7 +21,7 @@ from atoll.base.ids import Digest, one_line
 from atoll.runtime.publishing.published import LATEST, LATEST_BYTES_MAX, model_folder
 from atoll.runtime.storage.atomic_files import write_durably
 
-OBJECT_STORES = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "memory": "fsspec"}  # scheme -> library
+OBJECT_STORES = {"s3": "s3fs", "memory": "fsspec"}  # scheme -> library
 READ_BYTES = 2**20  # at a time
 ANSWER_S = 30.0  # seconds of silence after which a web server is given up
 MISSING = 404

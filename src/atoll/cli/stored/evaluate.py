@@ -9,8 +9,8 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from atoll.base.errors import UsageError
-from atoll.cli.publish import Once
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.stored.publish import Once
 
 EVERY, SAMPLES, LENGTH = 5, 512, 64  # rounds, samples, tokens
 Whole = Number(gte=0)
