@@ -93,6 +93,7 @@ def training_peer_factory(
     device: str = "cpu",
     state_memory: StateMemory = "memory",
     own: OwnData = OwnData(),
+    *,
     state_from: str = "",
 ) -> Callable[[PeerConfig], TrainingPeer]:
     """Factory of training peers."""
