@@ -150,6 +150,13 @@ def test_an_upload_that_breaks_off_leaves_the_one_before(memory: str, monkeypatc
     assert sent == ["model.safetensors", LATEST]
 
 
+def test_a_bucket_that_is_not_there_is_told(s3: str):
+    place = place_at("s3://another/prefix", to_write=True)
+    assert newest(place) is None
+    with pytest.raises(NetworkError, match="E-PUB-04 s3://another/prefix cannot be written"):
+        put(place, 1)
+
+
 def test_no_secret_is_in_an_error(memory: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
     place = place_at(memory)

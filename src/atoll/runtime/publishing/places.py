@@ -25,6 +25,7 @@ OBJECT_STORES = {"s3": "s3fs", "memory": "fsspec"}  # scheme -> library
 READ_BYTES = 2**20  # at a time
 ANSWER_S = 30.0  # seconds of silence after which a web server is given up
 MISSING = 404
+READ = "read"
 REASON_MAX = 200  # characters of a library's error
 # names of environment variables with secrets that a library might repeat in an error
 SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -108,7 +109,7 @@ class LocalFolder:
             write_durably(self.folder / LATEST, (latest,), exported=True)
 
     def read(self, name: str) -> Generator[bytes, None, None]:
-        with _told(self.shown, "read"):
+        with _told(self.shown, READ):
             yield from pieces_of(self.folder / name)
 
 
@@ -136,7 +137,7 @@ class ObjectStore:
             self._files.pipe_file(f"{self._path}/{LATEST}", latest)
 
     def read(self, name: str) -> Generator[bytes, None, None]:
-        with _told(self.shown, "read"), self._files.open(f"{self._path}/{name}", "rb") as file:
+        with _told(self.shown, READ), self._files.open(f"{self._path}/{name}", "rb") as file:
             while data := file.read(READ_BYTES):
                 yield data
 
@@ -162,7 +163,7 @@ class WebFolder:
         from urllib.error import HTTPError
         from urllib.request import urlopen
 
-        with _told(self.shown, "read"):
+        with _told(self.shown, READ):
             try:
                 answer = urlopen(f"{self.shown}/{name}", timeout=ANSWER_S)  # noqa: S310  # http(s) only: place_at
             except HTTPError as why:
@@ -196,7 +197,7 @@ class HubRepository:
     def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
         hub = self._hub
         with _told(self.shown, "written"):
-            self._api.create_repo(self._name, exist_ok=True, private=None)
+            self._api.create_repo(self._name, exist_ok=True, private=True)  # a new one; its owner may open it
             there = set(self._api.list_repo_files(self._name))
             given = [hub.CommitOperationAdd(name, data) for name, data in {**files, LATEST: latest}.items()]
             old = [name for name in there if name.startswith("states/") and name not in files]
@@ -206,7 +207,7 @@ class HubRepository:
     def read(self, name: str) -> Generator[bytes, None, None]:
         from tempfile import TemporaryDirectory
 
-        with _told(self.shown, "read"), TemporaryDirectory() as aside:
+        with _told(self.shown, READ), TemporaryDirectory() as aside:
             try:
                 path = self._api.hf_hub_download(self._name, name, local_dir=aside)
             except (self._hub.errors.EntryNotFoundError, self._hub.errors.RepositoryNotFoundError):
@@ -231,12 +232,14 @@ def missing_library(place: str, library: str, why: ImportError) -> UsageError:
 
 @contextmanager
 def _told(place: str, what: str) -> Iterator[None]:
-    """Turn what a library raises into one error without secrets; a missing file stays FileNotFoundError."""
+    """Turn what a library raises into one error without secrets. A missing file that is read stays what it is."""
     try:
         yield
-    except (AtollError, FileNotFoundError, GeneratorExit):
+    except AtollError:
         raise
     except Exception as why:
+        if what == READ and isinstance(why, FileNotFoundError):
+            raise
         raise NetworkError(
             "E-PUB-04",
             f"{place} cannot be {what}: {reason_of(why)}",
