@@ -43,7 +43,7 @@ def test_a_run_is_published_evaluated_and_joined_from_what_was_published(tmp_pat
         assert found["loss"] == pytest.approx(held_out_loss(store / first["model"] / "model.safetensors", 32), 1e-5)
         assert (found["state"], found["text"][:4]) == (first["state"], "def ")
         assert answer_of("status", "--dir", a)["evaluated"] == found
-        assert f"held-out loss {found['loss']:.4f}" in atoll("status", "--dir", a).stdout
+        assert f"evaluated after 0 rounds: held-out loss {found['loss']:.4f}" in atoll("status", "--dir", a).stdout
 
         shutil.copytree(store, lies)
         (wrong := lies / "states" / first["state"]).write_bytes(b"x" * wrong.stat().st_size)
@@ -57,6 +57,10 @@ def test_a_run_is_published_evaluated_and_joined_from_what_was_published(tmp_pat
         assert [peer.ends() for peer in running] == [0, 0, 0]
 
     last = answer_of("publish", store, a)["latest"]
+    assert (first["model"], last["model"]) == (
+        f"checkpoints/genesis-{first['state'][:6]}",
+        f"checkpoints/round-{last['round']:06}-{last['state'][:6]}",
+    )
     assert last["trained"] == 3 and (store / first["model"] / "model.safetensors").exists()
     assert "or a newer one" in atoll("publish", store, a).stdout
     assert [c["sent"] for c in answer_of("publish", store, tmp_path / "bob")["checkpoints"]] == [False]

@@ -17,6 +17,7 @@ import msgspec
 from atoll.base.errors import UNREADABLE
 from atoll.base.ids import Digest
 from atoll.base.machine import Fact, tag_of
+from atoll.base.units import counted_text
 from atoll.runtime.clock import SystemClock
 from atoll.runtime.event_log import TAIL_BYTES, fact_to_entry
 from atoll.runtime.storage.ownership import open_private
@@ -71,5 +72,5 @@ def evaluation_text(entry: dict[str, Any]) -> str:
     parts = [f"held-out loss {loss:.4f}"] if loss is not None else []
     parts += [f"{accuracy:.1%} right"] if accuracy is not None else []
     over = f" ({entry['samples']:,} samples)" if entry["samples"] else ""
-    told = f"evaluated round {entry['trained']}: {', '.join(parts) or 'a sample'}{over}"
+    told = f"evaluated after {counted_text(entry['trained'], 'round')}: {', '.join(parts) or 'a sample'}{over}"
     return f"{told}\n  sample: {entry['text']}" if entry["text"] else told

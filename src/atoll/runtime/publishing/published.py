@@ -41,7 +41,8 @@ def state_file(state: Digest) -> str:
 
 
 def model_folder(round: int, state: Digest) -> str:
-    return f"checkpoints/round-{round:06}-{state.hex()[:DIGEST_SHOWN]}"
+    name = "genesis" if round == -1 else f"round-{round:06}"
+    return f"checkpoints/{name}-{state.hex()[:DIGEST_SHOWN]}"
 
 
 def encode_latest(checkpoint: PublishedCheckpoint) -> bytes:
