@@ -22,6 +22,7 @@ GROUP = atoll.reduce.Group.__new__(atoll.reduce.Group)  # what is refused never 
 WORK = atoll.reduce.PendingReduce.__new__(atoll.reduce.PendingReduce)
 OUTCOME = ExperimentResult.__new__(ExperimentResult)
 RUN = atoll.Run(RunRequest("nowhere"))
+CHECKPOINT = atoll.Checkpoint.__new__(atoll.Checkpoint)
 MODEL = nn.Linear(2, 2)
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 ONES = torch.ones(2)
@@ -47,6 +48,8 @@ DOORS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (RUN.decline, ()),
     (RUN.shard, ([],)),
     (OUTCOME.plot, ("a.png",)),
+    (atoll.checkpoints, ("atoll-run",)),
+    (CHECKPOINT.report, ()),
 ]
 
 

@@ -2,6 +2,7 @@
 
 Stable API:
 - `join` and `found` for your own training loop (`atoll.runtime.embed.api`), `RunOptions` and `Run`.
+- `checkpoints` gives its agreed states to evaluations of your own (`atoll.runtime.publishing.api`).
 - `local` runs such a script many times on this computer (`atoll.runtime.local_swarm`).
 - `experiment` tries a recipe in one process. `reduce` is the all-reduce alone. The errors.
 All other modules may change. Importing this package imports nothing heavy.
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from atoll.runtime.embed.options import RunOptions
     from atoll.runtime.embed.run import Run
     from atoll.runtime.local_swarm import local
+    from atoll.runtime.publishing.api import Checkpoint, checkpoints
     from atoll.training.experiment.api import ExperimentOptions, experiment
 
 __version__ = VERSION
 __all__ = [
     "AtollError",
+    "Checkpoint",
     "ExperimentOptions",
     "NetworkError",
     "RefusedError",
@@ -35,6 +38,7 @@ __all__ = [
     "RunOptions",
     "UsageError",
     "__version__",
+    "checkpoints",
     "experiment",
     "found",
     "join",
@@ -46,6 +50,8 @@ for _error in (AtollError, NetworkError, RefusedError, RunEnded, RunFailedError,
     _error.__module__ = __name__  # tracebacks show the name that users import
 
 _LAZY = {  # modules that import torch
+    "Checkpoint": "atoll.runtime.publishing.api",
+    "checkpoints": "atoll.runtime.publishing.api",
     "Run": "atoll.runtime.embed.run",
     "RunOptions": "atoll.runtime.embed.options",
     "found": "atoll.runtime.embed.api",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
-LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend", "config", "docs"]
+LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend", "config", "docs", "publish", "evaluate"]
 HEAVY_MODULES = ("torch", "numpy", "matplotlib")
 BESIDE = ["explain", "version", "check", "quickstart", "watch"]  # verbs that help
 

@@ -13,8 +13,7 @@ import reading
 from msgspec import UNSET
 from warm import _forked
 
-from atoll.cli.stored_vertices import read_vertex
-from atoll.cli.verify import kept_in
+from atoll.runtime.storage.stored_history import kept_in, read_vertex
 from atoll.simulation.data_reading import check_positions
 from atoll.training.data.shards.sources import MappedSource
 from atoll.wire.codec import statement_in

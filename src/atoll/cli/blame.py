@@ -22,8 +22,7 @@ from atoll.base.errors import NetworkError, UsageError
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
-from atoll.cli.stored_vertices import read_vertex
-from atoll.cli.verify import kept_in
+from atoll.runtime.storage.stored_history import kept_in, read_vertex
 
 CANNOT = "each peer reports the loss of its own data; the effect of one kept update: atoll blame --round"
 MEASURED_BY_FEW = (

@@ -20,8 +20,8 @@ from atoll.base.ids import Digest, PeerId, names_of
 from atoll.base.units import bytes_text, counted_text, seconds_text, spans_of, spans_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.stored.run import agreed_state, write_model
-from atoll.cli.stored_vertices import read_vertex, validated
-from atoll.cli.verify import kept_in
+from atoll.cli.stored_vertices import validated
+from atoll.runtime.storage.stored_history import kept_in, read_vertex
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 
 def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
     """Write a model folder; returns its files. RunFailedError if this version cannot read the run or the state."""
-    from atoll.cli.stored_vertices import read_vertex
+    return write_files(model_files(kept, folder, round, state), to)
+
+
+def model_files(kept: StoredHistory, folder: Path, round: int, state: bytes) -> dict[str, bytes]:
+    """File name -> bytes of a model folder. RunFailedError if this version cannot read the run or the state."""
     from atoll.peer.settings import decode_settings
+    from atoll.runtime.storage.stored_history import read_vertex
     from atoll.runtime.training_spec import parse_training_spec
     from atoll.training.export import hugging_face_files
     from atoll.training.recipe.state import state_from_bytes
@@ -37,7 +42,7 @@ def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: byt
         agreed = state_from_bytes(state, learning.layout)
         story = _story(kept, folder, round, settings.name, learning)._replace(config=_config(folder))
         beside = (_blob(folder, name) for name in (learning.tokenizer, learning.base))
-        files = hugging_face_files(agreed, learning.layout, story, *beside)
+        return hugging_face_files(agreed, learning.layout, story, *beside)
     except PeerFault as fault:
         raise RunFailedError(
             "E-CHK-06",
@@ -45,7 +50,6 @@ def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: byt
             cause="a group that only reduces, or a run of another version",
             fix="leave out --hf to have the state as it is",
         ) from None
-    return write_files(files, to)
 
 
 def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
@@ -67,7 +71,7 @@ def _blob(folder: Path, name: Digest | UnsetType) -> bytes:
     """Blob of the run; empty if the run has none or this folder does not hold it unchanged."""
     from msgspec import UNSET
 
-    from atoll.cli.verify import blob_id_of
+    from atoll.runtime.storage.stored_history import blob_id_of
 
     if name is UNSET:
         return b""
@@ -91,7 +95,8 @@ def what_is(files: list[Path]) -> str:
 def _story(kept: StoredHistory, folder: Path, round: int, run: str, learning: TrainingSpec) -> ModelCard:
     from msgspec import UNSET
 
-    from atoll.cli.stored_vertices import read_vertex, validated
+    from atoll.cli.stored_vertices import validated
+    from atoll.runtime.storage.stored_history import read_vertex
     from atoll.training.export import CardContributor, ModelCard
     from atoll.wire.codec import decode_statement, vertex_id
     from atoll.wire.messages.statements import Commitment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from msgspec.structs import replace
@@ -14,6 +14,17 @@ from atoll.base.errors import UsageError
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of, ticket_then_folder
 from atoll.cli.up import Announce, Listen, Name, Stay, Threads
+
+if TYPE_CHECKING:
+    from atoll.peer.config.sections import RunConfig
+
+StateFrom = Annotated[
+    str,
+    Parameter(
+        help="Ask this place of published checkpoints (atoll publish) for the agreed state before the members: "
+        "a folder, s3://BUCKET/PREFIX, hf://OWNER/NAME or https://… (node.state_from)."
+    ),
+]
 
 
 def join(
@@ -50,6 +61,7 @@ def join(
             "lie, with the statistic clipped_caf."
         ),
     ] = None,
+    state_from: StateFrom = "",
     config: Annotated[
         Path | None, Parameter(help="run.toml; only its [network] and [node] matter to a joiner.")
     ] = None,
@@ -73,8 +85,7 @@ def join(
     if data is not None and role == "observer":
         raise UsageError("E-ARG-14", "--data and --role observer exclude each other", fix="leave one of them out")
     parsed, folder, settings = parse(text), folder_of(dir), load_config(config, set)
-    if data is not None:
-        settings = replace(settings, node=replace(settings.node, data=str(data.expanduser().absolute())))
+    settings = _for_this_node(settings, data, state_from)
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())
@@ -85,3 +96,17 @@ def join(
     from atoll.cli.watch import watched
 
     return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), output)
+
+
+def _for_this_node(config: RunConfig, data: Path | None, state_from: str) -> RunConfig:
+    """The config with what the command says of this computer. UsageError if a place for states cannot be used."""
+    from atoll.runtime.publishing.places import place_at
+
+    node = config.node
+    if data is not None:
+        node = replace(node, data=str(data.expanduser().absolute()))
+    if state_from:
+        node = replace(node, state_from=state_from)
+    if node.state_from:
+        place_at(node.state_from)  # reports a wrong place or a missing library before anything starts
+    return replace(config, node=node)

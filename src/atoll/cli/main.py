@@ -41,6 +41,7 @@ from atoll.cli import (
 from atoll.cli.assist import check, explain, quickstart, version
 from atoll.cli.display import follow
 from atoll.cli.say import say_trouble
+from atoll.cli.stored import evaluate, publish
 from atoll.runtime.system import check_system
 
 EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.
@@ -76,8 +77,8 @@ GROUPS = {  # panels of `atoll --help`, in this order
     "Begin": (demo.demo, quickstart.quickstart, init.init, config.config, plan.plan, check.check),
     "Run": (up.up, join.join, status.status, follow.watch, pause.pause, pause.resume, amend.amend, leave.recover),
     "Peer": (status.peers, status.invite, leave.leave, leave.stop),
-    "Checkpoint": (checkpoint.checkpoint, status.export),
-    "History": (verify.verify, blame.blame, plot.plot),
+    "Checkpoint": (checkpoint.checkpoint, status.export, publish.publish),
+    "History": (verify.verify, blame.blame, plot.plot, evaluate.evaluate),
     "Help and experiments": (explain.explain, init.docs, version.version, simulate.simulate),
 }
 for order, (title, verbs) in enumerate(GROUPS.items()):

@@ -28,6 +28,8 @@ def peer_picture(p: RunStatus) -> RenderableType:
         head.append(f" {p.step}/{p.inner_steps}")
     if p.loss is not None:
         head.append(f"  loss {p.loss:.3f}", style="bold")
+    if (held_out := p.evaluated.get("loss")) is not None:
+        head.append(f"  held-out {held_out:.3f}")
     members = counted_text(sum(m["standing"] == "member" for m in p.members), "member")
     head.append(f"  {members}  {p.tokens_per_s:,.0f} {p.unit}/s")
     lines: list[RenderableType] = [head, *_bars(p), _traffic(p.bytes_out, p.bytes_data_parallel)]

@@ -16,7 +16,7 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.training.experiment.plots import MEGA, charts_in
 
 SMOOTH_FROM, SMOOTH_SHARE = 20, 0.15  # rounds from which noise is smoothed; weight of a round in the mean
-LOSS = "#0072b2"
+LOSS, HELD_OUT = "#0072b2", "#cc79a7"
 
 
 def plot(
@@ -27,10 +27,11 @@ def plot(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Draw training loss and bytes sent over the rounds of a run, running or finished."""
+    """Draw training loss, held-out loss and bytes sent over the rounds of a run, running or finished."""
     folder = folder_of(run)
     try:
         rounds = rounds_of(folder / "facts.jsonl")
+        held_out = evaluations_of(folder / "facts.jsonl") if rounds else []
     except (KeyError, TypeError) as why:
         raise RunFailedError(
             "E-PLOT-04",
@@ -46,7 +47,7 @@ def plot(
             fix="atoll plot FOLDER, with the --dir of `atoll up` or `atoll join`",
         )
     path = (out or folder / "plot.png").expanduser()
-    _draw(rounds, path, title_of(folder / "facts.jsonl"))
+    _draw(rounds, held_out, path, title_of(folder / "facts.jsonl"))
     losses = [row["loss"] for row in rounds if is_reported(row["loss"])]
     if json:
         say_json({"path": str(path), "rounds": len(rounds), "loss": losses[-1] if losses else None})
@@ -110,17 +111,31 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
     return [rows[k] for k in sorted(rows)]
 
 
-def _draw(rounds: list[dict[str, Any]], path: Path, title: str) -> None:
+def evaluations_of(record: Path) -> list[tuple[int, float]]:
+    """(rounds trained, held-out loss) as `atoll evaluate` found it, without rolled-back rounds."""
+    from atoll.runtime.event_log import entries_in
+
+    points = dict[int, float]()
+    for entry in entries_in(record):
+        if entry.get("fact") == "RoundClosed" and "back_to" in entry:
+            points = {trained: loss for trained, loss in points.items() if trained <= entry["trained"]}
+        elif entry.get("fact") == "StateEvaluated" and entry["loss"] is not None:
+            points[entry["trained"]] = entry["loss"]
+    return sorted(points.items())
+
+
+def _draw(rounds: list[dict[str, Any]], held_out: list[tuple[int, float]], path: Path, title: str) -> None:
     """Loss beside peers, and traffic; a chart without any value is left out."""
-    lossy, sends = any(is_reported(row["loss"]) for row in rounds), any(row["bytes_out"] for row in rounds)
+    lossy = bool(held_out) or any(is_reported(row["loss"]) for row in rounds)
+    sends = any(row["bytes_out"] for row in rounds)
     with charts_in(path, max(1, lossy + sends), title) as charts:
         if lossy or not sends:
-            _draw_loss(rounds, charts[0])
+            _draw_loss(rounds, held_out, charts[0])
         if sends:
             _draw_traffic(rounds, charts[-1])
 
 
-def _draw_loss(rounds: list[dict[str, Any]], chart: Any) -> None:
+def _draw_loss(rounds: list[dict[str, Any]], held_out: list[tuple[int, float]], chart: Any) -> None:
     reported = [(row["trained"], row["loss"]) for row in rounds if is_reported(row["loss"])]
     if reported:
         steps, losses = zip(*reported, strict=True)
@@ -128,7 +143,10 @@ def _draw_loss(rounds: list[dict[str, Any]], chart: Any) -> None:
         chart.plot(steps, losses, color=LOSS, alpha=0.35 if is_long else 1.0, linewidth=1, label="training loss")
         if is_long:
             chart.plot(steps, smoothed(losses, SMOOTH_SHARE), color=LOSS, label="its moving mean")
-    chart.set(title="training loss", xlabel="round", ylabel="nats")
+    if held_out:
+        steps, losses = zip(*held_out, strict=True)
+        chart.plot(steps, losses, color=HELD_OUT, marker="o", markersize=3, linewidth=1, label="held-out loss")
+    chart.set(title="training loss" if reported or not held_out else "held-out loss", xlabel="round", ylabel="nats")
     beside = chart.twinx()
     beside.step(
         [row["trained"] for row in rounds],

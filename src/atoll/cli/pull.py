@@ -22,7 +22,8 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
 from atoll.cli.display.progress import DownloadBar, busy
 from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_of
-from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
+from atoll.cli.verify import votes_alone, votes_text
+from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import VerificationReport
@@ -143,7 +144,7 @@ def _run_of(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket 
 
 def _known_in(folder: Path) -> tuple[Digest, Bootstrap, Ticket | None]:
     """Run id of this folder, addresses of members in its newest vertex, and its ticket."""
-    from atoll.cli.stored_vertices import read_vertex
+    from atoll.runtime.storage.stored_history import read_vertex
     from atoll.wire.ticket import parse
 
     with kept_in(folder) as kept:

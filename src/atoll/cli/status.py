@@ -47,6 +47,7 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
     If no peer is running in the folder, it tells what the folder holds.
     """
     from atoll.runtime.control.socket import send_request
+    from atoll.runtime.evaluation.facts import evaluation_text, newest_evaluation
 
     folder, say_status = folder_of(dir), _say_running
     try:
@@ -55,10 +56,13 @@ def status(dir: Dir = None, *, json: AsJson = False) -> None:
         if why.code != NO_PEER or (stored := stored_status(folder)) is None:
             raise
         s, say_status = stored, say_stored_status
+    s["evaluated"] = newest_evaluation(folder)
     if json:
         say_json(s)
-    else:
-        say_status(s)
+        return
+    say_status(s)
+    for line in evaluation_text(s["evaluated"]).splitlines() if s["evaluated"] else ():
+        say(f"  {line}")
 
 
 def _say_running(s: dict[str, Any]) -> None:

@@ -1,33 +1,14 @@
-"""Vertices of a run folder as its disk has them, and validators' findings about their states. Unverified."""
+"""Validators' findings about the states of a run folder. Unverified."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.base.errors import PeerFault, RunFailedError
+from atoll.runtime.storage.stored_history import read_vertex
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory
-    from atoll.wire.messages.vertex import Vertex, VertexBody
-
-
-def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, VertexBody]:
-    """Vertex of a listed round, unverified. RunFailedError if it cannot be read."""
-    from atoll.wire.codec import decode_body, decode_vertex
-
-    data = kept.genesis if round == -1 else kept.read(round)
-    assert data is not None  # it was listed in this very transaction
-    try:
-        vertex = decode_vertex(data)
-        return vertex, decode_body(vertex.body)
-    except PeerFault as fault:
-        raise RunFailedError(
-            "E-CHK-02",
-            f"the vertex of round {round} cannot be read: {fault.what}",
-            cause="this disk or a copy of this folder lost or changed bytes",
-            fix=f"atoll verify {folder}",
-        ) from fault
 
 
 def validated(kept: StoredHistory, folder: Path, round: int) -> dict[str, float]:

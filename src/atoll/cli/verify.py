@@ -7,9 +7,6 @@ that `--fetch` queries the local peer. Imports torch only to judge an exhibit ag
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +14,15 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
-from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
+from atoll.base.limits import SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
+from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import StoredHistory, VerificationReport
+    from atoll.peer.verify.chain import VerificationReport
     from atoll.verification.offline import VerdictHistory
 
 CHANGES_SHOWN = 12  # newest membership changes shown; --json has them all
@@ -81,50 +79,6 @@ def verify(
     return 0 if audit.intact else RunFailedError.exit_status
 
 
-@contextmanager
-def kept_in(folder: Path) -> Iterator[StoredHistory]:
-    """The history in this folder at one moment. UsageError if there is none; changes no file."""
-    from atoll.peer.verify.chain import StoredHistory
-
-    path = folder / "kept.sqlite"
-    if not path.exists():
-        raise _no_run(folder)
-    # a write-ahead log beside the database belongs to a running or killed peer and has to be read too; without one
-    # the file is complete, and sqlite need not create a log in a folder that may belong to another user
-    mode = "mode=ro" if path.with_name("kept.sqlite-wal").exists() else "immutable=1"
-    try:
-        database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, isolation_level=None)
-    except sqlite3.Error as why:
-        raise _unreadable(path, why) from why
-    try:
-        yield _kept(database, folder, StoredHistory)
-    except sqlite3.DatabaseError as why:
-        raise _unreadable(path, why) from why
-    finally:
-        database.close()
-
-
-def _kept(database: sqlite3.Connection, folder: Path, kept: type[StoredHistory]) -> StoredHistory:
-    def value(name: str) -> bytes | None:
-        row = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
-        return bytes(row[0]) if row is not None else None
-
-    database.execute("BEGIN")  # one transaction for all reads
-    run, genesis = value("run"), value("genesis")
-    if run is None or genesis is None:
-        raise _no_run(folder)
-    names = database.execute(
-        "SELECT substr(name, 8) FROM kept WHERE name GLOB 'vertex/[0-9]*' ORDER BY CAST(substr(name, 8) AS INTEGER)"
-    )
-    rounds = [int(name) for (name,) in names if name.isdecimal()]
-    kept_rows = database.execute("SELECT CAST(substr(name, 6) AS INTEGER) FROM kept WHERE name GLOB 'rows/[0-9]*'")
-    updates = sorted(round for (round,) in kept_rows)
-    era = lambda round: value(f"sealed/{round}") or value(f"era/{round}")  # noqa: E731  # as short as its neighbour
-    vertex, branch = (lambda round, kind=kind: value(f"{kind}/{round}") for kind in ("vertex", "branch"))
-    ticket = (value("ticket") or b"").decode()
-    return kept(run, genesis, rounds, vertex, era, value("pieces") or b"", branch, updates, ticket)
-
-
 def check_blobs(folder: Path) -> tuple[int, list[str]]:
     """(number of complete blobs read, names of those with a wrong digest)."""
     read, damaged = 0, list[str]()
@@ -139,19 +93,6 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
         if name.hex() != path.name:
             damaged.append(path.name)
     return read, damaged
-
-
-def blob_id_of(path: Path) -> Digest:
-    """Digest of these bytes, read chunk by chunk."""
-    from atoll.crypto.digest import BlobManifest, blob_id, digest
-
-    chunks: list[Digest] = []
-    size_bytes = 0
-    with path.open("rb") as file:
-        while data := file.read(BLOB_CHUNK):
-            chunks.append(digest(data))
-            size_bytes += len(data)
-    return blob_id(BlobManifest(size_bytes, tuple(chunks)))
 
 
 def _blob_problem(name: str, audit: VerificationReport) -> Any:
@@ -178,24 +119,6 @@ def _digest_of(text: str) -> Digest | None:
             fix="atoll checkpoint list --json shows the ids in a folder that you trust",
         )
     return Digest(data)
-
-
-def _no_run(folder: Path) -> UsageError:
-    return UsageError(
-        "E-VER-12",
-        f"no history is kept in {folder}",
-        cause="this is not a peer's folder, or its peer has not received genesis yet",
-        fix="atoll verify FOLDER, with the --dir of `atoll up` or `atoll join`",
-    )
-
-
-def _unreadable(path: Path, why: Exception) -> RunFailedError:
-    return RunFailedError(
-        "E-VER-13",
-        f"{path} cannot be read: {why}",
-        cause="this disk damaged the database, or it was copied while a peer was writing to it",
-        fix="atoll join TICKET --dir NEW_FOLDER fetches the whole history again",
-    )
 
 
 def _as_object(audit: VerificationReport, out: VerdictHistory, blobs: int | None) -> dict[str, Any]:

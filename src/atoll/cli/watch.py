@@ -19,6 +19,7 @@ from atoll.cli.display.log_views import JsonLogView, LogMessages, LogView, Timed
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
+from atoll.runtime.evaluation.facts import evaluation_text
 from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
 from atoll.runtime.supervisor import PeerView
@@ -235,6 +236,13 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"! {name(entry['peer'])} broke the protocol: {one_line(entry['what'])}"
         case "MalformedRowDetected":
             return f"! the update of {name(entry['peer'])} cannot be read: {one_line(entry['why'])}"
+        case "PublishedStateFetched":
+            size = bytes_text(entry["size_bytes"])
+            return f"the agreed state came from {entry['place']} ({size}), checked against its vertex"
+        case "PublishedStateMissing":
+            return f"! no state from {entry['place']}: {entry['why']}; asking the members"
+        case "StateEvaluated":
+            return evaluation_text(entry)
         case "RunOver":
             return f"the run is over after {counted_text(entry['rounds'], 'round')}; state {entry['state'][:16]}"
         case _:

@@ -40,6 +40,7 @@ from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.addresses import advertised, as_last_time, only_here, with_free_ports
 from atoll.runtime.own_data import OwnData
+from atoll.runtime.publishing.state_source import ask_published_first
 from atoll.runtime.session_keys import certify, kept_session, remember_session
 from atoll.runtime.storage.atomic_files import refused, unusable
 from atoll.runtime.storage.ownership import make_private, private_folder
@@ -92,6 +93,8 @@ def training_peer_factory(
     device: str = "cpu",
     state_memory: StateMemory = "memory",
     own: OwnData = OwnData(),
+    *,
+    state_from: str = "",
 ) -> Callable[[PeerConfig], TrainingPeer]:
     """Factory of training peers."""
 
@@ -104,7 +107,10 @@ def training_peer_factory(
         island = TrainingWorker(
             me.store, threads, trains=trains, trainer=trainer, keep=keep, device=chosen, state_memory=state_memory
         )
-        return TrainingPeer(me, island, on_fact=on_fact, own=own)
+        peer = TrainingPeer(me, island, on_fact=on_fact, own=own)
+        if state_from:
+            ask_published_first(peer, state_from)
+        return peer
 
     return make
 

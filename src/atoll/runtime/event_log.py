@@ -252,6 +252,7 @@ class RunStatus:
     opinions: dict[str, int] = field(default_factory=dict)  # updates by the verdict of scorers in vertices
     twins: dict[str, int] = field(default_factory=dict)  # compared pairs by finding
     validation: dict[str, Any] = field(default_factory=dict[str, Any])  # newest judged state
+    evaluated: dict[str, Any] = field(default_factory=dict[str, Any])  # newest evaluation in this folder
     returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # rollbacks that validators ordered
     late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # late work of partitioned members
     branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # other branches of the run
@@ -326,6 +327,8 @@ class RunStatus:
             case "StateValidationDecided":
                 known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation
+            case "StateEvaluated":
+                self.evaluated = dict(entry)
             case "BadStateRolledBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]

@@ -470,7 +470,13 @@ def _factory(threads: int, start: PeerOptions) -> Make[TrainingPeer]:
     config, node = start.config, start.config.node
     own = OwnData(own_data_of(config, start.file), config.data.column)
     return training_peer_factory(
-        threads, _ignore, keep=config.keep, device=node.device, state_memory=node.state_memory, own=own
+        threads,
+        _ignore,
+        keep=config.keep,
+        device=node.device,
+        state_memory=node.state_memory,
+        own=own,
+        state_from=node.state_from,
     )
 
 

@@ -14,6 +14,7 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import one_line
 from atoll.base.units import bytes_text
 from atoll.cli.say import say
+from atoll.runtime.storage.stored_history import agreed_state
 
 if TYPE_CHECKING:
     from atoll.wire.messages.vertex import VertexBody
@@ -32,11 +33,10 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
     """How the run of this folder stood when its peer ended; None if the folder holds no run."""
     from contextlib import suppress
 
-    from atoll.cli.stored_vertices import read_vertex
-    from atoll.cli.verify import kept_in
     from atoll.peer.governance.settings_change import is_over, settings_after
     from atoll.peer.settings import settings_of_run
     from atoll.runtime.event_log import RunStatus, entries_in
+    from atoll.runtime.storage.stored_history import kept_in, read_vertex
     from atoll.wire.codec import vertex_id
 
     if not (folder / "kept.sqlite").exists():
@@ -94,8 +94,7 @@ def say_stored_status(s: dict[str, Any]) -> None:
 
 def export_stored(folder: Path, path: Path | None) -> dict[str, Any] | None:
     """Write the model of the newest state in this folder; None if the folder holds no run. Raises AtollError."""
-    from atoll.cli.stored_vertices import read_vertex
-    from atoll.cli.verify import kept_in
+    from atoll.runtime.storage.stored_history import kept_in, read_vertex
 
     if not (folder / "kept.sqlite").exists():
         return None
@@ -115,21 +114,6 @@ def export_stored(folder: Path, path: Path | None) -> dict[str, Any] | None:
         )
     path, _ = write_model(agreed_state(folder, body), first, path or folder)
     return {"path": str(path), "trained": body.trained}
-
-
-def agreed_state(folder: Path, body: VertexBody) -> Path:
-    """File of the state that this vertex agreed on. RunFailedError if its bytes are others."""
-    from atoll.cli.verify import blob_id_of
-
-    source = folder / "blobs" / body.state.hex()
-    if blob_id_of(source) != body.state:
-        raise RunFailedError(
-            "E-CHK-05",
-            f"the state of round {body.round} is not the agreed one",
-            cause="this disk or a copy of this folder lost or changed bytes",
-            fix=f"atoll verify {folder} --deep",
-        )
-    return source
 
 
 def write_model(source: Path, genesis: VertexBody, to: Path) -> tuple[Path, int]:

@@ -79,6 +79,10 @@ class NodeSection(ConfigSection, frozen=True):
         "run's data return. Not in runs whose members check each other on common data: run.trust = \"private\" has "
         'no such checks. If data differ between sites: train.recipe = "fedavg"; where members may lie, '
         "sync.statistic = \"clipped_caf\". Empty: the run's data.", level="expert")] = ""
+    state_from: Annotated[str, Setting(
+        "Place of published checkpoints (atoll publish) that this peer asks for agreed states before it asks "
+        "members: a folder, s3://BUCKET/PREFIX, hf://OWNER/NAME or https://…. What comes is checked against the "
+        "digest in the vertex, so the place needs no trust. Empty: only members.", level="expert")] = ""
     threads: Annotated[Whole, Setting(
         "Threads of the trainer; 0: the cores, divided by the peers that run here. Too many cost up to 8 times "
         "the CPU per step.", "threads")] = 0

@@ -184,6 +184,10 @@ class TrainingWorker:
         """Add the handlers of a capability; later ones replace earlier ones of the same task."""
         self._handlers |= handlers
 
+    def wrap(self, kind: type, around: Callable[[Handler], Handler]) -> None:
+        """Replace the handler of a task by one that may call it."""
+        self._handlers[kind] = around(self._handlers[kind])
+
     def equip(self, data: str) -> None:
         """The data set has arrived, and so has the frozen base if the run has one: training can start."""
         base = self.learning.base if self.learning is not None else UNSET

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,6 +84,14 @@ def tokenize(train: Iterable[str], validation: Iterable[str] | None, tokenizer: 
     if validation is None:
         return split_by_block(row(train))
     return TextDataset(row(train), row(validation))
+
+
+def text_to_numbers(tokenizer: bytes, text: str) -> list[int]:
+    return list(_opened(tokenizer).encode(text, add_special_tokens=False).ids)
+
+
+def numbers_to_text(tokenizer: bytes, numbers: Sequence[int]) -> str:
+    return str(_opened(tokenizer).decode(list(numbers), skip_special_tokens=False))
 
 
 def pieces(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from atoll.training.data import Data
 from atoll.training.data.text import TextDataset
+from atoll.training.data.tokens import end_of, numbers_to_text, text_to_numbers
 from atoll.training.exchange.layout import ModelLayout, layout_of
 from atoll.training.models.gpt import GPT
 from atoll.training.models.llama import Llama
@@ -91,30 +92,50 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def generate_text(model: nn.Module, prompt: str, n: int, seed: int) -> str:
     """`prompt` continued by `n` bytes, drawn with a generator of its own."""
-    if not isinstance(model, GPT | Llama):
-        raise ValueError("only text models generate text")
-    vocabulary = model.vocabulary if isinstance(model, GPT) else model.size.vocabulary
+    vocabulary = _text_model(model)[0]
     if vocabulary != BYTES:
         raise ValueError(f"this model generates one of {vocabulary} tokens, not bytes: there is no text to show")
-    return generate(model, model.size.seq_len, prompt.encode(), n, seed).decode(errors="replace")
+    return generate_sample(model, prompt, n, seed)
+
+
+def generate_sample(model: nn.Module, prompt: str, n: int, seed: int, tokenizer: bytes = b"") -> str:
+    """`prompt` continued by `n` tokens of this `tokenizer.json`; without one, by bytes.
+
+    ValueError if this is no text model, or if the library of the tokenizer is missing.
+    """
+    _, seq_len = _text_model(model)
+    if not tokenizer:
+        return bytes(generate(model, seq_len, list(prompt.encode()) or [10], n, seed)).decode(errors="replace")
+    numbers = text_to_numbers(tokenizer, prompt) or [end.number if (end := end_of(tokenizer)) is not None else 0]
+    return numbers_to_text(tokenizer, generate(model, seq_len, numbers, n, seed))
+
+
+def _text_model(model: nn.Module) -> tuple[int, int]:
+    """(vocabulary, longest window) of a text model. ValueError for another one."""
+    if not isinstance(model, GPT | Llama):
+        raise ValueError("only text models generate text")
+    return (model.vocabulary if isinstance(model, GPT) else model.size.vocabulary), model.size.seq_len
 
 
 @torch.no_grad()
-def generate(model: nn.Module, seq_len: int, prompt: bytes, n: int, seed: int, temperature: float = 0.8) -> bytes:
-    """`prompt` and `n` more bytes. An empty prompt starts from a newline."""
+def generate(
+    model: nn.Module, seq_len: int, prompt: Sequence[int], n: int, seed: int, temperature: float = 0.8
+) -> list[int]:
+    """The tokens of the prompt, which is not empty, and `n` more."""
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    text = list(prompt) or [10]
+    text = list(prompt)
     for _ in range(n):
         window_1T = torch.tensor([text[-seq_len:]], device=device)
         scores_V = model(window_1T)[0, -1].float().cpu() / temperature
         text.append(int(torch.multinomial(scores_V.softmax(0), 1, generator=generator)))
-    return bytes(text)
+    return text
 
 
 __all__ = [
     "MODELS",
     "build_model",
+    "generate_sample",
     "generate_text",
     "loss_of",
     "misfit",

@@ -1,0 +1,1 @@
+"""Evaluation of agreed states while a run trains, in a process of its own."""
