@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of, ticket_then_folder
-from atoll.cli.up import Announce, Listen, Name, Stay, Threads
+from atoll.cli.up import Announce, Data, Listen, Name, Stay, Threads, with_own_data
 
 
 def join(
@@ -42,14 +41,7 @@ def join(
         list[str],
         Parameter(negative="", help="Multiaddr of a member to try beside those in the ticket; repeatable."),
     ] = [],  # noqa: B006
-    data: Annotated[
-        Path | None,
-        Parameter(
-            help="Train on these data of your own, of the form of the run's; they never leave this computer "
-            "(node.data). If data differ between sites, found the run with the recipe fedavg; where members may "
-            "lie, with the statistic clipped_caf."
-        ),
-    ] = None,
+    data: Data = None,
     config: Annotated[
         Path | None, Parameter(help="run.toml; only its [network] and [node] matter to a joiner.")
     ] = None,
@@ -72,9 +64,7 @@ def join(
         )
     if data is not None and role == "observer":
         raise UsageError("E-ARG-14", "--data and --role observer exclude each other", fix="leave one of them out")
-    parsed, folder, settings = parse(text), folder_of(dir), load_config(config, set)
-    if data is not None:
-        settings = replace(settings, node=replace(settings.node, data=str(data.expanduser().absolute())))
+    parsed, folder, settings = parse(text), folder_of(dir), with_own_data(load_config(config, set), data)
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())
