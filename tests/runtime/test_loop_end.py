@@ -188,11 +188,13 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
                 while founder.members > 1 or "has left" not in caplog.text:
                     assert thread.is_alive()
                     Event().wait(0.02)
+                with atoll.join(founder.ticket, folder=tmp_path / "two") as again:  # with the ticket once more
+                    again.attach(*small_loop())
             finally:
                 stop.set()
                 thread.join()
     name = f"{platform.node()}/two"
-    assert f"{name} joined" in caplog.text and f"{name} has left" in caplog.text
+    assert caplog.text.count(f"{name} joined") == 2 and f"{name} has left" in caplog.text
     assert "joined the run; its other members: ada" in caplog.text and "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
 

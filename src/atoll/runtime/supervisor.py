@@ -207,8 +207,8 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
     from atoll.runtime.bootstrap import join_run
 
     listening, threads, name = _ready(start, made_here)
-    make = _factory(threads, start)
-    host = await join_run(start.folder, ticket, role, name, listening, make)
+    make, is_first = _factory(threads, start), not (start.folder / "kept.sqlite").exists()
+    host = await join_run(start.folder, ticket, role, name if start.name or is_first else "", listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
 
