@@ -100,6 +100,7 @@ def test_a_founder_that_only_this_computer_can_dial_is_told_calmly():
     assert "!" not in told and "--role" not in told
     news = {"why": "Ctrl-C", "trained": 1, "tokens": 64, "unit": "tokens", "bytes_data_parallel": 0, "model": None}
     assert farewell(news) == "bye (Ctrl-C): 1 round, 64 tokens learned together"
+    assert farewell(news | {"why": "no member answered", "trained": 0}) == "bye (no member answered)"
 
 
 def test_what_a_person_reads_is_in_the_log_with_its_time_and_without_the_ticket(

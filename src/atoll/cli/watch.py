@@ -339,8 +339,10 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
 
 
 def farewell(news: dict[str, Any]) -> str:
-    learned = f"{news['tokens']:,} {news['unit']} learned together"
-    text = f"bye ({news['why']}): {counted_text(news['trained'], 'round')}, {learned}"
+    text = f"bye ({news['why']})"
+    if news["trained"]:
+        learned = f"{news['tokens']:,} {news['unit']} learned together"
+        text += f": {counted_text(news['trained'], 'round')}, {learned}"
     if news["bytes_data_parallel"]:
         text += f", {bytes_text(news['bytes_out'])} sent"
     if news["model"]:

@@ -55,11 +55,14 @@ if TYPE_CHECKING:
 
 FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard requests what it lacks
+GONE = "its folder is gone"
+GONE_CODE = "E-DIR-13"
 AT_ONCE = (  # reasons that end without a farewell
     "stopped by its owner",
     "its parent process is gone",
     "an error of Atoll itself",
     "its disk refused",
+    GONE,
     "expelled",
 )
 
@@ -273,7 +276,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     watch = _EndWatcher(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
-    host.on_persist_failed = lambda why: leave("its disk refused", why)
+    host.on_persist_failed = lambda why: leave(GONE if why.code == GONE_CODE else "its disk refused", why)
     host.on_leave = leave
     door = ControlServer(start.folder, handlers_of(host))
     signals = _answer_signals(leave, shell)
