@@ -68,7 +68,7 @@ def _say_running(s: dict[str, Any]) -> None:
 
     of = f" of {s['rounds']}" if s["rounds"] else ""
     step = f" {s['step']}/{s['inner_steps']}" if s["phase"] == "training" else ""
-    say(f"{run_title(s)}: {s['trained']}{of} rounds trained, {s['phase']}{step}")
+    say(f"{run_title(s['run'], s['run_id'][:8])}: {s['trained']}{of} rounds trained, {s['phase']}{step}")
     if s["paused"]:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):

@@ -25,9 +25,9 @@ HEADER_MAX = 16 * 2**20  # bytes read of a state, without its tensors
 MODEL_FILES = ("model.safetensors", "adapters.safetensors")  # of a run that is over
 
 
-def run_title(s: dict[str, Any]) -> str:
-    """Name and id of the run of a status; a run without a name of its own has just the id."""
-    return " ".join(filter(None, ("run", s["run"] if s["run"] != UNNAMED else "", f"({s['run_id'][:8]})")))
+def run_title(name: str, short: str) -> str:
+    """Title of the run with this name and short id; a run without a name of its own has just the id."""
+    return " ".join(filter(None, ("run", one_line(name) if name != UNNAMED else "", f"({short})")))
 
 
 def learned_text(s: dict[str, Any]) -> str:
@@ -101,7 +101,7 @@ def _learned(folder: Path, genesis: VertexBody, head: VertexBody, progress: RunS
 
 def say_stored_status(s: dict[str, Any]) -> None:
     """Print the status of a folder where no peer is running."""
-    title = run_title(s)
+    title = run_title(s["run"], s["run_id"][:8])
     of = f" of {s['rounds']}" if s["rounds"] else ""
     stands = f"over after {s['trained']} rounds" if s["over"] else f"{s['trained']}{of} rounds trained"
     say(f"{title}: {stands}; no peer is running in {s['folder']}")
