@@ -21,8 +21,7 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short_id
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
 from atoll.cli.display.progress import DownloadBar, busy
-from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_of
-from atoll.cli.stored.run import run_title
+from atoll.cli.say import AsJson, TicketFile, folder_of, run_title, say, say_json, ticket_of
 from atoll.cli.verify import blob_id_of, kept_in, votes_alone, votes_text
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from cyclopts.validators import Number
 from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
-from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
-from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, run_title, say_stored_status, stored_status
+from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json
+from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
 LATE_SHOWN = 3  # newest contributions of members that were apart

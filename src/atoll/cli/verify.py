@@ -20,8 +20,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import BLOB_CHUNK, SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.display.progress import busy
-from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
-from atoll.cli.stored.run import run_title
+from atoll.cli.say import AsJson, Dir, folder_of, run_title, say, say_json
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
 
 if TYPE_CHECKING:

@@ -13,21 +13,15 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import one_line
 from atoll.base.units import bytes_text
-from atoll.cli.say import say
+from atoll.cli.say import run_title, say
 
 if TYPE_CHECKING:
     from atoll.runtime.event_log import RunStatus
     from atoll.wire.messages.vertex import VertexBody
 
 NO_PEER = "E-DOOR-01"
-UNNAMED = "run"  # default of run.name
 HEADER_MAX = 16 * 2**20  # bytes read of a state, without its tensors
 MODEL_FILES = ("model.safetensors", "adapters.safetensors")  # of a run that is over
-
-
-def run_title(name: str, short: str) -> str:
-    """Title of the run with this name and short id; a run without a name of its own has just the id."""
-    return " ".join(filter(None, ("run", one_line(name) if name != UNNAMED else "", f"({short})")))
 
 
 def learned_text(s: dict[str, Any]) -> str:
