@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.base.arguments import arguments
+from atoll.base.errors import short_traceback
 from atoll.runtime.embed.messages import RunRequest
 from atoll.training.experiment.simulator import ExperimentResult
 from atoll.training.recipe.methods import diloco
@@ -179,6 +181,21 @@ def test_a_prompt_shows_the_api_and_where_a_run_stands():
     """`dir(atoll)` lists what is loaded on first use, and a run prints its folder and progress."""
     assert set(atoll.__all__) <= set(dir(atoll))
     assert repr(RUN) == "<atoll.Run nowhere: not attached, 0 rounds trained>"
+
+
+@pytest.mark.parametrize("border", [short_traceback, arguments("atoll.train", "E-ATT-11")])
+def test_ctrl_c_shows_no_more_of_the_package_than_an_error(border: Callable[..., Any]):
+    """A loop is interrupted while it waits for other members, many calls below its own step."""
+
+    def inside() -> None:
+        raise KeyboardInterrupt
+
+    def step() -> None:
+        inside()
+
+    with pytest.raises(KeyboardInterrupt) as why:
+        border(step)()
+    assert "inside" not in [frame.name for frame in traceback.extract_tb(why.tb)]
 
 
 def test_a_mistyped_argument_is_guessed_and_the_traceback_ends_at_the_border():

@@ -26,6 +26,7 @@ def test_a_deleted_folder_ends_its_peer_and_says_what_was_in_it(tmp_path: Path):
         shutil.rmtree(folder)
         assert ada.ends() == 5
         assert f"E-DIR-13 the folder {folder} is gone: this peer's keys and states were in it" in ada.words()
+        assert ada.until_fact("Ended")["why"] == "its folder is gone"
 
 
 def test_a_founding_that_fails_leaves_no_run_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -59,6 +59,30 @@ def test_a_newcomer_reads_who_is_here_and_a_leaver_nothing_of_its_own_end():
     assert _change(progress, left="m", away="am") == "the others go on without this peer"
 
 
+def test_a_member_that_left_in_order_is_not_called_lost_nor_said_to_respond_again():
+    """The reason is that of its signed farewell. Only a member that was reported silent can respond again."""
+    progress, closed = RunStatus(), {"fact": "RoundClosed", "round": 3, "missing": [], "counted": [], "state": ""}
+    closed |= {"time_s": 9.0, "trained": 1, "loss": None, "samples": 1, "steps": 1}
+    _change(progress, joined="abc")
+    back, silent = {"fact": "PeerReturned", "peer": "a"}, {"fact": "PeerSuspected", "peer": "b", "why": "silent"}
+    progress.fold(back)
+    assert line_of(back, progress) == ""
+    progress.fold(closed | {"farewells": {"a": "Ctrl-C"}})
+    assert _change(progress, left="a", away="a") == "- a has left (Ctrl-C)"
+    progress.fold(silent)
+    progress.fold(closed)
+    assert _change(progress, left="b", away="ab") == "- b is lost: it stopped responding"
+    progress.fold(silent | {"peer": "c"})
+    progress.fold(back | {"peer": "c"})
+    assert line_of(back | {"peer": "c"}, progress) == "c responds again"
+
+
+def test_a_member_that_trains_on_its_own_data_is_told_so():
+    entry = {"fact": "LearningKnown", "data": "own data"}
+    assert line_of(entry, RunStatus()) == "this peer trains on data of its own, which never leave this computer"
+    assert line_of(entry | {"data": "stdlib"}, RunStatus()) == ""
+
+
 def test_waiting_for_members_is_no_failed_attempt_and_a_member_without_a_link_is_not_silent():
     progress = RunStatus(phase="assembling", members=[{"peer": "a", "name": "anna", "standing": "member"}])
     failed = {"fact": "RoundAttemptFailed", "attempt": 3, "round": 4}
@@ -76,6 +100,7 @@ def test_a_founder_that_only_this_computer_can_dial_is_told_calmly():
     assert "!" not in told and "--role" not in told
     news = {"why": "Ctrl-C", "trained": 1, "tokens": 64, "unit": "tokens", "bytes_data_parallel": 0, "model": None}
     assert farewell(news) == "bye (Ctrl-C): 1 round, 64 tokens learned together"
+    assert farewell(news | {"why": "no member answered", "trained": 0}) == "bye (no member answered)"
 
 
 def test_what_a_person_reads_is_in_the_log_with_its_time_and_without_the_ticket(

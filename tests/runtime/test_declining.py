@@ -9,7 +9,9 @@ import pytest
 
 from atoll.base.errors import RunFailedError
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
-from atoll.runtime.embed.messages import DeclineRounds, ToUser
+from atoll.runtime.embed.loop_log import LOOP_KILLED
+from atoll.runtime.embed.messages import DeclineRounds, DetachLoop, ToUser
+from atoll.runtime.embed.peer_process import farewell_of
 from atoll.runtime.trainer.protocol import LENGTH, StepsTrained, TrainSteps
 from atoll.training.recipe.recipes import custom_loop_recipe
 
@@ -55,6 +57,22 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[TrainStep
         return word, came, declined
 
     return asyncio.run(told())
+
+
+@pytest.mark.parametrize(("says", "why"), [([DetachLoop()], "its training loop ended"), ([], LOOP_KILLED)])
+def test_a_loop_that_was_killed_takes_leave_in_other_words(says: list[object], why: str):
+    """Its peer process outlives it, and tells the others why it leaves."""
+
+    async def farewell() -> str:
+        reader = asyncio.StreamReader()
+        trainer = AttachedTrainer(reader, Pipe(), None)  # pyright: ignore[reportArgumentType]
+        for message in says:
+            reader.feed_data(frame(message))
+        reader.feed_eof()
+        await trainer.read_messages()
+        return farewell_of(trainer, [])
+
+    assert asyncio.run(farewell()) == why
 
 
 TRAINED = StepsTrained(7, 112, 112, 1.0, 0.1, 0, ())

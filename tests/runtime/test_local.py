@@ -25,6 +25,17 @@ def test_a_script_that_fails_before_the_run_began_ends_the_others(tmp_path: Path
         atoll.local(script, peers=2, folder=tmp_path / "swarm")
 
 
+def test_the_error_of_a_function_names_its_exception(tmp_path: Path):
+    """A notebook may not show what its processes print."""
+
+    def work():
+        raise ValueError("no such data")
+
+    with pytest.raises(atoll.RunFailedError, match="E-LOC-02") as failed:
+        atoll.local(work, peers=2, folder=tmp_path / "swarm")
+    assert failed.value.cause == "peer-1 ended with ValueError: no such data"
+
+
 def test_requests_that_make_no_swarm_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """What a script leaves lies in a folder of its own: another one in the same place begins another run."""
     monkeypatch.chdir(tmp_path)

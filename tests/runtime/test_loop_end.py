@@ -11,6 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,10 @@ from torch import nn
 import atoll
 from atoll.cli.checkpoint import export as checkpoint_export
 from atoll.cli.status import export
+from atoll.cli.status import peers as show_members
+from atoll.cli.stored.run import stored_status
 from atoll.runtime.embed.after_end import StepsAfterEnd
-from atoll.runtime.embed.loop_log import messages_of
+from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
 from atoll.runtime.event_log import RunStatus
 
@@ -89,6 +92,15 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
     told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "over after 2 rounds; no peer is running in" in told and "loss not reported, 4 samples" in told
     assert f"members of the last round: {platform.node()}/one\n" in told and "torch: False" in told
+    record = tmp_path / "one" / "facts.jsonl"  # as that of a latecomer, which has seen one round alone
+    lines = record.read_text().splitlines(keepends=True)
+    first = next(line for line in lines if '"RoundClosed"' in line)
+    record.write_text("".join(line for line in lines if line != first))
+    stored = stored_status(tmp_path / "one")
+    assert stored is not None and stored["tokens"] == 4
+    show_members(dir=tmp_path / "one")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].endswith("members after 2 rounds:") and f"{run.peer[-8:]}  member" in shown[1]
     Path(run.model_file).unlink()
     export(dir=tmp_path / "one")
     export(tmp_path / "copy.safetensors", dir=tmp_path / "one")
@@ -176,11 +188,13 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
                 while founder.members > 1 or "has left" not in caplog.text:
                     assert thread.is_alive()
                     Event().wait(0.02)
+                with atoll.join(founder.ticket, folder=tmp_path / "two") as again:  # with the ticket once more
+                    again.attach(*small_loop())
             finally:
                 stop.set()
                 thread.join()
     name = f"{platform.node()}/two"
-    assert f"{name} joined" in caplog.text and f"{name} has left" in caplog.text
+    assert caplog.text.count(f"{name} joined") == 2 and f"{name} has left" in caplog.text
     assert "joined the run; its other members: ada" in caplog.text and "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
 
@@ -188,7 +202,17 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
 MEMBERS = [
     {"peer": "A", "name": "ada", "role": "trainer", "standing": "member", "since": -1},
     {"peer": "B", "name": "bob", "role": "trainer", "standing": "expelled", "since": 5},
+    {"peer": "S", "name": "sue", "role": "trainer", "standing": "away", "since": 5},
+    {"peer": "K", "name": "kim", "role": "trainer", "standing": "away", "since": 5},
+    {"peer": "L", "name": "lee", "role": "trainer", "standing": "away", "since": 5},
 ]
+FAREWELLS = {"K": LOOP_KILLED, "L": "its training loop ended"}
+
+
+def _gone(peer: str) -> dict[str, Any]:
+    return {"fact": "MembershipChanged", "members": MEMBERS, "joined": [], "left": [peer]}
+
+
 CLOSED = {"fact": "RoundClosed", "round": 9, "trained": 4, "state": "", "time_s": 9.0, "loss": None, "samples": 1}
 CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
 
@@ -201,7 +225,7 @@ CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
             "WARNING",
             "ada does not respond (silent); the others",
         ),
-        ({"fact": "PeerReturned", "peer": "A"}, "INFO", "ada responds again"),
+        ({"fact": "PeerReturned", "peer": "S"}, "INFO", "sue responds again"),
         (
             {"fact": "RoundAttemptFailed", "attempt": 0, "round": 9},
             "WARNING",
@@ -226,12 +250,17 @@ CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
             "bob is expelled; why: atoll verify --verdicts",
         ),
         ({"fact": "MembershipChanged", "members": MEMBERS, "joined": ["C", "A"], "left": []}, "INFO", "ada"),
+        (_gone("S"), "WARNING", "sue is lost: it stopped responding"),
+        (_gone("K"), "WARNING", "kim has left (its program was killed or crashed)"),
+        (_gone("L"), "INFO", "lee has left (its training loop ended)"),
     ],
 )
 def test_a_line_of_the_event_log_becomes_a_message(entry: dict, level: str, says: str):
     """What `atoll up` would print goes to the logger of an attached loop, problems as warnings."""
     progress = RunStatus()
-    progress.fold({"fact": "MembershipChanged", "members": MEMBERS})
+    progress.fold({"fact": "MembershipChanged", "members": MEMBERS, "joined": [], "left": []})
+    progress.fold(CLOSED | {"farewells": FAREWELLS})
+    progress.fold({"fact": "PeerSuspected", "peer": "S", "why": "silent"})
     progress.fold(entry)
     messages = [*messages_of(entry, progress, "C")]
     assert [m.level for m in messages if says in m.text][:1] == [getattr(logging, level)], messages

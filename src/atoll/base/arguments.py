@@ -94,7 +94,7 @@ def arguments(name: str, code: str) -> Callable[[Callable[P, T]], Callable[P, T]
                     raise _refusal(name, code, parameter, value, hints[argument]) from None
             try:
                 return function(*given.args, **given.kwargs)
-            except AtollError as why:
+            except (AtollError, KeyboardInterrupt) as why:
                 raise why.with_traceback(None) from None
 
         return validated

@@ -75,13 +75,13 @@ class RunEnded(AtollError):
 
 
 def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of public functions: the traceback of an AtollError ends here, not inside the package."""
+    """Decorator of public functions: the traceback of an AtollError or of Ctrl-C ends here, not inside."""
 
     @wraps(function)
     def bordered(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except AtollError as why:
+        except (AtollError, KeyboardInterrupt) as why:
             raise why.with_traceback(None) from None
 
     return bordered

@@ -138,7 +138,7 @@ def _say_outcome(outcome: Any) -> None:
     f = outcome.figures
     say()
     if outcome.sample:
-        say(f"{outcome.sample.rstrip()}\n")
+        say(f"the trained model writes:\n\n{outcome.sample.rstrip()}\n")
     right = f"{f['val_accuracy_end']:.0%} of the {outcome.unit} guessed right"
     say(f"validation loss {f['val_loss_start']:.3f} -> {f['val_loss_end']:.3f}, {right}, {f['rounds']} rounds")
     if f["val_loss_solo"] is not None:

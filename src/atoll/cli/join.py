@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
-from msgspec.structs import replace
 
 from atoll.base.errors import UsageError
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import Dir, Sets, TicketFile, folder_of, ticket_of, ticket_then_folder
-from atoll.cli.up import Announce, Listen, Name, Stay, Threads
+from atoll.cli.up import Announce, Data, Listen, Name, Stay, Threads, with_own_data
 
 if TYPE_CHECKING:
     from atoll.peer.config.sections import RunConfig
@@ -53,14 +52,7 @@ def join(
         list[str],
         Parameter(negative="", help="Multiaddr of a member to try beside those in the ticket; repeatable."),
     ] = [],  # noqa: B006
-    data: Annotated[
-        Path | None,
-        Parameter(
-            help="Train on these data of your own, of the form of the run's; they never leave this computer "
-            "(node.data). If data differ between sites, found the run with the recipe fedavg; where members may "
-            "lie, with the statistic clipped_caf."
-        ),
-    ] = None,
+    data: Data = None,
     state_from: StateFrom = "",
     config: Annotated[
         Path | None, Parameter(help="run.toml; only its [network] and [node] matter to a joiner.")
@@ -84,8 +76,8 @@ def join(
         )
     if data is not None and role == "observer":
         raise UsageError("E-ARG-14", "--data and --role observer exclude each other", fix="leave one of them out")
-    parsed, folder, settings = parse(text), folder_of(dir), load_config(config, set)
-    settings = _for_this_node(settings, data, state_from)
+    parsed, folder = parse(text), folder_of(dir)
+    settings = _from_published(with_own_data(load_config(config, set), data), state_from)
     if not (folder / "kept.sqlite").exists():
         # reports a bad ticket before anything heavy starts; a peer that has joined no longer needs it
         parsed.verify(time.time())
@@ -98,15 +90,14 @@ def join(
     return watched(lambda shell: run_join(start, text, role, tuple(bootstrap), shell), output)
 
 
-def _for_this_node(config: RunConfig, data: Path | None, state_from: str) -> RunConfig:
-    """The config with what the command says of this computer. UsageError if a place for states cannot be used."""
+def _from_published(settings: RunConfig, state_from: str) -> RunConfig:
+    """These settings with `node.state_from`, as --state-from names it. UsageError if there is no such place."""
+    from msgspec.structs import replace
+
     from atoll.runtime.publishing.places import place_at
 
-    node = config.node
-    if data is not None:
-        node = replace(node, data=str(data.expanduser().absolute()))
     if state_from:
-        node = replace(node, state_from=state_from)
-    if node.state_from:
-        place_at(node.state_from)  # reports a wrong place or a missing library before anything starts
-    return replace(config, node=node)
+        settings = replace(settings, node=replace(settings.node, state_from=state_from))
+    if settings.node.state_from:
+        place_at(settings.node.state_from)  # reports a wrong place or a missing library before anything starts
+    return settings

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from atoll.base.errors import RefusedError, RunFailedError
+from atoll.base.ids import PeerId, names_of, short_id
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
@@ -74,7 +75,8 @@ def recover(
     folder = folder_of(dir)
     found = send_request(folder, "status")
     if not yes and found["present"] < found["quorum"]:
-        gone = [m["name"] or m["peer"][-8:] for m in found["members"] if m["link"] == "gone"]
+        named = names_of((PeerId(m["peer"]), m["name"] or short_id(m["peer"])) for m in found["members"])
+        gone = [named[m["peer"]] for m in found["members"] if m["link"] == "gone"]
         vote, they = ("its vote", "it joins") if len(gone) == 1 else ("their votes", "they join")
         lose = f"{', '.join(gone)} will lose {vote} until {they} again; gone for good?"
         key = "the key in this folder becomes the key of its member; is the old one lost?"

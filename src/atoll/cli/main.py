@@ -44,8 +44,13 @@ from atoll.cli.say import say_trouble
 from atoll.cli.stored import evaluate, publish
 from atoll.runtime.system import check_system
 
-EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the run failed.
-130 Ctrl-C. A service restarts after 3 and 5, not after 2 and 4. Every error has a code: atoll explain E-NET-01."""
+EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused,
+5 the run failed, 130 Ctrl-C. Services restart after 3 and 5, not 2 and 4.
+Every error has a code: atoll explain E-NET-01 explains it."""
+EXAMPLES = {  # of commands that need more than their name
+    "atoll plan": "atoll plan --model gpt-small --peers 8 --uplink 20Mbit",
+    "atoll explain": "atoll explain E-NET-01",
+}
 SETTING = re.compile(r"[a-z]+\.\w+=")
 
 
@@ -148,7 +153,9 @@ def main(tokens: list[str] | None = None) -> None:
     except AtollError as why:
         status = say_trouble(why, as_json=_is_json(words))
     except cyclopts.CycloptsError as why:
-        told = UsageError("E-ARG-01", str(why).strip(), fix=" ".join(["atoll", *_verbs(words), "--help"]))
+        verbs = " ".join(["atoll", *_verbs(words)])
+        example = f"{EXAMPLES[verbs]}; " if verbs in EXAMPLES else ""
+        told = UsageError("E-ARG-01", str(why).strip(), fix=f"{example}{verbs} --help")
         status = say_trouble(told, as_json=_is_json(words))
     except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second error at exit

@@ -23,7 +23,8 @@ def peer_picture(p: RunStatus) -> RenderableType:
     head = Text()
     head.append(f" {p.run or '…'} ", style="bold reverse")
     of = f"/{p.rounds}" if p.rounds else ""
-    head.append(f"  round {p.trained}{of}  {p.phase}")
+    is_known = not p.me or p.is_member(p.me)  # a newcomer has not seen how many rounds the run has trained
+    head.append(f"  round {p.trained}{of}  {p.phase}" if is_known else f"  no member yet, {p.phase}")
     if p.phase == "training" and p.inner_steps:
         head.append(f" {p.step}/{p.inner_steps}")
     if p.loss is not None:
@@ -31,7 +32,7 @@ def peer_picture(p: RunStatus) -> RenderableType:
     if (held_out := p.evaluated.get("loss")) is not None:
         head.append(f"  held-out {held_out:.3f}")
     members = counted_text(sum(m["standing"] == "member" for m in p.members), "member")
-    head.append(f"  {members}  {p.tokens_per_s:,.0f} {p.unit}/s")
+    head.append(f"  {members}" + (f"  {p.tokens_per_s:,.0f} {p.unit}/s" if p.tokens_per_s else ""))
     lines: list[RenderableType] = [head, *_bars(p), _traffic(p.bytes_out, p.bytes_data_parallel)]
     if p.curve:
         lines.append(Text(" " + curve_text([loss for _, loss in p.curve]), style="cyan"))
@@ -48,7 +49,7 @@ def _bars(p: RunStatus) -> list[RenderableType]:
     here, whole = p.transferred()
     if whole:
         bars.append(_bar(f"downloading {bytes_text(here)} of {bytes_text(whole)}", here / whole, ""))
-    if p.rounds and not p.over:
+    if p.rounds and not p.over and (not p.me or p.is_member(p.me)):
         step = p.step / p.inner_steps if p.phase == "training" and p.inner_steps else 0.0
         left = f"about {seconds_text(p.left_s)} left" if p.left_s is not None else ""
         bars.append(_bar("rounds", min(1.0, (p.trained + step) / p.rounds), left))

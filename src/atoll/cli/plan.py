@@ -21,6 +21,7 @@ from atoll.base.limits import FULL_MESH_MAX, OWNERS_PER_PART
 from atoll.base.units import (
     bytes_text,
     count_text,
+    counted_text,
     parse_count,
     parse_duration_s,
     parse_rate_bytes_s,
@@ -285,7 +286,7 @@ def _links(peers: int, uplink: str, downlink: str, latency: str, trust: Trust) -
     if tolerance and peers < (least := peers_for_one_liar(tolerance)):
         raise UsageError(
             "E-PLAN-07",
-            f"--trust {trust} withstands no liar among {peers} members",
+            f"--trust {trust} withstands no liar among {counted_text(peers, 'member')}",
             cause=f"it takes {least} to withstand one",
             fix=f"--peers {least}, or --trust private if members do not lie",
         )

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
+from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short_id
 from atoll.base.units import bytes_text, parse_duration_s, spans_text
 from atoll.cli.display.progress import DownloadBar, busy
-from atoll.cli.say import AsJson, TicketFile, folder_of, say, say_json, ticket_of
+from atoll.cli.say import AsJson, TicketFile, folder_of, run_title, say, say_json, ticket_of
 from atoll.cli.verify import votes_alone, votes_text
 from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
@@ -107,8 +107,7 @@ def pull(
         told |= {"vertices": audit.vertices, "votes_alone": alone, "folder": str(to), "size_bytes": size_bytes}
         say_json(told)
         return
-    name = one_line(audit.settings.name)
-    say(f"  run {name} ({short_id(run)}): {audit.vertices} vertices, all as they were agreed on")
+    say(f"  {run_title(audit.settings.name, short_id(run))}: {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
     size = f"{taken.state.hex()[:8]}, {bytes_text(size_bytes)}"

@@ -16,7 +16,7 @@ import msgspec
 from cyclopts import Parameter
 
 from atoll.base.errors import AtollError, UsageError
-from atoll.base.ids import printable
+from atoll.base.ids import one_line, printable
 from atoll.runtime.peer_folder import DEFAULT_DIR
 
 Dir = Annotated[Path | None, Parameter(name="--dir", help="A peer's folder. Default: $ATOLL_DIR, or ./atoll-run.")]
@@ -31,6 +31,7 @@ TicketFile = Annotated[
         name="--ticket-file", help="Read the ticket from this file: other users can see the words of a command."
     ),
 ]
+UNNAMED = "run"  # default of run.name
 TICKET_FILE_MAX = 64 * 1024  # characters; a ticket is one line of some hundreds
 
 
@@ -88,6 +89,11 @@ def say_trouble(why: AtollError, as_json: bool) -> int:
     else:
         sys.stderr.write(f"{printable(str(why))}\n")
     return why.exit_status
+
+
+def run_title(name: str, short: str) -> str:
+    """Title of the run with this name and short id; a run without a name of its own has just the id."""
+    return " ".join(filter(None, ("run", one_line(name) if name != UNNAMED else "", f"({short})")))
 
 
 def qr(text: str) -> str:

@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
-from atoll.cli.say import AsJson, Dir, folder_of, qr, say, say_json
+from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json
 from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
@@ -72,8 +72,7 @@ def _say_running(s: dict[str, Any]) -> None:
 
     of = f" of {s['rounds']}" if s["rounds"] else ""
     step = f" {s['step']}/{s['inner_steps']}" if s["phase"] == "training" else ""
-    title = " ".join(filter(None, ("run", s["run"], f"({s['run_id'][:8]})")))
-    say(f"{title}: {s['trained']}{of} rounds trained, {s['phase']}{step}")
+    say(f"{run_title(s['run'], s['run_id'][:8])}: {s['trained']}{of} rounds trained, {s['phase']}{step}")
     if s["paused"]:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):
@@ -142,10 +141,21 @@ def _say_checks(s: dict[str, Any]) -> None:
 
 
 def peers(dir: Dir = None, *, json: AsJson = False) -> None:
-    """List the agreed members, their standing, and how this peer reaches them."""
+    """List the agreed members, their standing, and how this peer reaches them.
+
+    If no peer is running in the folder, these are the members of the last round that it holds.
+    """
     from atoll.runtime.control.socket import send_request
 
-    found = send_request(folder_of(dir), "peers")
+    folder = folder_of(dir)
+    try:
+        found = send_request(folder, "peers")
+    except NetworkError as why:
+        if why.code != NO_PEER or (stored := stored_status(folder)) is None:
+            raise
+        found = stored["members"]
+        if not json:
+            say(f"no peer is running in {folder}; members after {stored['trained']} rounds:")
     if json:
         say_json(found)
         return

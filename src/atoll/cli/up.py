@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -11,6 +11,9 @@ from cyclopts.validators import Number
 from atoll.base.limits import PEERS_MAX
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import Dir, Sets, folder_of
+
+if TYPE_CHECKING:
+    from atoll.peer.config.sections import RunConfig
 
 Name = Annotated[
     str,
@@ -35,7 +38,24 @@ Threads = Annotated[
         help="Threads of the trainer. Default: the cores, divided by the peers that run here.",
     ),
 ]
+Data = Annotated[
+    Path | None,
+    Parameter(
+        help="Train on these data of your own, of the form of the run's; they never leave this computer "
+        "(node.data). If data differ between sites, found the run with the recipe fedavg; where members may lie, "
+        "with the statistic clipped_caf."
+    ),
+]
 Stay = Annotated[bool, Parameter(negative="", help="Stay when the run is over, to serve the model to latecomers.")]
+
+
+def with_own_data(settings: RunConfig, data: Path | None) -> RunConfig:
+    """These settings with `node.data`, as --data names it."""
+    from msgspec.structs import replace
+
+    if data is None:
+        return settings
+    return replace(settings, node=replace(settings.node, data=str(data.expanduser().absolute())))
 
 
 def up(
@@ -46,6 +66,7 @@ def up(
     name: Name = "",
     listen: Listen = [],  # noqa: B006  # cyclopts reads it, no code changes it
     announce: Announce = [],  # noqa: B006
+    data: Data = None,
     set: Sets = [],  # noqa: B006
     threads: Threads = 0,
     uses: Annotated[
@@ -64,7 +85,7 @@ def up(
 
     if config is not None and dir is None and config.is_dir():
         config, dir = None, config  # `atoll up FOLDER`
-    settings = load_config(config, set)
+    settings = with_own_data(load_config(config, set), data)
     start = PeerOptions(folder_of(dir), settings, config, name, tuple(listen), tuple(announce), threads, stay, uses)
     from atoll.cli.watch import watched
 

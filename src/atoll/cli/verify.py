@@ -17,7 +17,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.display.progress import busy
-from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
+from atoll.cli.say import AsJson, Dir, folder_of, run_title, say, say_json
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
 from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
@@ -164,8 +164,8 @@ def _say(audit: VerificationReport, out: VerdictHistory, blobs: int | None, look
         say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
     body = audit.head_body
     trained, epoch = (body.trained, body.epoch) if body is not None else (0, 0)
-    name = f"{one_line(audit.settings.name)} ({short_id(audit.run)})"
-    say(f"run {name}: {audit.vertices} vertices, {trained} trained rounds, epoch {epoch}")
+    title = run_title(audit.settings.name, short_id(audit.run))
+    say(f"{title}: {audit.vertices} vertices, {trained} trained rounds, epoch {epoch}")
     if audit.trusted >= 0:
         say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")
     if audit.missing:

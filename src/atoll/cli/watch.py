@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 
 NO_TICKET = {"ticket": None}
+QR_BESIDE = 16  # lines of a terminal for the ticket above a QR code, and for the picture below it
 
 
 def watched(work: Callable[[PeerView], Awaitable[int]], output: OutputOptions) -> int:
@@ -191,7 +193,9 @@ def introduction(news: dict[str, Any]) -> str:
         lines += ["", "others join with:", "", f"  atoll join {news['ticket']}", ""]
         if news.get("ticket_uses") == 1:
             lines += [f"  it admits one; for each of the others: atoll invite --dir {news['folder']}", ""]
-        lines += [qr(news["ticket"])] if sys.stdout.isatty() else []
+        code = qr(news["ticket"]) if sys.stdout.isatty() and not news["resumed"] else ""
+        room = shutil.get_terminal_size().lines - QR_BESIDE
+        lines += [code] if code and code.count("\n") < room else []  # the ticket stays on the screen
     return "\n".join(lines)
 
 
@@ -211,7 +215,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             what = entry.get("paused", "the others go on")
             return f"! {name(entry['peer'])} does not respond ({entry['why']}); {what}"
         case "PeerReturned":
-            return f"{name(entry['peer'])} responds again"
+            return "" if entry["peer"] != progress.returned else f"{name(entry['peer'])} responds again"
         case "RoundAttemptFailed" if progress.phase in ("paused", "assembling") and "paused" not in entry:
             return ""  # there was nothing to agree on: it waits for members
         case "RoundAttemptFailed":
@@ -228,6 +232,8 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             )
         case "LocalRedundancyCheckFailed":
             return f"! twins of round {entry['of']} are not compared here: {entry['why']}"
+        case "LearningKnown" if entry.get("data") == "own data":
+            return "this peer trains on data of its own, which never leave this computer"
         case "StateDownloadBegan":
             return f"downloading the agreed model ({entry['why']})"
         case "JoinRejected":
@@ -261,7 +267,7 @@ def _membership_lines(entry: dict[str, Any], progress: RunStatus) -> str:
     told = "  ".join(
         [f"+ {name(p)} joined" for p in joined]
         + ["the others go on without this peer" for p in left if p == me]
-        + [f"- {name(p)} is gone" for p in left if p not in out and p != me]
+        + [f"- {progress.parting_text(p)}" for p in left if p not in out and p != me]
         + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in left if p in out and p != me]
     )
     waits = progress.waiting_text() if left else None  # a newcomer has no vote yet
@@ -341,8 +347,10 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
 
 
 def farewell(news: dict[str, Any]) -> str:
-    learned = f"{news['tokens']:,} {news['unit']} learned together"
-    text = f"bye ({news['why']}): {counted_text(news['trained'], 'round')}, {learned}"
+    text = f"bye ({news['why']})"
+    if news["trained"]:
+        learned = f"{news['tokens']:,} {news['unit']} learned together"
+        text += f": {counted_text(news['trained'], 'round')}, {learned}"
     if news["bytes_data_parallel"]:
         text += f", {bytes_text(news['bytes_out'])} sent"
     if news["model"]:

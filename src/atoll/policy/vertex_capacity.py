@@ -4,7 +4,7 @@ A body lists every member, and for every part its contributors; it travels whole
 a member that may train takes room for its line, its commitment and its name in every part, an observer for its
 line. These are counted at their largest size. Scores and credits of three bytes each fit into numbers counted as
 nine bytes and into links and commitments that are never full. So do a reader's open shards and claims, which take
-less than 500 bytes. A member that is away is counted as present, since it may return at any time. So room depends
+less than 600 bytes. A member that is away is counted as present, since it may return at any time. So room depends
 only on a member's own data, never on its standing, except that an expelled member keeps just its line.
 """
 

@@ -33,13 +33,14 @@ from atoll.peer.config.sections import KeepSection
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import OTHER_RULES_FIX, other_rules
-from atoll.policy.participation import group_of, named
+from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.protocol.history.chain import decode_undamaged, find_missing_vertex, genesis_digest
 from atoll.runtime.clock import SystemClock
 from atoll.runtime.driver import Driver, PeerConfig
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.addresses import advertised, as_last_time, only_here, with_free_ports
 from atoll.runtime.own_data import OwnData
+from atoll.runtime.peer_folder import default_name
 from atoll.runtime.publishing.state_source import ask_published_first
 from atoll.runtime.session_keys import certify, kept_session, remember_session
 from atoll.runtime.storage.atomic_files import refused, unusable
@@ -270,6 +271,8 @@ async def join_run(
     kept_session(store, ticket.genesis)  # reports a damaged session before the start
     store.keep([("run", ticket.genesis), ("ticket", ticket_text.encode())])
     bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
+    if "run" in kept:  # it comes back
+        name = _name_as_before(name, kept.get("name", b"").decode(), folder)
     wish = DesiredRole(role, name, (), ticket.redeem(identity.peer))
     return await _open(PeerConfig(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
 
@@ -301,16 +304,19 @@ async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Ma
         store.close()
         raise RefusedError("E-RUN-15", why, fix=OTHER_RULES_FIX)
     role, before = kept.get("role", b"trainer").decode(), kept.get("name", b"").decode()
-    if name and not group_of(name):
-        name = named(name, group_of(before))
-    name = name or before
-    wish, bootstrap = DesiredRole(role, name), ()
+    wish, bootstrap = DesiredRole(role, _name_as_before(name, before, folder)), ()
     if "ticket" in kept:
         ticket = parse(kept["ticket"].decode())
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
     return await _open(PeerConfig(store, identity, run, wish, genesis, bootstrap), listening, make)
+
+
+def _name_as_before(name: str, before: str, folder: Path) -> str:
+    """This name, with what it leaves out, the name itself or the group, as at the last start in this folder."""
+    own = name.removesuffix(GROUP_MARK + group_of(name)) or before.removesuffix(GROUP_MARK + group_of(before))
+    return named(own or default_name(folder), group_of(name) or group_of(before))
 
 
 def _check_history(kept: Mapping[str, bytes], run: Digest, folder: Path) -> None:

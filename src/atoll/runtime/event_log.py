@@ -40,7 +40,8 @@ from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
 from atoll.protocol.allreduce.events import RowWeightsComputed
 from atoll.runtime.storage.ownership import open_private
 from atoll.verification.state_validation.policy import ALL, LOSS_MOST, NAT
-from atoll.wire.codec import decode_body
+from atoll.wire.codec import decode_body, statement_in
+from atoll.wire.messages.statements import LeaveReport, SignedStatement
 from atoll.wire.messages.vertex import Member
 
 Entry = Mapping[str, Any]
@@ -96,6 +97,8 @@ def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
                 entry |= {"rounds": body.tuned.to.rounds}
             if body.tuned is not UNSET and body.tuned.to.min_peers is not UNSET:
                 entry |= {"min_peers": body.tuned.to.min_peers}
+            if parted := farewells_in(body.reports):
+                entry |= {"farewells": parted}
             if late := late_of(body):
                 entry["late"] = {peer: {"since": one.since, "steps": one.steps} for peer, one in late.items()}
             if body.weighing is not UNSET:
@@ -124,6 +127,12 @@ def fact_to_entry(fact: Fact, at: float) -> dict[str, Any] | None:
             pass
     rest = {k: v for k, v in asdict(fact).items() if k not in LEFT_OUT and k not in entry}
     return plain(entry | rest)
+
+
+def farewells_in(reports: Iterable[SignedStatement]) -> dict[PeerId, str]:
+    """Members that said farewell in these reports of a vertex, with the reason of each."""
+    read = ((signed.signer, statement_in(signed)) for signed in reports)
+    return {peer: statement.why for peer, statement in read if isinstance(statement, LeaveReport)}
 
 
 def member_entry(member: Member, scores: Mapping[PeerId, int] | None = None) -> dict[str, Any]:
@@ -257,6 +266,9 @@ class RunStatus:
     late: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # late work of partitioned members
     branches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # other branches of the run
     apart_steps: int = 0  # steps taken since this peer lost its quorum
+    farewells: dict[str, str] = field(default_factory=dict)  # members that left in order in the last round, and why
+    suspected: set[str] = field(default_factory=set)  # members that stopped responding to this peer
+    returned: str = ""  # the suspected member that responded again last
     closed_at_s: float = 0.0  # agreed time of the last round
     round_s: float = 0.0  # duration of a training round, a mean that follows the newest ones
     # (bytes here, bytes in all) of downloads in progress; the running peer supplies it
@@ -270,6 +282,7 @@ class RunStatus:
             progress.fold(entry)
         progress.phase, progress.over, progress.holds_model = "starting", False, False
         progress.step, progress.step_loss, progress.trouble = 0, None, ""
+        progress.suspected.clear()
         return progress
 
     def fold(self, entry: Entry) -> None:
@@ -279,6 +292,7 @@ class RunStatus:
 
     def _see(self, entry: Entry) -> None:
         self.round = max(self.round, entry.get("round", self.round))
+        self._see_silence(entry)
         match entry["fact"]:
             case "GenesisKnown":
                 self.run, self.rounds, self.min_peers = entry["name"], entry["rounds"], entry["min_peers"]
@@ -372,6 +386,27 @@ class RunStatus:
                 self.trouble = f"{entry['code']} {entry['what']}"
             case _:
                 pass
+
+    def _see_silence(self, entry: Entry) -> None:
+        match entry["fact"]:
+            case "PeerSuspected" if not entry.get("never_linked"):
+                self.suspected.add(entry["peer"])
+            case "PeerReturned":  # it comes after a farewell, too, of a member that waits for its vertex
+                self.returned = entry["peer"] if entry["peer"] in self.suspected else ""
+                self.suspected.discard(entry["peer"])
+            case "MembershipChanged":
+                self.suspected -= set(entry["joined"])
+            case "RoundClosed":
+                self.farewells = entry.get("farewells", {})
+            case _:
+                pass
+
+    def parting_text(self, peer: str) -> str:
+        """How this member parted: in order, with its reason, or lost."""
+        if peer in self.farewells:
+            return f"{self.name_of(peer)} has left ({self.farewells[peer]})"
+        how = "is lost: it stopped responding" if peer in self.suspected else "is gone"
+        return f"{self.name_of(peer)} {how}"
 
     def _round_closed(self, entry: Entry) -> None:
         self.state, self.phase, self.trouble, self.apart_steps = entry["state"], "planning", "", 0

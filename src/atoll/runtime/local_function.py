@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from atoll.base.errors import UsageError
+from atoll.base.ids import one_line
+
+FAILURE = ".failed"  # suffix of the file beside the result, for a notebook that does not show the processes' stderr
 
 
 def cloudpickle() -> ModuleType:
@@ -33,6 +37,19 @@ def write_call(function: Callable[..., Any], words: Sequence[str], to: Path) -> 
     to.write_bytes(cloudpickle().dumps((function, tuple(words))))
 
 
+def read_failure(path: Path) -> str:
+    """The exception that ended the function, as one line; empty if there was none."""
+    with suppress(OSError):
+        return one_line(path.with_suffix(FAILURE).read_text("utf-8", "replace"))
+    return ""
+
+
+def forget_failures(folder: Path) -> None:
+    """Remove what functions of an earlier call left."""
+    for path in folder.glob(f"*{FAILURE}"):
+        path.unlink()
+
+
 def read_result(path: Path) -> Any:
     return cloudpickle().loads(path.read_bytes())
 
@@ -40,4 +57,8 @@ def read_result(path: Path) -> Any:
 if __name__ == "__main__":
     call, result = map(Path, sys.argv[1:])
     function, words = cloudpickle().loads(call.read_bytes())
-    result.write_bytes(cloudpickle().dumps(function(*words)))
+    try:
+        result.write_bytes(cloudpickle().dumps(function(*words)))
+    except Exception as why:
+        result.with_suffix(FAILURE).write_text(f"{type(why).__name__}: {why}")
+        raise

@@ -25,7 +25,7 @@ from typing import Any
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.runtime.event_log import RunStatus, entries_in
-from atoll.runtime.local_function import read_result, write_call
+from atoll.runtime.local_function import forget_failures, read_failure, read_result, write_call
 from atoll.runtime.local_progress import SwarmProgress
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import safe_folder
@@ -76,15 +76,17 @@ def local(
     try:
         first = {"ATOLL_START_PEERS": str(peers), "ATOLL_TICKET_USES": str(peers)}
         children.append(_started(commands[0], founder, **first))
-        ticket = _ticket_in(founder, children[0])
+        ticket = _ticket_in(base, children[0])
         for n in range(2, peers + 1):
             children.append(_started(commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket))
-        _wait(children, lambda: _trained(founder) > before, progress)
+        _wait(children, lambda: _trained(founder) > before, progress, base)
     finally:
         _end(children)
         progress.close()
-    if failed := sum(child.returncode != 0 for child in children):
-        raise RunFailedError("E-LOC-01", f"{failed} of {peers} processes failed", cause="see above")
+    if failed := [n for n, child in enumerate(children, 1) if child.returncode]:
+        raise RunFailedError(
+            "E-LOC-01", f"{len(failed)} of {peers} processes failed", cause=_cause(base, failed[0])
+        )
     is_script = isinstance(script, str | Path)
     return [] if is_script else [read_result(base / RESULT.format(n)) for n in range(1, peers + 1)]
 
@@ -95,6 +97,7 @@ def _commands(
     """The command of each process; a function is written into the folder of the swarm first."""
     if isinstance(script, str | Path):
         return [[sys.executable, str(script), *arguments]] * peers
+    forget_failures(base)
     write_call(script, arguments, base / CALL)
     module = [sys.executable, "-m", "atoll.runtime.local_function", str(base / CALL)]
     return [[*module, str(base / RESULT.format(n))] for n in range(1, peers + 1)]
@@ -107,8 +110,15 @@ def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
 
 
-def _ticket_in(folder: Path, founder: Child) -> str:
+def _cause(base: Path, n: int) -> str:
+    """Why process `n` failed: the exception of its function, or its own output."""
+    failure = read_failure(base / RESULT.format(n))
+    return f"peer-{n} ended with {failure}" if failure else "what it printed stands above"
+
+
+def _ticket_in(base: Path, founder: Child) -> str:
     """Ticket that the founder leaves in its folder."""
+    folder = base / "peer-1"
     deadline = time.monotonic() + TICKET_S
     while time.monotonic() < deadline and founder.poll() is None:
         with suppress(sqlite3.Error):
@@ -120,10 +130,15 @@ def _ticket_in(folder: Path, founder: Child) -> str:
             if row is not None:
                 return row[0].decode()
         time.sleep(LOOK_S)
-    raise RunFailedError("E-LOC-02", "the founding process printed no ticket", cause="its script failed: see above")
+    raise RunFailedError(
+        "E-LOC-02",
+        "the first process founded no run",
+        cause=_cause(base, 1),
+        fix="it calls run = atoll.join(or_found={…}), then run.attach(model, optimizer)",
+    )
 
 
-def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: SwarmProgress) -> None:
+def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: SwarmProgress, base: Path) -> None:
     """Wait until all have ended. RunFailedError if one fails while the others still wait for it."""
     begun = False
     while any(child.poll() is None for child in children):
@@ -133,7 +148,7 @@ def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: Sw
             raise RunFailedError(
                 "E-LOC-03",
                 f"the script of peer-{failed[0]} failed before the run had begun; the others were ended",
-                cause="what it printed stands above",
+                cause=_cause(base, failed[0]),
                 fix="mend the script and call atoll.local again",
             )
         progress.update()

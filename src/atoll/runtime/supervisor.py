@@ -55,11 +55,14 @@ if TYPE_CHECKING:
 
 FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard requests what it lacks
+GONE = "its folder is gone"
+GONE_CODE = "E-DIR-13"
 AT_ONCE = (  # reasons that end without a farewell
     "stopped by its owner",
     "its parent process is gone",
     "an error of Atoll itself",
     "its disk refused",
+    GONE,
     "expelled",
 )
 
@@ -98,12 +101,12 @@ async def run_up(start: PeerOptions, shell: PeerView) -> int:
     _check_addresses(start)
     own_data_of(start.config, start.file)
     if not (start.folder / "kept.sqlite").exists():
-        _check_settings(start)
         await check_bindable(_listening(start))
+        _check_settings(start)
     _check_folder(start.folder)
     from atoll.runtime.bootstrap import holds_run, resume_run
 
-    listening, threads, name = _ready(start)
+    listening, threads, name = _ready(start, made_here)
     if holds_run(start.folder):
         if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
@@ -196,6 +199,7 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
+    made_here = not start.folder.exists()
     _check_addresses(start)
     own_data_of(start.config, start.file)
     for address in bootstrap:
@@ -205,9 +209,9 @@ async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[
     _check_folder(start.folder)
     from atoll.runtime.bootstrap import join_run
 
-    listening, threads, name = _ready(start)
-    make = _factory(threads, start)
-    host = await join_run(start.folder, ticket, role, name, listening, make)
+    listening, threads, name = _ready(start, made_here)
+    make, is_first = _factory(threads, start), not (start.folder / "kept.sqlite").exists()
+    host = await join_run(start.folder, ticket, role, name if start.name or is_first else "", listening, make)
     host.bootstrap += tuple((address, None) for address in bootstrap)
     return await _run(host, None, start, shell)
 
@@ -230,14 +234,22 @@ def _check_folder(folder: Path) -> None:
         raise unusable(folder, why) from None
 
 
-def _ready(start: PeerOptions) -> tuple[Any, int, str]:
-    """Prepare the folder and the log; returns listening options, threads and name."""
+def _ready(start: PeerOptions, made_here: bool) -> tuple[Any, int, str]:
+    """Prepare the folder and the log; returns listening options, threads and name.
+
+    `made_here`: this start made the folder, so it goes again if the computer lacks the device.
+    """
     import torch
 
     from atoll.runtime.bootstrap import ListenOptions, prepare_folder
     from atoll.runtime.trainer import check_device, threads_per_trainer
 
-    check_device(start.config.node.device)
+    try:
+        check_device(start.config.node.device)
+    except UsageError:
+        if made_here:
+            _remove_unused(start.folder)
+        raise
     network = start.config.network
     asked = _listening(start)
     nothing_said = not start.listen and asked == ListenOptions().listen
@@ -264,7 +276,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerVie
     watch = _EndWatcher(host, start, shell, leave)
     host.on_entry = watch.entry
     _end_when_broken(host, leave)
-    host.on_persist_failed = lambda why: leave("its disk refused", why)
+    host.on_persist_failed = lambda why: leave(GONE if why.code == GONE_CODE else "its disk refused", why)
     host.on_leave = leave
     door = ControlServer(start.folder, handlers_of(host))
     signals = _answer_signals(leave, shell)

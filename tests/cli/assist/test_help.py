@@ -33,6 +33,7 @@ def test_every_code_and_every_setting_can_be_explained():
     """The page of errors is complete (tests/test_reference.py); it lies in the package, or in the repository."""
     told = atoll("explain", "e-net-01")
     assert told.returncode == 0 and "exit status 3" in told.stdout and "likely cause: a member's" in told.stdout
+    assert told.stdout.count("within 60 s") == 1 and "{cause}" not in told.stdout, "variants of one message"
     assert answer_of("explain", "E-CHK-05")["exit"] == 5
     lr = answer_of("explain", "train.lr")
     assert lr["default"] == "0.004" and "atoll amend train.lr" in lr["text"]
@@ -45,7 +46,7 @@ def test_every_code_and_every_setting_can_be_explained():
 def test_help_groups_commands_and_names_exit_statuses():
     told = atoll("--help").stdout
     assert all(f"─ {title} ─" in told for title in ("Begin", "Run", "Peer", "Checkpoint", "History"))
-    assert "Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused, 5 the" in told
+    assert "Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused,\n5 the run failed, 130" in told
     unit = (ROOT / "examples" / "atoll.service").read_text()
     assert "RestartPreventExitStatus=2 4\n" in unit
     words = shlex.split(re.findall(r"ExecStart=\S+atoll (.*)", unit)[0])

@@ -144,6 +144,8 @@ def test_a_wrong_address_and_a_wrong_folder_leave_nothing_behind(tmp_path: Path,
     refusal("up --dir file", 2, "E-DIR-05", "file cannot be a peer's folder", "--dir")
     Path("short.txt").write_text("too short to learn from\n" * 20)
     refusal("up --set data.source=short.txt", 2, "E-DATA-02", "give at least", "data.source", "train.seq_len")
+    refusal("up --set node.device=cuda:99", 2, "E-TRN-14", "cuda:99")
+    assert not Path("atoll-run").exists()
     refusal("status --dir elsewhere", 3, "E-DOOR-01 no peer is running in", "elsewhere")
 
 

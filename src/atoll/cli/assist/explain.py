@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from textwrap import indent, wrap
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from atoll.runtime.shipped_files import shipped_folder
 PAGE = "docs/reference/errors.md"
 STATUSES = {"UsageError": 2, "NetworkError": 3, "RefusedError": 4, "RunFailedError": 5}
 _SECTION = re.compile(r"^### (E-[A-Z]+-\d\d)\n\n(.*?)\n\n```text\n(.*?)\n```$", re.M | re.S)
+CAUSE = "likely cause: "
+ANY_CAUSE = re.compile(rf"\s*{CAUSE}\{{\w+\}}")
 WIDTH = 100  # characters of a line
 
 
@@ -62,8 +65,30 @@ def _codes() -> dict[str, dict[str, Any]]:
         area = areas[code.split("-")[1]]
         status = next((number for kind, number in STATUSES.items() if f"`{kind}`" in raised), 1)
         title = f"{code}: {area}; exit status {status}. Parts in braces vary:"
-        found[code] = {"code": code, "area": area, "exit": status, "title": title, "text": messages}
+        text = "\n\n".join(_merged(messages.split("\n\n")))
+        found[code] = {"code": code, "area": area, "exit": status, "title": title, "text": text}
     return found
+
+
+def _merged(messages: Sequence[str]) -> list[str]:
+    """Messages that say what to try in the same words, and begin alike, as one with all their causes."""
+    merged = dict[tuple[str, str], tuple[str, list[str]]]()  # beginning and `try` → longest message, causes
+    for message in messages:
+        what, *rest = message.splitlines()
+        causes = [line for line in rest if CAUSE in line]
+        advice = "\n".join(line for line in rest if line not in causes)
+        begins = next((b for b, a in merged if a == advice and (what.startswith(b) or b.startswith(what))), what)
+        longest, known = merged.pop((begins, advice), (what, []))
+        known += [cause for cause in causes if cause not in known]
+        merged[min(begins, what, key=len), advice] = max(longest, what, key=len), known
+    return [
+        "\n".join(filter(None, [what, *_told(causes), advice])) for (_, advice), (what, causes) in merged.items()
+    ]
+
+
+def _told(causes: list[str]) -> list[str]:
+    """The causes without those that only a part in braces names, if there are others."""
+    return [cause for cause in causes if not ANY_CAUSE.fullmatch(cause)] or causes
 
 
 def _setting(key: str) -> dict[str, Any]:

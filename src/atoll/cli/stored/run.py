@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import one_line
 from atoll.base.units import bytes_text
-from atoll.cli.say import say
+from atoll.cli.say import run_title, say
 from atoll.runtime.storage.stored_history import agreed_state
 
 if TYPE_CHECKING:
+    from atoll.runtime.event_log import RunStatus
     from atoll.wire.messages.vertex import VertexBody
 
 NO_PEER = "E-DOOR-01"
+HEADER_MAX = 16 * 2**20  # bytes read of a state, without its tensors
 MODEL_FILES = ("model.safetensors", "adapters.safetensors")  # of a run that is over
 
 
@@ -35,7 +37,7 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
 
     from atoll.peer.governance.settings_change import is_over, settings_after
     from atoll.peer.settings import settings_of_run
-    from atoll.runtime.event_log import RunStatus, entries_in
+    from atoll.runtime.event_log import RunStatus, entries_in, member_entry, plain
     from atoll.runtime.storage.stored_history import kept_in, read_vertex
     from atoll.wire.codec import vertex_id
 
@@ -60,21 +62,40 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
         "trained": body.trained,
         "rounds": settings_after(settings, body).rounds,
         "loss": progress.loss,
-        "tokens": progress.tokens,
+        "tokens": _learned(folder, first, body, progress),
         "unit": progress.unit,
         "model": progress.model,
         "parameters": progress.parameters,
         "state": body.state.hex(),
         "bytes_out": progress.bytes_out,
         "bytes_in": progress.bytes_in,
-        "members": [{"peer": m.peer, "name": one_line(m.name), "standing": m.standing} for m in body.members],
+        "members": [plain(member_entry(m)) | {"link": "", "rtt_ms": None} for m in body.members],
         "model_file": next((str(folder / name) for name in MODEL_FILES if (folder / name).exists()), None),
     }
 
 
+def _learned(folder: Path, genesis: VertexBody, head: VertexBody, progress: RunStatus) -> int:
+    """Tokens or samples in the agreed state, if it is here: a latecomer's log lacks the rounds before it came."""
+    from contextlib import suppress
+
+    import msgspec
+
+    from atoll.peer.settings import settings_of_run
+
+    with (
+        suppress(OSError, KeyError, TypeError, ValueError),
+        (folder / "blobs" / head.state.hex()).open("rb") as file,
+    ):
+        size_bytes = min(int.from_bytes(file.read(8), "little"), HEADER_MAX)  # a safetensors file
+        tokens = int(msgspec.json.decode(file.read(size_bytes))["__metadata__"]["tokens"])
+        recipe = msgspec.msgpack.decode(settings_of_run(genesis).learning)["recipe"]
+        return tokens // recipe["seq_len"] * max(1, progress.seq_len)
+    return progress.tokens
+
+
 def say_stored_status(s: dict[str, Any]) -> None:
     """Print the status of a folder where no peer is running."""
-    title = " ".join(filter(None, ("run", s["run"], f"({s['run_id'][:8]})")))
+    title = run_title(s["run"], s["run_id"][:8])
     of = f" of {s['rounds']}" if s["rounds"] else ""
     stands = f"over after {s['trained']} rounds" if s["over"] else f"{s['trained']}{of} rounds trained"
     say(f"{title}: {stands}; no peer is running in {s['folder']}")
@@ -83,7 +104,11 @@ def say_stored_status(s: dict[str, Any]) -> None:
     if s["model"]:
         say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16]}")
     say(f"  sent {bytes_text(s['bytes_out'])}, received {bytes_text(s['bytes_in'])}")
-    names = ", ".join(m["name"] or m["peer"][-8:] for m in s["members"])
+    from atoll.base.ids import PeerId, names_of, short_id
+
+    names = ", ".join(
+        names_of((PeerId(m["peer"]), m["name"] or short_id(m["peer"])) for m in s["members"]).values()
+    )
     say(f"  members of the last round: {names}")
     if s["over"]:
         where = f"the agreed model is in {s['model_file']}" if s["model_file"] else "atoll export writes its model"

@@ -13,6 +13,7 @@ import re
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import PEERS_MAX
+from atoll.base.units import counted_text
 from atoll.peer.config.defaults import coded_of, is_validated, keeps_records, min_peers_of, sample_of, tolerance_of
 from atoll.peer.config.recipe_names import EXPERIMENTS, RECIPES
 from atoll.peer.config.sections import RunConfig, RunSection, default_of, toml_text, value_of
@@ -300,7 +301,7 @@ def _check_enough(run: RunSection, what: str, statistic: StatisticName = "mean")
     if members < least:
         raise UsageError(
             "E-CFG-11",
-            f"{what} withstands no liar among {members} members ({key})",
+            f"{what} withstands no liar among {counted_text(members, 'member')} ({key})",
             cause=f"at run.byzantine_tolerance = {tolerance_of(run):g} it takes {least} to withstand one liar",
             fix=f"write run.start_peers = {least} or more, and run.min_peers no lower than {least}, or not at all; "
             'or run.trust = "private", if members do not lie',

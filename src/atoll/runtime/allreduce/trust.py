@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
+from atoll.base.units import counted_text
 from atoll.crypto.digest import Buffer, digest
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult, SumOpeningBuilt
@@ -65,7 +66,8 @@ def distrusting(
     if peers < least:
         raise UsageError(
             "E-RED-14",
-            f'trust = "{trust}" with statistic = "{statistic}" withstands no liar among {peers} peers',
+            f'trust = "{trust}" with statistic = "{statistic}" withstands no liar among '
+            + counted_text(peers, "peer"),
             fix=f'use peers = {least} or more; or trust = "private", if members do not lie',
         )
     if settings.topology not in ("auto", "butterfly", "star"):

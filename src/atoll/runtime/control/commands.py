@@ -84,7 +84,7 @@ class ExportArguments(msgspec.Struct, frozen=True):
     path: str | None = None  # None: the usual file in the peer's folder
 
 
-ONLY_AUTHORITY = "only the run's recovery identity can {action}, and this peer is another one"
+ONLY_AUTHORITY = "only the founder's peer can {action}, and this peer is another one"
 
 
 class AuthorityRight(NamedTuple):
@@ -252,7 +252,7 @@ async def run_command(command: OperatorCommand, host: TrainingPeer, given: dict[
         raise RefusedError(
             command.right.code,
             ONLY_AUTHORITY.format(action=action),
-            cause="genesis names the founder, unless the founder chose another identity",
+            cause="the founder alone may change the run; genesis names its key",
             fix=fix,
         )
     return await command.handler(host, arguments)

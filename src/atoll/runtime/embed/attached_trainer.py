@@ -68,6 +68,7 @@ class AttachedTrainer:
         self.agreed: Callable[[], tuple[int, int]] = lambda: (-1, 0)  # last agreed round, training rounds so far
         self.on_decline: Callable[[int], None] = lambda rounds: None
         self.ended = asyncio.Event()
+        self.has_detached = False  # True if the loop closed its run, False if its program was killed
 
     async def read_messages(self) -> None:
         """Receive the loop's messages until it ends."""
@@ -76,6 +77,7 @@ class AttachedTrainer:
                 (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
                 message = _FROM_USER.decode(await self._reader.readexactly(size))
                 if isinstance(message, DetachLoop):
+                    self.has_detached = True
                     break
                 if isinstance(message, DeclineRounds):
                     self.on_decline(message.rounds)

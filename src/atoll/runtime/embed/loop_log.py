@@ -20,6 +20,7 @@ from atoll.runtime.embed.messages import LoopLog
 from atoll.runtime.event_log import RunStatus, alike_text
 
 TROUBLES = ("EraSignaturesOverdue", "HistoryVertexLost")  # facts that RunStatus explains in its `trouble`
+LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
 UNMOVED = "no update counted in round {trained}: the model is unchanged"
 
 Entry = Mapping[str, Any]
@@ -37,7 +38,7 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
         case "PeerSuspected" if not progress.over:
             then = entry.get("paused", "the others go on")
             yield LoopLog(logging.WARNING, f"{name(entry['peer'])} does not respond ({entry['why']}); {then}")
-        case "PeerReturned":
+        case "PeerReturned" if entry["peer"] == progress.returned:
             yield LoopLog(logging.INFO, f"{name(entry['peer'])} responds again")
         case "RoundClosed":
             yield from _round(entry, progress)
@@ -72,7 +73,8 @@ def _membership(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
         if standing.get(peer) == "expelled":
             yield LoopLog(logging.WARNING, f"{progress.name_of(peer)} is expelled; why: atoll verify --verdicts")
         else:
-            yield LoopLog(logging.INFO, f"{progress.name_of(peer)} has left")
+            in_order = peer in progress.farewells and progress.farewells[peer] != LOOP_KILLED
+            yield LoopLog(logging.INFO if in_order else logging.WARNING, progress.parting_text(peer))
 
 
 def _round(entry: Entry, progress: RunStatus) -> Iterator[LoopLog]:

@@ -41,7 +41,7 @@ from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
-from atoll.runtime.embed.loop_log import messages_of
+from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
     LoopLog,
@@ -153,7 +153,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
-    await _leave_run(host, trouble)
+    await _leave_run(host, trouble, farewell_of(trainer, trouble))
     reading.cancel()
     for one in (joining, *ends):
         one.cancel()
@@ -162,10 +162,15 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         await writer.drain()
 
 
-async def _leave_run(host: TrainingPeer, trouble: list[AtollError]) -> None:
+def farewell_of(trainer: AttachedTrainer, trouble: list[AtollError]) -> str:
+    """Why the peer of this loop leaves, for the other members."""
+    return "its training loop ended" if trainer.has_detached or trouble else LOOP_KILLED
+
+
+async def _leave_run(host: TrainingPeer, trouble: list[AtollError], why: str) -> None:
     """Stop the peer, with a farewell to a run that is not over."""
     fails = bool(trouble) and not isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
-    why, has_left = "its training loop ended", not (fails or host.machine.over)
+    has_left = not (fails or host.machine.over)
     if has_left:
         await host.leave(why, FAREWELL_S)
     await host.stop(why, farewell=not (has_left or host.machine.over))

@@ -11,6 +11,7 @@ Not responsible for: the model, or who joins.
 from __future__ import annotations
 
 from atoll.base.errors import UsageError
+from atoll.base.units import counted_text
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, peers_for_one_liar
 from atoll.policy.presets import PRESETS, UNCHECKED, UNLIKE, Trust, TrustPreset, statistic_of
 from atoll.training.recipe.recipes import Recipe
@@ -54,7 +55,7 @@ def rule_of(
         what = f'trust="{trust}"' if chosen in (None, "mean") else f'trust="{trust}" with statistic="{chosen}"'
         raise UsageError(
             "E-ATT-15",
-            f"{what} withstands no liar among {least} members",
+            f"{what} withstands no liar among {counted_text(least, 'member')}",
             cause=f"if {preset.tolerance:.0%} of the members may lie, {needed} are needed to withstand one liar",
             fix=f"atoll.found(start_peers={needed}, …) or more, in atoll.local peers={needed}"
             + f"; and min_peers={needed} or more, or none" * bool(min_peers)

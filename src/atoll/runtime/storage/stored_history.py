@@ -115,7 +115,7 @@ def _no_run(folder: Path) -> UsageError:
         "E-VER-12",
         f"no history is kept in {folder}",
         cause="this is not a peer's folder, or its peer has not received genesis yet",
-        fix="atoll verify FOLDER, with the --dir of `atoll up` or `atoll join`",
+        fix="name the folder of a peer: the --dir of `atoll up` or `atoll join`; or found a run: atoll up",
     )
 
 
