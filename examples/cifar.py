@@ -4,9 +4,8 @@
     python examples/cifar.py cifar-10-binary.tar.gz                  founds a run and prints the ticket for others
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/cifar.py cifar-10-binary.tar.gz      in another terminal
 
-Without a path it says where the archive is; cifar-10-python.tar.gz is read as well. All members pass the same
-options. Between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each of them. A processor trains `--width 8`;
-the paper's 64 wants a GPU, which is used if there is one.
+Without a path it says where the archive is; cifar-10-python.tar.gz is read, too. All members pass the same options;
+between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each. A processor trains `--width 8`; 64 wants a GPU.
 
 Members share the images through `run.data`: if one is killed, another reads on where its counted work ends. The
 rate follows the agreed rounds, so a member that comes back has the rate of the others.
@@ -114,7 +113,8 @@ def augmented(images_BCHW: Tensor) -> Tensor:
 
 
 def norm(kind: str, channels: int) -> nn.Module:
-    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
+    groups = math.gcd(channels, max(8, channels) // 8)  # of eight channels, as far as they divide
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(groups, channels)
 
 
 class Block(nn.Module):

@@ -29,16 +29,16 @@ EXAMPLE, FORKED = (
     Path(__file__).parents[up] / name for up, name in ((2, "examples/cifar.py"), (1, "integrations"))
 )
 BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-PATTERNS = np.random.default_rng(0).integers(48, 208, (10, 3, 4, 4))  # colored fields, one set for each class
-SMALL = [*("--width", "4", "--batch", "16", "--inner-steps", "10", "--lr", "4e-3", "--held-out", "100")]
+PATTERNS = np.random.default_rng(0).integers(48, 208, (10, 3, 2, 2))  # colored fields, one set for each class
+SMALL = [*("--width", "4", "--batch", "16", "--inner-steps", "20", "--lr", "4e-3", "--held-out", "100")]
 
 
 def images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels, and pixels as the archives have them: (N, 3072), first all red ones. Alike when they are flipped."""
     draw = np.random.default_rng(seed)
     labels = draw.integers(0, 10, count).astype(np.uint8)
-    fields = np.concatenate((PATTERNS, PATTERNS[..., ::-1]), 3).repeat(8, 2).repeat(4, 3)
-    pixels = fields[labels] + draw.normal(0, 30, (count, 3, 32, 32))
+    fields = np.concatenate((PATTERNS, PATTERNS[..., ::-1]), 3).repeat(16, 2).repeat(8, 3)
+    pixels = fields[labels] + draw.normal(0, 20, (count, 3, 32, 32))
     return labels, np.clip(pixels, 0, 255).astype(np.uint8).reshape(count, -1)
 
 
@@ -87,7 +87,7 @@ def accuracies(lines: list[str]) -> list[float]:
 
 def member(tmp_path: Path, archive: Path, **env: str) -> WarmPeer:
     """The example with its peer, forked from an interpreter that has imported torch."""
-    words = [str(EXAMPLE), str(archive), *SMALL, "--rounds", "12"]
+    words = [str(EXAMPLE), str(archive), *SMALL, "--rounds", "6"]
     prepared = (
         f"import sys; sys.path[:0] = [{str(FORKED)!r}]; import forked_peer; forked_peer.prepare({env!r}, 0)\n"
     )
@@ -114,12 +114,12 @@ def test_members_learn_though_one_is_killed_and_every_image_counts_once_per_pass
             lines = list[str]()
             for line in founder.stdout:
                 lines.append(line)
-                if re.match("round 3: .* 2 members", line):
+                if re.match("round 1: .* 2 members", line):
                     killed.kill()
             assert founder.wait(PATIENCE_S) == 0, founder.stderr.read()
-    assert accuracies(lines)[-1] > 0.4 and "12 rounds with 1 members" in lines[-1], lines
+    assert accuracies(lines)[-1] > 0.3 and "6 rounds with 1 members" in lines[-1], lines
     samples = [*counted_samples(tmp_path / "one")]
-    assert len(samples) == len(set(samples)) >= 12 * 16  # one step of a round at least
+    assert len(samples) == len(set(samples)) >= 6 * 16  # one step of a round at least
 
 
 def test_both_archives_are_read_alike(tmp_path: Path, example: dict[str, Any]):
