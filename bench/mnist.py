@@ -8,16 +8,13 @@ rounds of 50 steps where a recipe has rounds of steps. `alike`: samples are shar
 are sorted by label and cut into eight pieces, two to each member, so that each sees two to four digits of ten
 (McMahan et al. 2017, 1602.05629, section 3), and what it holds stays with it. Accuracy of the agreed model on all
 test images.
-`curve`, only if named: the example with 1, 2 and 4 members that learn from 51,200 images in all, in rounds of 50
-steps of 32; accuracy on the test images after a quarter, half and all of them. Beside each, one process that takes
-the steps of data parallelism: batches as large as those of all members together, at the same rate.
-Median and spread of three seeds.
+`curve`, only if named: `diloco` and `data_parallel`; 1, 2 and 4 members learn from 12,800 images in all, in
+steps of 32, ten to a round; accuracy of the agreed model on 2,500 test images. Median and range of the seeds.
 """
 
 from __future__ import annotations
 
 import re
-import runpy
 import statistics
 import subprocess
 import sys
@@ -34,14 +31,17 @@ from atoll.runtime.config import EVERY_STEP
 from atoll.training.data import Data, load_data, validation
 from atoll.training.data.images import ImageDataset
 from atoll.training.exchange.layout import bind, layout_of
+from atoll.training.experiment.faults import FaultSpec
+from atoll.training.experiment.simulator import ExperimentSimulator
 from atoll.training.models import build_model
 from atoll.training.recipe.methods import METHODS
+from atoll.training.recipe.recipes import with_length
 
 PEERS, PIECES, MODEL = 4, 8, "cnn-mnist"
 ROUNDS, INNER_STEPS = 12, 50
 EXAMPLE = Path(__file__).parents[1] / "examples" / "mnist.py"
 STEP_BY_STEP = (*EVERY_STEP, "sparta")  # a round is a step
-IMAGES, BATCH, POINTS = 51_200, 32, (4, 2, 1)  # of a curve: images learned in all, and what parts of them
+IMAGES, STEPS, POINTS = 12_800, 10, (5, 2, 1)  # of a curve: images in all, steps of a round, divisors of the images
 RATE = {"lr": 2e-3}  # of AdamW here; recipes whose rate is not AdamW's keep their own
 OWN_RATE = ("fedavg", "demo_")
 
@@ -58,51 +58,6 @@ def attached(data: Path, rounds: int, inner_steps: int) -> dict[str, Any]:
             f"{len(found)} of {PEERS} peers told their accuracy:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
         )
     return {"part": "attach", "peers": PEERS, "steps": rounds * inner_steps, "accuracy": min(found)}
-
-
-def curve(data: Path, members: int, seed: int) -> list[float]:
-    """Accuracies at the points of the example's curve."""
-    rounds = IMAGES // (members * INNER_STEPS * BATCH)
-    told = [sys.executable, str(EXAMPLE), str(data.resolve()), "--local", str(members), "--batch", str(BATCH)]
-    told += ["--rounds", str(rounds), "--inner-steps", str(INNER_STEPS), "--seed", str(seed), "--every", "2"]
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(told, cwd=folder, text=True, capture_output=True, timeout=1800, check=True)
-    found = {int(at): float(value) for at, value in re.findall(r"round (\d+): accuracy ([0-9.]+)", done.stdout)}
-    found[rounds] = min(float(value) for value in re.findall(r"test accuracy ([0-9.]+)", done.stdout))
-    return [found[rounds // part] for part in POINTS]
-
-
-def data_parallel(data: Path, members: int, seed: int) -> list[float]:
-    """The same for one process that takes the steps of data parallelism."""
-    example = runpy.run_path(str(EXAMPLE))
-    torch.manual_seed(seed)
-    model, arrays, batch = example["network"](), np.load(data), members * BATCH
-    x, y = example["images"](arrays["x_train"]), torch.from_numpy(arrays["y_train"]).long()
-    x_test, y_test = example["images"](arrays["x_test"]), torch.from_numpy(arrays["y_test"]).long()
-    optimizer, steps = torch.optim.AdamW(model.parameters(), lr=2e-3), IMAGES // batch
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).split(batch)
-    found = list[float]()
-    for step, index in enumerate(order[:steps], 1):
-        torch.nn.functional.cross_entropy(model(x[index]), y[index]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        if step in [steps // part for part in POINTS]:
-            found.append(example["accuracy"](model, x_test, y_test))
-    return found
-
-
-def curves(data: Path, members: int, seeds: int) -> list[dict[str, Any]]:
-    rows = list[dict[str, Any]]()
-    for way in (curve, data_parallel):
-        found = zip(*(way(data, members, seed) for seed in range(seeds)), strict=True)
-        points = {
-            f"after {IMAGES // part:,}": f"{statistics.median(values):.4f} ({min(values):.4f} to {max(values):.4f})"
-            for part, values in zip(POINTS, found, strict=True)
-        }
-        rows.append({"part": "curve", "members": members, "how": way.__name__.replace("_", " "), **points})
-    return rows
 
 
 def shared_out(images: ImageDataset) -> list[Data]:
@@ -132,6 +87,25 @@ def split(name: str, images: ImageDataset, by_label: bool, rounds: int) -> dict[
     }
 
 
+def curve(name: str, images: ImageDataset, members: int, seeds: list[int]) -> dict[str, Any]:
+    steps, found = IMAGES // (members * 32), list[list[float]]()
+    images = images._replace(
+        validation_images=images.validation_images[:2500], validation_labels=images.validation_labels[:2500]
+    )
+    lengths = {"rounds": steps} if name in STEP_BY_STEP else {"rounds": steps // STEPS, "inner_steps": STEPS}
+    for seed in seeds:
+        recipe = with_length(METHODS[name](MODEL, batch=32, seed=seed, **lengths, **RATE), steps)
+        run = ExperimentSimulator(recipe, build_model(MODEL, seed), images, members, steps, FaultSpec())
+        found.append([])
+        while run.now < steps:
+            run.step()
+            if run.now in [steps // part for part in POINTS]:
+                found[-1].append(accuracy(run.agreed(), images))
+    told = (f"{statistics.median(f):.4f} ({min(f):.4f} to {max(f):.4f})" for f in zip(*found, strict=True))
+    points = {f"after {IMAGES // part:,}": text for part, text in zip(POINTS, told, strict=True)}
+    return {"part": "curve", "recipe": name, "members": members, **points}
+
+
 @torch.no_grad()
 def accuracy(model_F: torch.Tensor, images: ImageDataset) -> float:
     model = build_model(MODEL, 0)
@@ -149,7 +123,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="npz with x_train, y_train, x_test, y_test")
     parser.add_argument("--only", default="attach,split", help="comma between several")
     parser.add_argument("--recipes", default="", help="comma between several; all")
-    parser.add_argument("--members", default="1,2,4", help="of the curves; comma between several")
+    parser.add_argument("--seeds", default="0,1,2", help="of the curves; with --quick the first one")
+    parser.add_argument("--members", default="1,2,4", help="of the curves")
     parser.add_argument("--rounds", type=int, help="of the attached loop, of 50 steps each; 20, with --quick 4")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -168,10 +143,11 @@ def main() -> None:
         for by_label in (False, True):
             rows.append(split(name, images, by_label, 3 if options.quick else ROUNDS))
             tell(rows[-1], options.json)
+    seeds = [int(seed) for seed in options.seeds.split(",")][: 1 if options.quick else None]
     for members in options.members.split(",") if "curve" in parts else []:
-        for row in curves(options.data, int(members), 1 if options.quick else 3):
-            rows.append(row)
-            tell(row, options.json)
+        for name in options.recipes.split(",") if options.recipes else ("diloco", "data_parallel"):
+            rows.append(curve(name, images, int(members), seeds))
+            tell(rows[-1], options.json)
     if options.json:
         print(report("mnist", {"peers": PEERS, "rounds": ROUNDS, "model": MODEL}, rows, versions("torch")))
 
