@@ -1,6 +1,6 @@
 """MNIST among four: a plain PyTorch loop with two lines added, and every recipe where nobody sees all digits.
 
-    python bench/mnist.py --data mnist.npz [--only attach,split] [--recipes auto,diloco] [--quick] [--json]
+    python bench/mnist.py --data mnist.npz [--only attach,split,curve] [--recipes auto,diloco] [--quick] [--json]
 
 `attach`: `examples/mnist.py --local 4`, four real processes over encrypted sockets; accuracy on the test images.
 `split`: one process per recipe's run (`atoll.experiment`), the built-in small CNN, 4 members, batch 32, twelve
@@ -8,11 +8,14 @@ rounds of 50 steps where a recipe has rounds of steps. `alike`: samples are shar
 are sorted by label and cut into eight pieces, two to each member, so that each sees two to four digits of ten
 (McMahan et al. 2017, 1602.05629, section 3), and what it holds stays with it. Accuracy of the agreed model on all
 test images.
+`curve`, only if named: `diloco` and `data_parallel`; 1, 2 and 4 members learn from 12,800 images in all, in
+steps of 32, ten to a round; accuracy of the agreed model on 2,500 test images. Median and range of the seeds.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,13 +31,17 @@ from atoll.runtime.config import EVERY_STEP
 from atoll.training.data import Data, load_data, validation
 from atoll.training.data.images import ImageDataset
 from atoll.training.exchange.layout import bind, layout_of
+from atoll.training.experiment.faults import FaultSpec
+from atoll.training.experiment.simulator import ExperimentSimulator
 from atoll.training.models import build_model
 from atoll.training.recipe.methods import METHODS
+from atoll.training.recipe.recipes import with_length
 
 PEERS, PIECES, MODEL = 4, 8, "cnn-mnist"
 ROUNDS, INNER_STEPS = 12, 50
 EXAMPLE = Path(__file__).parents[1] / "examples" / "mnist.py"
 STEP_BY_STEP = (*EVERY_STEP, "sparta")  # a round is a step
+IMAGES, STEPS, POINTS = 12_800, 10, (5, 2, 1)  # of a curve: images in all, steps of a round, divisors of the images
 RATE = {"lr": 2e-3}  # of AdamW here; recipes whose rate is not AdamW's keep their own
 OWN_RATE = ("fedavg", "demo_")
 
@@ -80,6 +87,25 @@ def split(name: str, images: ImageDataset, by_label: bool, rounds: int) -> dict[
     }
 
 
+def curve(name: str, images: ImageDataset, members: int, seeds: list[int]) -> dict[str, Any]:
+    steps, found = IMAGES // (members * 32), list[list[float]]()
+    images = images._replace(
+        validation_images=images.validation_images[:2500], validation_labels=images.validation_labels[:2500]
+    )
+    lengths = {"rounds": steps} if name in STEP_BY_STEP else {"rounds": steps // STEPS, "inner_steps": STEPS}
+    for seed in seeds:
+        recipe = with_length(METHODS[name](MODEL, batch=32, seed=seed, **lengths, **RATE), steps)
+        run = ExperimentSimulator(recipe, build_model(MODEL, seed), images, members, steps, FaultSpec())
+        found.append([])
+        while run.now < steps:
+            run.step()
+            if run.now in [steps // part for part in POINTS]:
+                found[-1].append(accuracy(run.agreed(), images))
+    told = (f"{statistics.median(f):.4f} ({min(f):.4f} to {max(f):.4f})" for f in zip(*found, strict=True))
+    points = {f"after {IMAGES // part:,}": text for part, text in zip(POINTS, told, strict=True)}
+    return {"part": "curve", "recipe": name, "members": members, **points}
+
+
 @torch.no_grad()
 def accuracy(model_F: torch.Tensor, images: ImageDataset) -> float:
     model = build_model(MODEL, 0)
@@ -95,8 +121,10 @@ def accuracy(model_F: torch.Tensor, images: ImageDataset) -> float:
 def main() -> None:
     parser = asking(__doc__, "two recipes, fewer steps")
     parser.add_argument("--data", type=Path, required=True, help="npz with x_train, y_train, x_test, y_test")
-    parser.add_argument("--only", default="attach,split", help="comma between both")
+    parser.add_argument("--only", default="attach,split", help="comma between several")
     parser.add_argument("--recipes", default="", help="comma between several; all")
+    parser.add_argument("--seeds", default="0,1,2", help="of the curves; with --quick the first one")
+    parser.add_argument("--members", default="1,2,4", help="of the curves")
     parser.add_argument("--rounds", type=int, help="of the attached loop, of 50 steps each; 20, with --quick 4")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -114,6 +142,11 @@ def main() -> None:
     for name in names if "split" in parts else []:
         for by_label in (False, True):
             rows.append(split(name, images, by_label, 3 if options.quick else ROUNDS))
+            tell(rows[-1], options.json)
+    seeds = [int(seed) for seed in options.seeds.split(",")][: 1 if options.quick else None]
+    for members in options.members.split(",") if "curve" in parts else []:
+        for name in options.recipes.split(",") if options.recipes else ("diloco", "data_parallel"):
+            rows.append(curve(name, images, int(members), seeds))
             tell(rows[-1], options.json)
     if options.json:
         print(report("mnist", {"peers": PEERS, "rounds": ROUNDS, "model": MODEL}, rows, versions("torch")))

@@ -39,6 +39,12 @@ def images(pixels: np.ndarray) -> torch.Tensor:
     return (torch.from_numpy(pixels).float() / 255 - 0.1307)[:, None] / 0.3081
 
 
+@torch.no_grad()
+def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    parts = zip(x.split(500), y.split(500), strict=True)
+    return sum(int((model(inputs).argmax(1) == labels).sum()) for inputs, labels in parts) / len(y)
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("data", type=Path)
@@ -47,12 +53,13 @@ def main() -> None:
     asked.add_argument("--inner-steps", type=int, default=50)
     asked.add_argument("--batch", type=int, default=32)
     asked.add_argument("--threads", type=int, default=1)
+    asked.add_argument("--every", type=int, default=5, help="rounds between two lines of accuracy")
     options = asked.parse_args()
     if not options.data.is_file():
         asked.error(f"there is no {options.data}; {IMAGES} is one")
-    rounds, steps = str(options.rounds), str(options.inner_steps)
     if options.local:
-        own = ["--rounds", rounds, "--inner-steps", steps, "--batch", str(options.batch)]
+        names = ("rounds", "inner_steps", "batch", "every")
+        own = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
         atoll.local(__file__, str(options.data), *own, peers=options.local)
         return
 
@@ -66,7 +73,10 @@ def main() -> None:
     run.attach(model, optimizer, batch=options.batch)  # 2
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.rounds * options.inner_steps)
 
-    shuffle = torch.Generator().manual_seed(0)  # the same at every peer: `shard` then gives disjoint batches
+    shuffle, told = (
+        torch.Generator().manual_seed(0),
+        0,
+    )  # the same at every peer: `shard` then gives disjoint batches
     while not run.done:
         order = torch.randperm(len(x_train), generator=shuffle).split(options.batch)
         for index in run.shard(order):
@@ -78,15 +88,12 @@ def main() -> None:
             run.report(loss.item())
             if run.done:
                 break
+            if run.shard_index == 0 and run.trained != told and run.trained % options.every == 0:
+                told = run.trained  # the model holds the agreed parameters of this round, the same at all members
+                print(f"round {told}: accuracy {accuracy(model, x_test, y_test):.4f}", flush=True)
 
-    model.eval()
-    with torch.no_grad():
-        right = sum(
-            (model(x).argmax(1) == y).sum().item()
-            for x, y in zip(x_test.split(500), y_test.split(500), strict=True)
-        )
-    accuracy = right / len(y_test)
-    print(f"peer {run.peer[-8:]}: {run.trained} rounds with {run.members} members, test accuracy {accuracy:.4f}")
+    right = accuracy(model, x_test, y_test)
+    print(f"peer {run.peer[-8:]}: {run.trained} rounds with {run.members} members, test accuracy {right:.4f}")
     run.close()
 
 

@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 from importlib.metadata import distribution
@@ -33,6 +34,7 @@ PATIENCE_S = 300
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 SHORT = ("run.rounds=3", "train.inner_steps=4")
 PLAYED = {  # arguments of each example that needs no extra; the others are only compiled here
+    "cifar": ["cifar.tar.gz", "--local", "2", "--rounds", "2", "--inner-steps", "4", "--width", "4"],
     "federated": ["--rounds", "2"],
     "lora": ["--local", "2", "--rounds", "2", "--inner-steps", "4"],
     "mnist": ["mnist.npz", "--local", "2", "--rounds", "2", "--inner-steps", "4"],
@@ -171,6 +173,10 @@ def examples_story(clean: Clean) -> None:
         **drawn,
         **{name.replace("x", "y"): x[:, 0, 0] % 10 for name, x in drawn.items()},
     )
+    with tarfile.open(clean.folder / "cifar.tar.gz", "w:gz") as archive:
+        for name in (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"):
+            (clean.folder / name).write_bytes(draw.integers(0, 10, (64, 3073), np.uint8).tobytes())
+            archive.add(clean.folder / name, f"cifar-10-batches-bin/{name}")
     for name in examples():
         clean.play("atoll", "init", "--example", name)
         clean.play("python", "-m", "py_compile", f"{name}.py")

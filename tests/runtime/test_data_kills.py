@@ -107,7 +107,7 @@ def play(tmp_path: Path, kills: int, peers: int, seed: int) -> list[ReadingMembe
 
 @pytest.mark.parametrize(
     ("kills", "peers"),
-    [(2, 2), pytest.param(20, 3, marks=pytest.mark.long)],
+    [(2, 2), pytest.param(20, 4, marks=pytest.mark.long)],
     ids=["two", "twenty"],
 )
 def test_no_sample_is_lost_when_members_are_killed(tmp_path: Path, kills: int, peers: int):

@@ -64,6 +64,37 @@ def test_a_stream_keeps_its_shards_and_is_read_on_from_any_sample():
             source_of(wrong, 0, 0, True, 0)
 
 
+def test_a_stream_is_cut_into_every_nth_sample(caplog: pytest.LogCaptureFixture):
+    """Where it has fewer shards than the caller wants; without them each member would read all of it."""
+    one, parts = _Endless(11), Stream([[0, 1, 2, 3], [10, 11, 12], [20]])
+    cut = source_of(one, 4, 0, True, 0)
+    assert [list(shards(cut, (g, 0))) for g in range(4)] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7]]
+    assert list(shards(cut, (4, 1), (7, 1))) == [4, 8, 7]
+    assert not caplog.text
+    finer = source_of(parts, 4, 0, True, 0)
+    assert [list(shards(finer, (g, 0))) for g in range(6)] == [[0, 2], [10, 12], [20], [1, 3], [11], []]
+    assert source_of(parts, 3, 0, True, 0).name == source_of(parts, 0, 0, True, 0).name != finer.name
+    source_of(one, 0, 0, True, 0)
+    assert "run.data(stream, shards=n)" in caplog.text
+
+
+def test_a_loop_is_told_once_that_its_shards_are_too_small_for_its_rounds(caplog: pytest.LogCaptureFixture):
+    """Eight are the most; fewer of them grow by themselves, and the end of a run is no lack."""
+    source = MappedSource(list(range(1000)), 100, 0, True)
+    found = ShardedDataset(source, 0, lambda: False)
+    for count in (7, 8, 8):
+        found.assign(ShardsToRead(tuple(AssignedShard(g, 0) for g in range(count))), ())
+        assert len(list(found)) == 10 * count
+        assert ("pass fewer shards" in caplog.text) == (count == 8)
+        found.take_step()
+    assert caplog.text.count("pass fewer shards") == 1
+    found = ShardedDataset(source, 0, lambda: False)
+    found.assign(ShardsToRead(tuple(AssignedShard(g, 0) for g in range(8))), ())
+    next(samples := iter(found))
+    found.forget_places()
+    assert not list(samples) and caplog.text.count("pass fewer shards") == 1
+
+
 class _Endless:
     """An iterable without a length."""
 

@@ -275,12 +275,13 @@ class Run(RunReadings):
         `dataset` must be the same at all members, and so must the arguments: anything with a length and an index
         (a list, `datasets.Dataset`, `torch.utils.data.Dataset`), a `datasets.IterableDataset`, a row of tokens
         (`numpy.memmap`, read in windows of `window` tokens), or the path of a file or folder. The result is an
-        endless `IterableDataset`: `DataLoader(run.data(dataset), batch_size=32)`. It ends when the run does.
+        `IterableDataset` that ends with the run: `DataLoader(run.data(dataset), batch_size=32, drop_last=True)`.
 
-        Data with a length are shuffled anew in every epoch by `seed` and cut into `shards`, by default of 256
-        samples or more. A stream keeps its own shards and their order. Each member reads some of the shards. Every
-        agreed round says how far each shard was used, so a restarted loop, or the next reader of a shard, continues
-        at the same sample. `atoll status` shows the positions, and how many samples were dropped or repeated.
+        Data with a length are shuffled anew in every epoch by `seed` and cut into `shards`, by default of 1,024
+        samples or more. A stream keeps its order and its shards; `shards=n` cuts one that has fewer: each is a pass
+        that keeps every n-th sample. A member reads 2 to 8 shards in a round. Every agreed round says how far each
+        was used, so a restarted loop, or the next reader of a shard, continues at the same sample. `atoll status`
+        shows the positions, and how many samples were dropped or repeated.
 
         What was read since the last `optimizer.step()` is behind the next one. If a loader reads ahead, name the
         samples of one step, accumulated ones included: `per_step=32`. If all shards of this member are used up in

@@ -11,16 +11,23 @@ Not responsible for: which shards are read here (policy/data/positions.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from atoll.base.errors import UsageError
+from atoll.base.limits import DATA_SHARDS_MAX
 from atoll.training.data.shards.sources import ShardSource
 from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead, joined
 
 BACKLOG_STEPS = 8  # steps' worth of samples that a loader may read ahead
+FEW_SAMPLES = (
+    f"a round ended early: {DATA_SHARDS_MAX} shards, the most that one member reads in a round, hold fewer samples "
+    "than its steps take; for the next run, pass fewer shards to run.data at all members"
+)
+log = logging.getLogger("atoll")  # messages for the user of a loop
 
 
 class ShardedDataset(IterableDataset[Any]):
@@ -34,6 +41,7 @@ class ShardedDataset(IterableDataset[Any]):
         self._source, self._per_step, self._wait = source, per_step, wait
         self._places: dict[int, int] = {}  # shard to read → its next sample
         self._again: tuple[AssignedShard, ...] = ()  # to read if these are too few for one step
+        self._assigned = 0  # shards to read in this round; -1: it was reported that they hold too few samples
         self._given: list[DataRange] = []  # given out, and not behind a step
         self._reading: tuple[int, int, Iterator[tuple[Any, bool]]] | None = None  # shard, next sample, samples
 
@@ -44,7 +52,7 @@ class ShardedDataset(IterableDataset[Any]):
                 "run.data(…) is read in a worker of a DataLoader, which cannot know the round",
                 fix="use num_workers=0; what takes long can be done in collate_fn or in threads",
             )
-        while self._places or self._wait():
+        while self._places or self._wait_for_shards():
             if not self._places:
                 continue
             shard, at = next(iter(self._places.items()))
@@ -56,6 +64,12 @@ class ShardedDataset(IterableDataset[Any]):
                 continue
             self._advance(shard, DataRange(shard, at, at + 1, is_last))
             yield sample
+
+    def _wait_for_shards(self) -> bool:
+        if self._assigned == DATA_SHARDS_MAX:
+            log.warning(FEW_SAMPLES)
+            self._assigned = -1
+        return self._wait()
 
     def _advance(self, shard: int, given: DataRange) -> None:
         self._given = [*self._given[:-1], *joined((*self._given[-1:], given))]
@@ -87,6 +101,8 @@ class ShardedDataset(IterableDataset[Any]):
             mine = [one for one in unsettled if one.shard == shard]
             if not any(one.ends for one in mine):
                 self._places[shard] = max([position, *(one.until for one in mine)])
+        if self._assigned >= 0:
+            self._assigned = len(self._places)
 
     def read_again(self) -> bool:
         """Go on with shards of an update that was not counted; False if there is none."""
@@ -108,8 +124,8 @@ class ShardedDataset(IterableDataset[Any]):
         return taken
 
     def forget_places(self) -> None:
-        """Steps were dropped: the next assignment says where to read on."""
-        self._places, self._again = {}, ()
+        """Steps were dropped, or the run is over: the next assignment says where to read on."""
+        self._places, self._again, self._assigned = {}, (), min(0, self._assigned)
 
     # ---- for checkpoints -----------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Sources of samples: lists, `datasets`, folders, memory maps and streams, as an endless row of shards.
 
 Shard g is shard g mod S of epoch g div S. Data with a length are permuted anew in every epoch and cut into S equal
-shards. A stream keeps its own shards and their order: `datasets` has one for each file.
+shards. A stream keeps its own shards and their order: `datasets` has one for each file. If the caller wants more,
+each of them is cut into shards of every n-th sample, and a reader passes over the samples of the others.
 
 Invariants:
 - The same arguments give the same samples at every member, in every process.
@@ -10,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -24,8 +26,13 @@ from atoll.training.data.images import ImageDataset, image_samples
 from atoll.training.data.order import places
 from atoll.training.data.text import windows_at
 
-SHARD_SAMPLES = 256  # of a shard if the caller names no number: some steps of one member
+SHARD_SAMPLES = 1024  # of a shard if the caller names no number: a member reads at most eight of them in a round
 SHARDS_MOST = 4096  # then: an epoch of them takes rounds enough to divide the work evenly
+ONE_SHARD = (
+    "a stream of one shard is not divided: members learn from the same samples, each in a pass of its own. If "
+    "there are several members: run.data(stream, shards=n) at all of them, n twice their number"
+)
+log = logging.getLogger("atoll")  # messages for the user of a loop
 
 
 class ShardSource(Protocol):
@@ -61,17 +68,24 @@ class MappedSource:
 class StreamSource:
     """A stream; `datasets.IterableDataset` has shards and skips, any other iterable is one shard from its start."""
 
-    def __init__(self, stream: Iterable[Any]) -> None:
+    def __init__(self, stream: Iterable[Any], shards: int = 0) -> None:
         self.stream: Any = stream
         known = getattr(stream, "num_shards", getattr(stream, "n_shards", 1))
-        self.shards = int(known) if hasattr(stream, "shard") else 1
-        self.name = _name("stream", self.shards)
+        self.own = int(known) if hasattr(stream, "shard") else 1
+        self.pieces = max(1, -(-shards // self.own))  # of each of its own shards
+        self.shards = self.own * self.pieces
+        if self.shards == 1 and not shards:
+            log.warning(ONE_SHARD)
+        self.name = _name("stream", self.shards, self.pieces)
 
     def read(self, shard: int, first: int) -> Iterator[tuple[Any, bool]]:
         stream: Any = self.stream
-        if self.shards > 1:
-            stream = stream.shard(num_shards=self.shards, index=shard % self.shards)
+        piece, own = divmod(shard % self.shards, self.own)
+        if self.own > 1:
+            stream = stream.shard(num_shards=self.own, index=own)
+        first = piece + first * self.pieces
         samples = iter(stream.skip(first)) if hasattr(stream, "skip") else islice(iter(stream), first, None)
+        samples = islice(samples, 0, None, self.pieces)
         held = list(islice(samples, 1))  # one sample ahead, to know the last one
         while held:
             following = list(islice(samples, 1))
@@ -120,9 +134,7 @@ def source_of(data: Any, shards: int, seed: int, shuffle: bool, window: int) -> 
         return MappedSource(data, shards, seed, shuffle)
     if not hasattr(data, "__iter__") or iter(data) is data:
         raise ValueError(f"{type(data).__name__} has neither a length nor a beginning to return to")
-    if shards:
-        raise ValueError("a stream has its own shards")
-    return StreamSource(data)
+    return StreamSource(data, shards)
 
 
 def _name(*told: object) -> Digest:
