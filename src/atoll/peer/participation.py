@@ -51,6 +51,7 @@ from atoll.peer.membership.roster import change_of
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.outcome import left_open
+from atoll.peer.round.part_exchange import PartPace
 from atoll.peer.round.topology_choice import part_bytes_most
 from atoll.peer.round.update_sharing import RoundEnvironment
 from atoll.peer.run_view import HistoryExtended, RunView
@@ -122,7 +123,7 @@ class Participation:
         self.linked: set[PeerId] = set()
         self.unknown_key = False  # the local key differs from the one in the membership
         self.rates = TransferRates()
-        self.strikes = OwnerStrikes()
+        self.strikes, self.part_pace = OwnerStrikes(), PartPace()
         self.resting = RoundOptOut()
         self.words = ReportBroadcaster(
             self.notary, lambda: self.known, self.heartbeat, self._writers, self.pool_report
@@ -184,6 +185,7 @@ class Participation:
             said=self.said,
             measured=self._measured,
             strikes=self.strikes,
+            part_pace=self.part_pace,
             extension=self.capabilities.round_extension,
             keeps_rows=self.verifiers.archived_rounds > 0,
         )

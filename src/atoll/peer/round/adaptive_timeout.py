@@ -82,9 +82,9 @@ class AdaptiveTimeout:
         """Seconds to wait for a part that was requested this many times."""
         return max(AGAIN_S, self._part_s(now)) * 2**times
 
-    def gives_up(self, now: Seconds) -> bool:
-        """True if the parts of the decided round do not arrive."""
-        return now - self._progress_at > self._patience_s
+    def gives_up(self, now: Seconds, part_s: Seconds) -> bool:
+        """True if the parts of the decided round do not arrive; one of them takes `part_s` on a slow link."""
+        return now - self._progress_at > max(self._patience_s, min(part_s, REPAIR_MAX_S))
 
     def _part_s(self, now: Seconds) -> Seconds:
         return (self._first_s if self._first_s is not None else self.elapsed(now)) / 2

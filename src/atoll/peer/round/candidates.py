@@ -20,7 +20,7 @@ from atoll.base.machine import Effect, Payload, Send
 from atoll.peer.events import ProposalRejected
 from atoll.peer.round.candidate import CandidateVertex, trial_of
 from atoll.peer.round.context import RoundContext
-from atoll.peer.round.part_exchange import PartExchange
+from atoll.peer.round.part_exchange import MissingPart, PartExchange
 from atoll.peer.round.state_transition import StateTransition
 from atoll.peer.round.update_sharing import UpdateSharing
 from atoll.peer.round.vertex_body import check_body
@@ -144,16 +144,16 @@ class CandidateVertexTracker:
         """
         reduce = self.sharing.reduce
         here = reduce.results.keys() if reduce is not None else range(len(self.ground.owners))
-        on_its_way = [
-            trial.body.attempt == self.attempt
-            and a.part not in here  # the owner's result that was accepted here blocks this one
-            and not self.gone(owner)
-            for owner, a in missing
-        ]
+
+        def part(owner: PeerId, a: OwnerResult) -> MissingPart:
+            # the owner's result that was accepted here blocks this one
+            is_coming = trial.body.attempt == self.attempt and a.part not in here and not self.gone(owner)
+            is_requested = is_coming and reduce is not None and reduce.recovery.is_fetching(a.part)
+            return MissingPart(a.digest, a.size_bytes, is_coming, is_requested)
+
         sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
         holders = [p for p in sources if p != self.me and not self.gone(p)]
-        names = (a.digest for _, a in missing)
-        return self.parts.want(trial.body.attempt, zip(names, on_its_way, strict=True), holders, now)
+        return self.parts.want(trial.body.attempt, [part(*one) for one in missing], holders, now)
 
     def ask_for_bodies(self) -> list[Effect]:
         """Request bodies that certificates name from the voters bound to them."""

@@ -110,7 +110,7 @@ class RoundMachine:
         self.reveal, self.repeats, self.misdeeds = self.sharing.reveal, self.sharing.repeats, self.sharing.misdeeds
         self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
-        self.parts = PartExchange(self.plan, self.patience, env.held)
+        self.parts = PartExchange(self.plan, self.patience, env.held, env.part_pace)
         self.extension = env.extension(ground, self.me, env.gone)
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
@@ -387,6 +387,7 @@ class RoundMachine:
             return effects
         if digest not in self.parts.held:
             self.parts.held[digest] = payload
+            self.parts.came(digest, now)
             self.patience.progressed(now)
         return effects + self._try_all(now)
 
@@ -431,7 +432,11 @@ class RoundMachine:
         """Retransmit what may be lost. Cheap when nothing is missing, since then nothing is awaited."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
-            if not self.adopting and not self.next_state.goes_back and self.patience.gives_up(now):
+            if (
+                not self.adopting
+                and not self.next_state.goes_back
+                and self.patience.gives_up(now, self.parts.slow_link_s)
+            ):
                 return [*effects, *self._cannot("no member serves the parts of this round")]
             return effects + self._try_final(now)
         effects += self.committed.ask(sorted(self.reveal.withheld))

@@ -3,6 +3,8 @@
 Invariants:
 - A peer receives the same bytes at most `PART_GIVEN_MAX` times in `PART_GIVEN_S` seconds.
 - The same bytes are requested rarely and from one peer after the other: sending twice makes no slow link faster.
+  A part that is asked of a peer is asked of others once that peer is gone, or after one and a half times as long as
+  parts took so far.
 Not responsible for: the content of parts, choosing which ones are needed.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PART_GIVEN_MAX, PART_GIVEN_S
@@ -18,16 +21,41 @@ from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.policy.plan import RoundPlan
 from atoll.wire.messages.round import PartRequest, PartResponse
 
+SLOWEST_BYTES_S = 250_000  # 2 Mbit/s: a part that comes over such a link is waited for
+PACE_KEPT = 0.8  # of the usual time after a faster part
+
+
+class PartPace:
+    """How long requested parts take to arrive here. It outlives rounds: a peer that catches up requests all parts."""
+
+    def __init__(self) -> None:
+        self.usual_s: Seconds = 0.0
+
+    def took(self, seconds: Seconds) -> None:
+        self.usual_s = max(seconds, PACE_KEPT * self.usual_s)
+
+
+class MissingPart(NamedTuple):
+    digest: Digest
+    size_bytes: int
+    is_coming: bool  # its owner may still send it
+    is_requested: bool  # the all-reduce has requested it
+
 
 class PartExchange:
     """`held`: combined parts of this round by digest; the dict's creator serves them after the round."""
 
-    def __init__(self, plan: RoundPlan, patience: AdaptiveTimeout, held: dict[Digest, Payload]) -> None:
-        self.plan, self.patience, self.held = plan, patience, held
+    def __init__(
+        self, plan: RoundPlan, patience: AdaptiveTimeout, held: dict[Digest, Payload], pace: PartPace
+    ) -> None:
+        self.plan, self.patience, self.held, self.pace = plan, patience, held, pace
         self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies sent since `given_since`
         # start of this attempt or of the last minute: a group's attempts may never end
         self.given_since: Seconds = 0.0
-        self._asked: dict[Digest, tuple[int, Seconds]] = {}  # (requests so far, time of the next one)
+        # requests so far, time of the next one, peers that were asked last
+        self._asked: dict[Digest, tuple[int, Seconds, Sequence[PeerId]]] = {}
+        self._asked_at: dict[Digest, Seconds] = {}  # time of the first request
+        self.slow_link_s: Seconds = 0.0  # how long the largest requested part takes on a slow link
 
     def attempt_begins(self, now: Seconds) -> None:
         self._given.clear()
@@ -43,25 +71,44 @@ class PartExchange:
         return [Send(to, PartResponse(wish.round, wish.attempt, wish.trace, wish.digest), Lane.BULK, payload)]
 
     def want(
-        self, attempt: int, missing: Iterable[tuple[Digest, bool]], holders: Sequence[PeerId], now: Seconds
+        self, attempt: int, missing: Iterable[MissingPart], holders: Sequence[PeerId], now: Seconds
     ) -> list[Effect]:
-        """Request late parts, given as (digest, is it on its way?), from these holders in turn.
+        """Request late parts from these holders in turn.
 
         A proposal outruns the parts that it names, so parts that may be on their way are not requested at once.
         """
         effects: list[Effect] = []
-        for digest, coming in missing:
-            times, due = self._asked.get(digest, (0, now + self.patience.overdue(now) if coming else now))
+        for part in missing:
+            times, due, asked = self._asked.get(part.digest) or self._first_request(part, now)
+            if asked and not set(asked) & set(holders):
+                due = now  # the peers that were asked are gone
             if now < due:
-                self._asked[digest] = times, due
+                self._asked[part.digest] = times, due, asked
                 effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
                 continue
-            self._asked[digest] = times + 1, now + self.patience.retry_after(times, now)
-            wish = PartRequest(self.plan.round, attempt, self.plan.trace, digest)
             # from the second time on, as the first holder may not have it
             copies = min(len(holders), 1 if times == 0 else 2)
-            effects += [Send(holders[(times + k) % len(holders)], wish) for k in range(copies)]
+            asked = [holders[(times + k) % len(holders)] for k in range(copies)]
+            self._asked[part.digest] = times + 1, self._next_request(times, now), asked
+            self._asked_at.setdefault(part.digest, now)
+            self.slow_link_s = max(self.slow_link_s, part.size_bytes / SLOWEST_BYTES_S)
+            wish = PartRequest(self.plan.round, attempt, self.plan.trace, part.digest)
+            effects += [Send(holder, wish) for holder in asked]
         return effects
+
+    def came(self, digest: Digest, now: Seconds) -> None:
+        """Note that a part arrived, requested or not."""
+        if (asked_at := self._asked_at.pop(digest, None)) is not None:
+            self.pace.took(now - asked_at)
+
+    def _first_request(self, part: MissingPart, now: Seconds) -> tuple[int, Seconds, Sequence[PeerId]]:
+        if part.is_requested:
+            self._asked_at.setdefault(part.digest, now)
+            return 1, self._next_request(0, now), ()
+        return 0, now + self.patience.overdue(now) if part.is_coming else now, ()
+
+    def _next_request(self, times: int, now: Seconds) -> Seconds:
+        return now + max(self.patience.retry_after(times, now), 1.5 * self.pace.usual_s)
 
     def keep_only(self, needed: set[Digest]) -> None:
         for old in self.held.keys() - needed:

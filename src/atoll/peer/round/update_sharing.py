@@ -27,6 +27,7 @@ from atoll.peer.round.commitments import CommitmentEquivocation, CommitmentTable
 from atoll.peer.round.context import RoundContext, size_flaw
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.misbehavior import MisbehaviorReporter
+from atoll.peer.round.part_exchange import PartPace
 from atoll.peer.round.retransmission import Retransmission
 from atoll.peer.round.straggler_grace import StragglerGrace, word_until
 from atoll.peer.round_extension import RoundExtension
@@ -68,6 +69,7 @@ class RoundEnvironment:
     said: dict[str, bytes]  # statements made durable before a restart: repeated or withheld, never contradicted
     measured: Callable[[], LocalMeasurements]
     strikes: OwnerStrikes = field(default_factory=OwnerStrikes)
+    part_pace: PartPace = field(default_factory=PartPace)
     extension: type[RoundExtension] = RoundExtension
     keeps_rows: bool = False  # a capability uses counted rows after the round
 
