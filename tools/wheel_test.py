@@ -34,7 +34,6 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 SHORT = ("run.rounds=3", "train.inner_steps=4")
 PLAYED = {  # arguments of each example that needs no extra; the others are only compiled here
     "federated": ["--rounds", "2"],
-    "lora": ["--local", "2", "--rounds", "2", "--inner-steps", "4"],
     "mnist": ["mnist.npz", "--local", "2", "--rounds", "2", "--inner-steps", "4"],
     "robust": [],
 }
