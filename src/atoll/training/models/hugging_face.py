@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from math import isfinite
@@ -33,6 +34,7 @@ COUNT_MAX = 8192  # layers, blocks and experts: each is a module
 COUNTED = ("layer", "block", "expert")
 VOCABULARY_MAX, WINDOW_MAX = 2**20, 2**24
 WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+TYPE = re.compile(r"[a-zA-Z][\w.-]{0,63}", re.ASCII)
 LOCAL = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # of the computer that wrote the file
 REFUSED = {  # key -> what it asks for
     "auto_map": "code of its own, which is never run",
@@ -59,8 +61,9 @@ def config_of(name: str) -> dict[str, Any]:
         config = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("its configuration is not JSON") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ValueError("its configuration has no model_type")
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or not TYPE.fullmatch(kind):
+        raise ValueError("its configuration has no model_type of a model")
     for key, value in _entries("", config):
         if key in REFUSED or key.startswith("_"):
             raise ValueError(f"its configuration asks for {REFUSED.get(key, 'internals of the library')} ({key})")
@@ -69,7 +72,9 @@ def config_of(name: str) -> dict[str, Any]:
         if isinstance(value, int) and value > COUNT_MAX and any(word in key for word in COUNTED):
             raise ValueError(f"its configuration has {key} = {value}; {COUNT_MAX:,} is the most")
     if not 0 < _whole(config, "vocab_size") <= VOCABULARY_MAX:
-        raise ValueError(f"its configuration has no vocab_size of 1 to {VOCABULARY_MAX:,}: it is no plain text model")
+        raise ValueError(
+            f"its configuration has no vocab_size of 1 to {VOCABULARY_MAX:,}: it is no plain text model"
+        )
     return config
 
 
@@ -84,13 +89,20 @@ def library_problem(name: str) -> str:
     """Why this computer cannot build the model; empty if it can, or if the model is not of this family."""
     if not name.startswith(f"{FAMILY}:") or find_spec("transformers") is not None:
         return ""
-    return f"its model ({config_of(name)['model_type']}) is built by the library transformers, which is not installed here"
+    kind = config_of(name)["model_type"]
+    return f"its model ({kind}) is built by the library transformers, which is not installed here"
+
+
+def check_buildable(name: str) -> None:
+    """ValueError if the library is missing here, or knows no causal language model of this configuration."""
+    if problem := library_problem(name):
+        raise ValueError(f"{problem}: pip install transformers")
+    _configuration(name)
 
 
 def build(name: str) -> nn.Module:
-    """The model with random weights in fp32. ValueError if the library is missing or does not know it."""
-    if problem := library_problem(name):
-        raise ValueError(f"{problem}: pip install transformers")
+    """The model with random weights in fp32. ValueError as `check_buildable`."""
+    check_buildable(name)
     auto, config = _library(), _configuration(name)
     try:
         return auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
