@@ -12,7 +12,15 @@ import torch
 from members import Members, story
 from processes import Peer, answer_of, atoll, peers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, PretrainedConfig, Qwen2Config, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    T5Config,
+)
 
 from atoll.runtime.training_spec import RunStart, start_of_built_in
 from atoll.training.data import batch, load_data
@@ -96,6 +104,8 @@ BAD = [
     ({"n_embd": 10**9}, "is the most"),
     ({"n_layer": 10**6}, "is the most"),
     ({"resid_pdrop": float("inf")}, "is the most"),
+    ({"n_inner": 10**400}, "is the most"),
+    ({"_\x1b[2J": 1}, r"\('_.x1b"),
     ({"vocab_size": None}, "no vocab_size"),
     ({"model_type": "../gpt2"}, "no model_type"),
     ({"sub": [[[[[[[[1]]]]]]]]}, "nested"),
@@ -114,8 +124,8 @@ def test_a_configuration_that_asks_for_more_than_a_built_model_is_refused(change
         spec_of(f"hf:{json.dumps(config)}")
 
 
-def test_folders_without_the_weights_of_a_causal_model_are_refused(tmp_path: Path):
-    """An encoder-decoder, an unknown type, a type that needs more numbers, and weights of which one is lost."""
+def test_folders_without_the_weights_of_a_causal_model_are_refused(tmp_path: Path, text: str):
+    """An encoder-decoder, an encoder, weights of which one is lost, and those of another configuration."""
     T5Config(**TINY).save_pretrained(tmp_path / "t5")
     with pytest.raises(ValueError, match="no causal language model of the type 't5'"):
         hugging_face_name_in(tmp_path / "t5")
@@ -131,6 +141,13 @@ def test_folders_without_the_weights_of_a_causal_model_are_refused(tmp_path: Pat
         load_weights(model, name, folder)
     with pytest.raises(ValueError, match="another configuration"):
         load_weights(model, name, saved(GPT2, tmp_path / "gpt2"))
+    encoder = BertConfig(max_position_embeddings=32, **WIDE, **TINY)
+    with pytest.raises(ValueError, match="not causal"):
+        start_of_built_in(
+            diloco(hugging_face_name_in(saved(encoder, tmp_path / "bert")), rounds=1, inner_steps=1, seq_len=16),
+            text,
+            weights=str(tmp_path / "bert"),
+        )
     with pytest.raises(ValueError, match=r"cannot build|refuses"):
         spec_of(name.replace('"num_attention_heads":2', '"num_attention_heads":0')).build()
     with pytest.raises(ValueError, match="reads at most 32 tokens"):
