@@ -137,7 +137,8 @@ def _configuration(name: str) -> Any:
     _library()
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = {key: 0.0 if _is_random(key, value) else value for key, value in config_of(name).items()}
+    config = config_of(name)
+    config |= {key: 0.0 for key, value in config.items() if _is_random(key, value)}
     kind = config.pop("model_type")
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"the installed transformers has no causal language model of the type {kind[:80]!r}")
