@@ -18,8 +18,8 @@ ticket, and the others join with it:
     ATOLL_TICKET=ATOLL1:… python examples/finetune.py member --part 1
 
 The score is not the training loss. A question is 32 tokens of topics that no stage trains on, and four
-continuations of 8 tokens: the true one, and three from elsewhere in these topics. The likeliest is the answer; 25 %
-is chance.
+continuations of 8 tokens: the true one, and three from elsewhere in these topics. The answer is the continuation
+whose likelihood gains most by the question, beside that after the most frequent token. Chance is 25 %.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import psutil
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
@@ -150,10 +150,15 @@ def tune(asked: argparse.Namespace) -> None:
     atoll.local(__file__, "member", *words, peers=MEMBERS, folder=asked.folder / f"run-{asked.seed}")
 
 
+def part_of(asked: argparse.Namespace) -> int:
+    """As asked, or by the name that `atoll.local` gives its members: peer-1 to peer-4."""
+    return int(os.environ.get("ATOLL_NAME", "peer-1").rpartition("-")[2]) - 1 if asked.part is None else asked.part
+
+
 def member(asked: argparse.Namespace) -> None:
     """A member of the run, with its part of text B. All members leave the same adapter."""
     torch.set_num_threads(1)
-    part = int(os.environ.get("ATOLL_NAME", "peer-1").rpartition("-")[2]) - 1 if asked.part is None else asked.part
+    part = part_of(asked)
     model, drawn = adapted(base_in(asked.folder), asked.seed), batches(asked, part)
     optimizer = optimizer_of(model)
     run = atoll.join(or_found={"rounds": asked.rounds, "inner_steps": asked.inner_steps})
@@ -209,16 +214,22 @@ def measured(model: nn.Module, held: Tensor, questions: int) -> tuple[float, flo
     """Mean loss of the true continuations in nats per token, and the share of questions with the right answer."""
     model.eval()
     draw, right, losses = torch.Generator().manual_seed(0), 0, list[float]()
+    frequent = held.mode().values.expand(CHOICES, 1)
     for question in range(questions):
         at = question * (len(held) - CONTEXT - CONTINUATION) // questions
         others = torch.randint(len(held) - CONTINUATION, (CHOICES - 1,), generator=draw)
-        continuations = [held[one : one + CONTINUATION] for one in (at + CONTEXT, *others.tolist())]
-        ids = torch.cat([held[at : at + CONTEXT].expand(CHOICES, -1), torch.stack(continuations)], 1)
-        scores = model(input_ids=ids).logits[:, CONTEXT - 1 : -1].transpose(1, 2)
-        nats = nn.functional.cross_entropy(scores, ids[:, CONTEXT:], reduction="none").mean(1)
-        right += int(nats.argmin()) == 0
-        losses.append(nats[0].item())
+        choices = torch.stack([held[one : one + CONTINUATION] for one in (at + CONTEXT, *others.tolist())])
+        after = losses_of(model, held[at : at + CONTEXT].expand(CHOICES, -1), choices)
+        right += int((after - losses_of(model, frequent, choices)).argmin()) == 0
+        losses.append(after[0].item())
     return statistics.mean(losses), right / questions
+
+
+def losses_of(model: nn.Module, contexts: Tensor, continuations: Tensor) -> Tensor:
+    """Mean loss of each continuation after its context."""
+    ids = torch.cat([contexts, continuations], 1)
+    scores = model(input_ids=ids).logits[:, -CONTINUATION - 1 : -1].transpose(1, 2)
+    return nn.functional.cross_entropy(scores, continuations, reduction="none").mean(1)
 
 
 def spread(values: Sequence[float], form: str) -> str:
@@ -231,6 +242,7 @@ def spread(values: Sequence[float], form: str) -> str:
 def size(asked: argparse.Namespace) -> None:
     """Two members, three rounds, a random base."""
     atoll.local(__file__, "large", *LARGE, peers=2, folder=asked.folder / "size")
+    print("The first member's bytes include the adapters with which the other one began.")
     print("This shows size only: base and tokens are random, and nothing of use is learned.")
 
 
@@ -239,17 +251,21 @@ def large(asked: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = adapted(llama(asked.tokens, asked.width, asked.layers), 0)
-    optimizer, ids, folder = optimizer_of(model), torch.randint(asked.tokens, (1, WINDOW)), os.environ["ATOLL_DIR"]
+    optimizer, draw = optimizer_of(model), torch.Generator().manual_seed(part_of(asked))
     run = atoll.join(or_found={"rounds": 3, "inner_steps": 2}).attach(model, optimizer)
     while not run.done:
-        train_step(model, optimizer, ids, run=run)
+        train_step(model, optimizer, torch.randint(asked.tokens, (1, WINDOW), generator=draw), run=run)
+    loop = psutil.Process()
+    used = [sum(one.memory_info().rss for one in some) / 2**20 for some in ([loop], loop.children())]
     run.close()
-    command = [sys.executable, "-m", "atoll", "status", folder, "--json"]
+    command = [sys.executable, "-m", "atoll", "status", os.environ["ATOLL_DIR"], "--json"]
     sent = json.loads(subprocess.check_output(command))["bytes_out"] / run.trained  # noqa: S603
     values = sum(p.numel() for p in model.parameters())
-    print(f"{values:,} values, of which {run.exchanged:,} travel: {sent:,.0f} bytes sent per round", flush=True)
-    loop, peer = (resource.getrusage(whose).ru_maxrss for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    print(f"memory: at most {loop / 2**20:.2f} GiB in the loop, {peer / 2**20:.2f} GiB in its peer", flush=True)
+    print(
+        f"{values:,} values, of which {run.exchanged:,} travel: {sent:,.0f} bytes sent per round; "
+        f"{used[0]:,.0f} MiB of memory in the loop, {used[1]:,.0f} MiB in its peer",
+        flush=True,
+    )
 
 
 STAGES = {stage.__name__: stage for stage in (pretrain, tune, twin, single, score, size, member, large)}

@@ -56,7 +56,7 @@ def test_members_go_on_without_one_and_leave_an_adapter_that_loads(tmp_path: Pat
     assert [row and row[1] for row in found] == ["base", "four members", "data parallel", "single"], rows
     assert len({row[2] for row in found if row}) == 4, rows
     alone = begun(STORY, "large", *BASE, ATOLL_DIR="size")
-    assert re.search(r"values, of which [\d,]+ travel: [\d,]+ bytes sent per round\nmemory: ", said_by(alone))
+    assert re.search(r"values, of which [\d,]+ travel: [\d,]+ bytes sent per round; [\d,]+ MiB", said_by(alone))
 
 
 @pytest.mark.long
