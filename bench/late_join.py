@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from argparse import SUPPRESS
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def member(wish: dict[str, Any]) -> None:
     if wish["index"]:
         run = atoll.join(sys.stdin.readline().strip(), folder=wish["folder"], listen=listen)
     else:
-        recipe = {"diloco": methods.diloco, "auto": methods.auto}[wish["recipe"]](rounds=1000, inner_steps=INNER_STEPS)
+        recipe = {"diloco": methods.diloco, "auto": methods.auto}[wish["recipe"]](
+            rounds=1000, inner_steps=INNER_STEPS
+        )
         options = atoll.RunOptions(listen=listen, min_peers=2)
         run = atoll.found(recipe=recipe, start_peers=2, folder=wish["folder"], options=options)
     optimizer = SleepingOptimizer(model, wish["index"], wish["round_s"] / INNER_STEPS)
@@ -120,7 +123,7 @@ def measured(folders: list[Path], mbit: float) -> dict[str, Any]:
     rounds, own = closed_rounds(folders[0]), list(entries_in(folders[LATE] / "facts.jsonl"))
     came = own[0]["at"]
     counted = next(entry["at"] for entry in rounds if len(entry["counted"]) > LATE)
-    lengths = [(b["at"], b["at"] - a["at"]) for a, b in zip(rounds, rounds[1:], strict=False)]
+    lengths = [(b["at"], b["at"] - a["at"]) for a, b in pairwise(rounds)]
     before = [took for at, took in lengths if at < came][1:]
     meanwhile = [took for at, took in lengths if came <= at - took and at < counted]
     fetched = next(entry for entry in own if entry["fact"] == "BlobFetched")
@@ -147,7 +150,10 @@ def main() -> None:
     if os.geteuid() != 0:
         raise PermissionError("network namespaces need root (sudo), in a container CAP_NET_ADMIN and CAP_SYS_ADMIN")
     values = int(float((options.values or ("2M" if options.quick else "200M")).rstrip("M")) * 1e6)
-    mbit, round_s = options.mbit or (10.0 if options.quick else 100.0), options.round_s or (2 if options.quick else 20)
+    mbit, round_s = (
+        options.mbit or (10.0 if options.quick else 100.0),
+        options.round_s or (2 if options.quick else 20),
+    )
     row = played(values, mbit, options.recipe, round_s)
     if options.json:
         print(report("late_join", {"peers": PEERS, "inner_steps": INNER_STEPS}, [row], versions("torch")))

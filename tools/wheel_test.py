@@ -36,7 +36,6 @@ SHORT = ("run.rounds=3", "train.inner_steps=4")
 PLAYED = {  # arguments of each example that needs no extra; the others are only compiled here
     "cifar": ["cifar.tar.gz", "--local", "2", "--rounds", "2", "--inner-steps", "4", "--width", "4"],
     "federated": ["--rounds", "2"],
-    "lora": ["--local", "2", "--rounds", "2", "--inner-steps", "4"],
     "mnist": ["mnist.npz", "--local", "2", "--rounds", "2", "--inner-steps", "4"],
     "robust": [],
 }

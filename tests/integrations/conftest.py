@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "cli")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "cli"), str(HERE.parent / "runtime")]
 LIBRARIES = [
     *("atoll.integrations.transformers", "atoll.integrations.lightning", "atoll.integrations.accelerate"),
     *("transformers.trainer", "transformers.models.llama", "peft", "forked_peer", "atoll.runtime.bootstrap"),

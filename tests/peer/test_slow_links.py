@@ -52,6 +52,36 @@ def test_whoever_gets_the_parts_late_closes_the_round_with_them():
     assert sent_again <= 3, "each of the three parts of others may come twice, not more often"
 
 
+def test_a_newcomer_on_a_slow_link_gets_each_part_once_and_no_round_before_it_can_follow():
+    """Results of rounds that it could not use yet once took most of its link, and each part came three times."""
+    run = RunSettings(open_to_all=True, round=RoundSettings(inner_steps=1, first_train_s=10))
+    swarm = VirtualSwarm(1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(2.0, 2_000_000), run=run))
+    ada, far = peer_name(0), peer_name(3)
+    came, gave_up, unasked = list[bytes](), list[AgreedStateMissing](), list[int]()
+    swarm.world.watchers.append(
+        lambda _now, _node, fact: gave_up.append(fact) if isinstance(fact, AgreedStateMissing) else None
+    )
+    swarm.world.run(40)
+    swarm.world.network.downlink_bytes_s[far] = swarm.world.network.uplink_bytes_s[far] = 1.25e6
+    swarm.join(3, via=ada)
+    swarm.world.run(swarm.world.now + 0.02)
+    handle = swarm.world.nodes[far].machine.handle
+
+    def counted(event, now):
+        message, payload = getattr(event, "message", None), getattr(event, "payload", None)
+        if isinstance(message, PartResponse):
+            came.append(message.digest)
+        if isinstance(message, PartResult) and payload is not None and swarm.head(far) < swarm.head(ada) - 1:
+            unasked.append(payload.size_bytes)
+        return handle(event, now)
+
+    swarm.world.nodes[far].machine.handle = counted
+    swarm.world.run(swarm.world.now + 60)
+    assert not gave_up and not unasked
+    assert swarm.head(far) >= swarm.head(ada) - 1
+    assert len(set(came)) >= 4 and len(came) <= 1.25 * len(set(came))
+
+
 NO_CLOCK = RoundSettings(inner_steps=1, first_train_s=1e8, train_max_s=1e8, owner_s=60)  # as a group's
 
 

@@ -54,7 +54,6 @@ def test_reduce_averages_among_three_that_join_by_the_ticket_it_prints(begun: Ca
     [
         pytest.param("federated.py", (), "validation loss", marks=pytest.mark.long),
         pytest.param("robust.py", (), "nnm + trimmed mean", marks=pytest.mark.long),
-        pytest.param("lora.py", (), "values exchanged", marks=pytest.mark.long),
     ],
 )
 def test_an_example_alone_comes_to_its_last_line(

@@ -21,7 +21,7 @@ from atoll.training.data.pictures import has_images
 from atoll.training.data.records import COLUMN
 from atoll.training.data.text import NUMBERED, TextDataset
 from atoll.training.data.tokens import read_tokenizer
-from atoll.training.models import misfit, spec_of
+from atoll.training.models import label_of, misfit, spec_of
 from atoll.training.models.names import BYTES
 from atoll.training.spec import TrainingSpec
 
@@ -71,7 +71,7 @@ def copy_own_data(own: OwnData, learning: TrainingSpec, tokenizer: Path | None, 
         raise UsageError(
             "E-DATA-09",
             f"these data do not fit this run: {why}",
-            cause=f"it trains {learning.recipe.model} on data of one form: {_form(learning)}",
+            cause=f"it trains {label_of(learning.recipe.model)} on data of one form: {_form(learning)}",
             fix="name data of that form (--data, node.data; data.column where records hold the text), or join "
             "without: this member then trains on the run's data",
         ) from None

@@ -189,12 +189,22 @@ def _check_settings(start: PeerOptions) -> None:
 
 
 def _named_by(config: RunConfig, weights: str) -> RunConfig:
-    """Take the model name from the folder of weights, unless the config has one."""
-    from atoll.training.models.weights import name_in
+    """Take the model name from the folder of weights, unless the config has one. UsageError if they conflict."""
+    from atoll.training.models.weights import hugging_face_name_in, name_in
 
-    if not weights or config.model.name:
+    model = config.model
+    if model.architecture == "hf" and (model.name or model.lora_rank or not weights):
+        raise UsageError(
+            "E-CFG-15",
+            'model.architecture = "hf" takes its model from the folder in model.weights, and nothing else names it',
+            cause="model.weights is empty, or model.name or model.lora_rank is set",
+            fix='write model.weights = "FOLDER" with its config.json and .safetensors files, and neither of the '
+            "others; for adapters: atoll init --example finetune",
+        )
+    if not weights or model.name:
         return config
-    return replace(config, model=replace(config.model, name=name_in(Path(weights))))
+    name = (hugging_face_name_in if model.architecture == "hf" else name_in)(Path(weights))
+    return replace(config, model=replace(model, name=name))
 
 
 async def run_join(start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerView) -> int:

@@ -39,7 +39,8 @@ from atoll.runtime.worker.capabilities import enable_capabilities
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
 from atoll.training.export import tensor_file
-from atoll.training.models import task_of
+from atoll.training.models import label_of, task_of
+from atoll.training.models.hugging_face import library_problem
 from atoll.training.recipe.state import export_pieces
 from atoll.training.spec import ATTACHED, local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
@@ -227,6 +228,11 @@ class TrainingPeer(Driver):
                 "pip install pyeclib",
             )
             return
+        if self.wish.role != "observer" and (problem := library_problem(self.island.learning.recipe.model)):
+            self._refuse(
+                "E-RUN-31", f"this computer cannot train in this run: {problem}", "pip install transformers"
+            )
+            return
         if self._has_own_data and self.island.learning.data != ATTACHED:
             try:
                 check_rules(genesis.settings)
@@ -304,7 +310,7 @@ class TrainingPeer(Driver):
                 "at": round(self.clock.now(), 3),
                 "fact": "LearningKnown",
                 "phase": "join",
-                "model": recipe.model,
+                "model": label_of(recipe.model),
                 "parameters": learning.layout.parameters,
                 "base_values": learning.layout.base_values,
                 "batch": recipe.batch,

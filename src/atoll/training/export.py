@@ -27,7 +27,7 @@ from atoll.base.units import bytes_text, count_text
 from atoll.crypto.digest import digest
 from atoll.training.data.tokens import EndToken, end_of
 from atoll.training.exchange.layout import ModelLayout, base_digest, difference, flatten, layout_of, unflatten
-from atoll.training.models import build_model, spec_of, with_adapters
+from atoll.training.models import build_model, hugging_face, label_of, spec_of, with_adapters
 from atoll.training.models.frozen_base import build_with_base
 from atoll.training.models.llama import NORM_EPS
 from atoll.training.models.lora import merge_adapters
@@ -83,6 +83,9 @@ def hugging_face_files(
     if base:
         return _whole_files(state, layout, story, tokenizer, base)
     spec = spec_of(story.model) if story.model != "attached" else None
+    if spec is not None and spec.family == hugging_face.FAMILY:
+        config = hugging_face.config_of(story.model) | {"dtype": "float32"}
+        spec, story = None, story._replace(config=config, model=label_of(story.model))
     end = end_of(tokenizer)
     config = story.config or _config(spec, story.model, end)
     told = {"config.json": config} if not layout.held else {"base.json": _base(layout)}
@@ -107,9 +110,9 @@ def _whole_files(
     whole = layout_of(model)
     about = story._replace(
         model=with_adapters(story.model, 0),
-        beside=f"Trained were {count_text(layout.parameters)} parameters of `{story.model}`, beside a base of "
-        f"{count_text(layout.base_values)} values that stayed as it was, `{base_digest(layout).hex()}`. Here they "
-        "are one model.",
+        beside=f"Trained were {count_text(layout.parameters)} parameters of `{label_of(story.model)}`, beside a "
+        f"base of {count_text(layout.base_values)} values that stayed as it was, `{base_digest(layout).hex()}`. "
+        "Here they are one model.",
     )
     flat_F, counters_K = flatten(model, whole)
     return hugging_face_files(replace(state, anchor_F=flat_F, counters_K=counters_K), whole, about, tokenizer)

@@ -28,6 +28,11 @@ class ModelSection(ConfigSection, frozen=True):
         'layers, heads, context in tokens; v=256), "llama:d=64,l=3,h=4,kv=2,t=64" (also f, theta, tie), '
         '"resnet18:c=10,i=3,w=64" (classes, channels, first width), "vgg11:…" with the same numbers.',
         level="first", usual="gpt-tiny", recipe="model")] = ""
+    architecture: Annotated[Literal["built-in", "hf"], Setting(
+        '"hf": the causal language model of `transformers` whose files lie in model.weights, of any type that the '
+        "library knows; model.name stays empty. Members build it from its configuration, which travels, and need "
+        "the extra transformers. Never code of its own; dropout is off. \"built-in\": what model.name names.",
+        )] = "built-in"
     weights: Annotated[str, Setting(
         "Folder with config.json and .safetensors to begin from: a Llama as `transformers` saves it, or what "
         "`atoll checkpoint export --hf` wrote. model.name may then be left out. Only the founder needs it. Empty: "

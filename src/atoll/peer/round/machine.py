@@ -432,11 +432,8 @@ class RoundMachine:
         """Retransmit what may be lost. Cheap when nothing is missing, since then nothing is awaited."""
         effects: list[Effect] = [SetTimer(f"round/{self.plan.round}/nudge", now + NUDGE_S)]
         if self.final is not None:
-            if (
-                not self.adopting
-                and not self.next_state.goes_back
-                and self.patience.gives_up(now, self.parts.slow_link_s)
-            ):
+            in_vain = self.patience.gives_up(now, self.parts.slow_link_s)
+            if in_vain and not self.adopting and not self.next_state.goes_back:
                 return [*effects, *self._cannot("no member serves the parts of this round")]
             return effects + self._try_final(now)
         effects += self.committed.ask(sorted(self.reveal.withheld))

@@ -3,8 +3,8 @@
 Invariants:
 - A peer receives the same bytes at most `PART_GIVEN_MAX` times in `PART_GIVEN_S` seconds.
 - The same bytes are requested rarely and from one peer after the other: sending twice makes no slow link faster.
-  A part that is asked of a peer is asked of others once that peer is gone, or after one and a half times as long as
-  parts took so far.
+  A requested part is requested from another peer once the first one is gone, or after twice the time that parts
+  took so far.
 Not responsible for: the content of parts, choosing which ones are needed.
 """
 
@@ -26,7 +26,7 @@ PACE_KEPT = 0.8  # of the usual time after a faster part
 
 
 class PartPace:
-    """How long requested parts take to arrive here. It outlives rounds: a peer that catches up requests all parts."""
+    """How long requested parts take to arrive. It outlives rounds: a peer that catches up requests all parts."""
 
     def __init__(self) -> None:
         self.usual_s: Seconds = 0.0
@@ -79,7 +79,10 @@ class PartExchange:
         """
         effects: list[Effect] = []
         for part in missing:
-            times, due, asked = self._asked.get(part.digest) or self._first_request(part, now)
+            times, due, asked = self._asked.get(part.digest) or (0, self._due(part, now), ())
+            if part.is_requested and not times:
+                self._asked_at.setdefault(part.digest, now)
+                times, due = 1, self._next_request(0, now)
             if asked and not set(asked) & set(holders):
                 due = now  # the peers that were asked are gone
             if now < due:
@@ -101,14 +104,11 @@ class PartExchange:
         if (asked_at := self._asked_at.pop(digest, None)) is not None:
             self.pace.took(now - asked_at)
 
-    def _first_request(self, part: MissingPart, now: Seconds) -> tuple[int, Seconds, Sequence[PeerId]]:
-        if part.is_requested:
-            self._asked_at.setdefault(part.digest, now)
-            return 1, self._next_request(0, now), ()
-        return 0, now + self.patience.overdue(now) if part.is_coming else now, ()
+    def _due(self, part: MissingPart, now: Seconds) -> Seconds:
+        return now + self.patience.overdue(now) if part.is_coming else now
 
     def _next_request(self, times: int, now: Seconds) -> Seconds:
-        return now + max(self.patience.retry_after(times, now), 1.5 * self.pace.usual_s)
+        return now + max(self.patience.retry_after(times, now), 2 * self.pace.usual_s)
 
     def keep_only(self, needed: set[Digest]) -> None:
         for old in self.held.keys() - needed:

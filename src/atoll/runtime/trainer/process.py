@@ -53,7 +53,7 @@ from atoll.runtime.trainer.protocol import (
 from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.data import batch, cursor_after, epoch_samples, load_data, validation
 from atoll.training.exchange.layout import bind, flatten, unflatten
-from atoll.training.models import generate_text
+from atoll.training.models import generate_text, scores_of
 from atoll.training.recipe.gradient import GradientComputer
 from atoll.training.recipe.inner import (
     GradientAccumulation,
@@ -396,7 +396,7 @@ class TrainerProcess:
         for index, found in enumerate(found_batches):
             began = time.monotonic()
             inputs, targets = self._on_device(found)
-            scores = self.model(inputs)
+            scores = scores_of(self.model, inputs)
             flat = scores.reshape(-1, scores.shape[-1])
             loss_sum += float(torch.nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum"))
             right += int((flat.argmax(1) == targets.reshape(-1)).sum())

@@ -17,7 +17,7 @@ from atoll.training.data.tokens import end_of, numbers_to_text, text_to_numbers
 from atoll.training.exchange.layout import ModelLayout, layout_of
 from atoll.training.models.gpt import GPT
 from atoll.training.models.llama import Llama
-from atoll.training.models.names import BYTES, FAMILIES, MODELS, Task, spec_of, with_adapters
+from atoll.training.models.names import BYTES, FAMILIES, MODELS, Task, label_of, spec_of, with_adapters
 
 LOOKED_AT = 2**20  # tokens checked in a file that may be larger than memory
 
@@ -50,14 +50,14 @@ def task_of(name: str) -> Task:
 
 def misfit(name: str, data: Data) -> str:
     """Why this model cannot learn from this data, and the remedy; empty if it can."""
-    spec = spec_of(name)
+    spec, name = spec_of(name), label_of(name)
     if isinstance(data, TextDataset) != (spec.task == "text"):
         theirs = "text" if isinstance(data, TextDataset) else "images"
         return f"{name} learns from {spec.task}, the data is {theirs}"
     if isinstance(data, TextDataset):
         largest = max(int(tokens[:LOOKED_AT].max(initial=0)) for tokens in data)
-        fits = largest < spec.numbers["v"]
-        return "" if fits else f"{name} has {spec.numbers['v']} tokens, the data has token {largest}; set v="
+        fits, remedy = largest < spec.numbers["v"], "; set v=" if spec.family in FAMILIES else ""
+        return "" if fits else f"{name} has {spec.numbers['v']} tokens, the data has token {largest}{remedy}"
     pixels, channels = data.train_images.shape[1:3], (*data.train_images.shape, 1)[3]
     classes = 1 + int(max(data.train_labels.max(), data.validation_labels.max()))
     if spec.family == "cnn" and (pixels != (28, 28) or channels != 1):
@@ -75,6 +75,9 @@ def tokens_misfit(name: str, tokens: int) -> tuple[str, str] | None:
         return f"{name} learns from images, but a tokenizer needs text", "leave out data.tokenizer"
     if tokens <= spec.numbers["v"]:
         return None
+    if spec.family not in FAMILIES:
+        problem = f"{label_of(name)} has {spec.numbers['v']} tokens, the tokenizer has {tokens}"
+        return problem, "name the tokenizer.json that belongs to this model as data.tokenizer"
     if tokens > FAMILIES[spec.family].keys["v"].most:
         return f"the tokenizer has {tokens} tokens, more than any built-in model", "choose another data.tokenizer"
     numbers = {key: value for key, value in spec.numbers.items() if value or key == "tie"} | {"v": tokens}
@@ -82,10 +85,16 @@ def tokens_misfit(name: str, tokens: int) -> tuple[str, str] | None:
     return f"{name} has {spec.numbers['v']} tokens, the tokenizer has {tokens}", f'write model.name = "{size}"'
 
 
+def scores_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Scores of every class or token, (B, C) or (B, T, V)."""
+    found = model(inputs)
+    return found if isinstance(found, Tensor) else found.logits
+
+
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Mean cross-entropy in nats, over tokens or images: inputs (B, …), targets (B,) or (B, T)."""
     inputs, targets = batch
-    scores = model(inputs)
+    scores = scores_of(model, inputs)
     flat = scores.float().reshape(-1, scores.shape[-1])  # bf16 keeps 8 bits, too few for the sum over classes
     return nn.functional.cross_entropy(flat, targets.reshape(-1))
 
@@ -113,7 +122,7 @@ def generate_sample(model: nn.Module, prompt: str, n: int, seed: int, tokenizer:
 def _text_model(model: nn.Module) -> tuple[int, int]:
     """(vocabulary, longest window) of a text model. ValueError for another one."""
     if not isinstance(model, GPT | Llama):
-        raise ValueError("only text models generate text")
+        raise ValueError("only built-in text models generate text")
     return (model.vocabulary if isinstance(model, GPT) else model.size.vocabulary), model.size.seq_len
 
 
@@ -137,8 +146,10 @@ __all__ = [
     "build_model",
     "generate_sample",
     "generate_text",
+    "label_of",
     "loss_of",
     "misfit",
+    "scores_of",
     "shape_of",
     "spec_of",
     "task_of",

@@ -1,4 +1,4 @@
-"""Model names: short names, and `family:key=value,…` for any size.
+"""Model names: short names, `family:key=value,…` for any size, and `hf:` with a configuration (`hugging_face.py`).
 
     gpt:d=64,l=3,h=4,t=64      llama:d=256,l=6,h=8,kv=2,t=256,v=32000      resnet18:c=100,i=3
 
@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
+from atoll.training.models import hugging_face
 from atoll.training.models.cnn import SmallCNN
 from atoll.training.models.gpt import GPT, GPTSize
 from atoll.training.models.llama import Llama, LlamaSize
@@ -49,7 +50,7 @@ class NamedModel(NamedTuple):
 
     @property
     def task(self) -> Task:
-        return FAMILIES[self.family].task
+        return FAMILIES[self.family].task if self.family in FAMILIES else "text"
 
     @property
     def seq_len(self) -> int | None:
@@ -143,6 +144,8 @@ NUMBER = re.compile(r"([a-z]+)=(0|[1-9]\d{0,8})", re.ASCII)
 def spec_of(name: str) -> NamedModel:
     """The model of that name. ValueError if there is none."""
     family, colon, rest = MODELS.get(name, name).partition(":")
+    if colon and family == hugging_face.FAMILY:
+        return NamedModel(family, hugging_face.numbers_of(name), partial(hugging_face.build, name))
     if family not in FAMILIES or (name == family and not FAMILIES[family].keys):
         near = difflib.get_close_matches(name[:80], MODELS, 1, 0.6)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
@@ -168,12 +171,19 @@ def spec_of(name: str) -> NamedModel:
     return NamedModel(family, {key: value for key, value in given.items() if key != "lora"}, build)
 
 
+def label_of(name: str) -> str:
+    """The name for people: without the configuration of a Hugging Face model."""
+    if not name.startswith(f"{hugging_face.FAMILY}:"):
+        return name
+    return f"{hugging_face.FAMILY}:{hugging_face.config_of(name)['model_type'][:80]}"
+
+
 def with_adapters(name: str, rank: int) -> str:
     """The name of the same model with adapters of this rank; 0: without. ValueError if it has no adapters."""
     spec = spec_of(name)
-    if rank and "lora" not in FAMILIES[spec.family].keys:
+    if rank and (spec.family not in FAMILIES or "lora" not in FAMILIES[spec.family].keys):
         having = " and ".join(family for family, known in FAMILIES.items() if "lora" in known.keys)
-        raise ValueError(f"{name} takes no adapters; models of {having} do")
+        raise ValueError(f"{label_of(name)} takes no adapters; models of {having} do")
     family, _, rest = MODELS.get(name, name).partition(":")
     words = [word for word in rest.split(",") if not word.startswith("lora=")] + [f"lora={rank}"] * bool(rank)
     return name if rank == spec.numbers.get("lora", 0) else f"{family}:{','.join(words)}"

@@ -1,4 +1,4 @@
-"""Initial weights from a model folder: an `export --hf`, or a Llama saved by `transformers`.
+"""Initial weights from a model folder: an `export --hf`, or a model saved by `transformers`.
 
     config.json        the architecture
     *.safetensors      its tensors by name, in one file or several
@@ -18,9 +18,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from atoll.training.models import hugging_face
 from atoll.training.models.llama import NORM_EPS
 from atoll.training.models.lora import ADAPTER
-from atoll.training.models.names import WINDOW, spec_of
+from atoll.training.models.names import WINDOW, label_of, spec_of
 
 SHOWN = 4  # names in an error message
 COMPUTED = ("rotary_emb.inv_freq",)  # computed values that older files contain
@@ -35,7 +36,7 @@ def name_in(folder: Path) -> str:
     if told.get("model_type") != "llama":
         raise ValueError(
             f"{folder} holds a {told.get('model_type', 'model without a type')}: only Llamas, and models that "
-            "atoll exported, can be the first weights; train others in a custom loop: run.attach(model, optimizer)"
+            'atoll exported, are built-in models; model.architecture = "hf" trains any other causal language model'
         )
     try:
         return _llama(told)
@@ -43,8 +44,23 @@ def name_in(folder: Path) -> str:
         raise ValueError(f"{folder / 'config.json'} does not describe a Llama completely: {why!r}") from None
 
 
+def hugging_face_name_in(folder: Path) -> str:
+    """The name of the `transformers` model in this folder. ValueError if runs cannot train it here."""
+    try:
+        name = hugging_face.name_of(_config(folder))
+        hugging_face.check_buildable(name)
+    except ValueError as why:
+        raise ValueError(f"{folder} holds no model that this run can train: {why}") from None
+    return name
+
+
 def load_weights(model: nn.Module, name: str, folder: Path) -> None:
     """Copy the weights into this model, named `name`, in fp32. ValueError if they belong to another model."""
+    if spec_of(name).family == hugging_face.FAMILY:
+        if hugging_face_name_in(folder) != name:
+            raise ValueError(f"{folder} holds a model of another configuration than {label_of(name)}")
+        model.load_state_dict(_finite(hugging_face.weights_in(name, folder), folder))
+        return
     theirs, ours = spec_of(name_in(folder)), spec_of(name)
     free = {"lora"} | ({"t"} if ours.family == "llama" else set[str]())  # rotary positions have no table
     if theirs.family != ours.family or any(theirs.numbers[k] != v for k, v in _full(ours.numbers) if k not in free):
@@ -57,9 +73,14 @@ def load_weights(model: nn.Module, name: str, folder: Path) -> None:
     wrong = [k for k, v in found.items() if k not in wanted or v.shape != wanted[k].shape]
     if lacking or wrong:
         raise ValueError(f"the weights in {folder} are not {name}: lacking {_some(lacking)}; wrong {_some(wrong)}")
+    found = _finite(found, folder)
+    model.load_state_dict({k: v.to(wanted[k].dtype) for k, v in found.items()}, strict=False)
+
+
+def _finite(found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     if endless := [k for k, v in found.items() if v.is_floating_point() and not bool(v.isfinite().all())]:
         raise ValueError(f"the weights in {folder} are not finite: {_some(endless)}")
-    model.load_state_dict({k: v.to(wanted[k].dtype) for k, v in found.items()}, strict=False)
+    return found
 
 
 def _full(numbers: Any) -> list[tuple[str, int]]:

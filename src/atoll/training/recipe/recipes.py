@@ -16,7 +16,7 @@ from torch import empty
 from atoll.base.arguments import Count, Share, Whole
 from atoll.base.workload import Batch
 from atoll.training.codec import SharedKnowledge, check_codec_name, codec_named
-from atoll.training.models import spec_of
+from atoll.training.models import label_of, spec_of
 from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import QUEUE_MAX, AdamW, GradientAccumulation, Inner, PipelinedGradients
 from atoll.training.recipe.inner import lasting as inner_lasting
@@ -401,7 +401,7 @@ def fitting_seq_len(model: str, seq_len: int | None) -> int:
     if seq_len is None:
         return min(SEQ_LEN, longest or SEQ_LEN)
     if longest and seq_len > longest:
-        raise ValueError(f"{model} reads at most {longest} tokens at once, seq_len is {seq_len}")
+        raise ValueError(f"{label_of(model)} reads at most {longest} tokens at once, seq_len is {seq_len}")
     return seq_len
 
 

@@ -33,6 +33,7 @@ from atoll.base.limits import PARTS_OF_ANY
 from atoll.crypto.digest import Buffer, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.codec.chain import NICKNAMES
+from atoll.training.models import scores_of
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.update import Bounds
@@ -117,7 +118,7 @@ def moved_along(
 def losses_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[float]:
     """The loss of every sample in nats, (B,): over the tokens of a text, or of one image."""
     inputs, targets = batch
-    scores = model(inputs).float()
+    scores = scores_of(model, inputs).float()
     each = nn.functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none")
     return each.view(len(inputs), -1).mean(1).tolist()
 

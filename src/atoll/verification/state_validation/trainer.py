@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from atoll.training.data import Data, all_held_out, data_from_blob, epoch_samples, samples_at, validation
 from atoll.training.exchange.layout import ModelLayout, unflatten
+from atoll.training.models import scores_of
 from atoll.training.models.frozen_base import build_with_base
 from atoll.verification.loss_scoring.tensors import LOOKED_AT_ONCE, dealt, losses_of, undealt
 from atoll.verification.redundant_training.tensors import TwinAssignment, taking_again
@@ -79,7 +80,7 @@ class ModelEvaluator:
             loss_sum, hits, targets_seen = 0.0, 0, 0
             for inputs, targets in self._batches(data, wish.samples):
                 with torch.no_grad():  # not around the yield: training continues meanwhile
-                    scores = model(inputs)
+                    scores = scores_of(model, inputs)
                     flat, wanted = scores.reshape(-1, scores.shape[-1]), targets.reshape(-1)
                     loss = torch.nn.functional.cross_entropy(flat, wanted, reduction="sum")
                     hits += int((flat.argmax(1) == wanted).sum())
