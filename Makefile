@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # containers like to forbid compiled modules: each of the hundred processes of our stories would compile Atoll anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test wheel-test gpu check docs reference results long bench setup clean
+.PHONY: headline demo test wheel-test gpu check docs reference results long bench setup clean
 
 setup: $(READY)
 
@@ -47,7 +47,7 @@ docs: $(READY)
 	$(VENV)/bin/sphinx-build -q -W --keep-going -c docs . docs/_build/html
 
 # measures the benches of bench/results again, about 20 minutes on an idle machine
-results: $(READY)
+headline results: $(READY)
 	$(PY) tools/benchmark_reference.py --measure
 
 # writes the generated pages anew: commands, settings, errors, facts, benchmarks
