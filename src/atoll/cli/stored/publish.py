@@ -72,8 +72,7 @@ def publish(
         round, state = found.body.round, found.body.state.hex()
         told.append({"round": round, "state": state, "sent": sent is not None})
         if not json:
-            size = bytes_text(sum(sent.files.values())) if sent else "nothing to send"
-            how = f"{size}, is in" if sent else "is in, or a newer one:"
+            how = f"{bytes_text(sum(sent.files.values()))}, is in" if sent else "not sent: it or a newer one is in"
             say(f"  round {round} ({state[:8]}), {how} {place.shown}")
         latest = sent or latest
     if trouble is not None:
