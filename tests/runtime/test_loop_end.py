@@ -266,6 +266,16 @@ def test_a_line_of_the_event_log_becomes_a_message(entry: dict, level: str, says
     assert [m.level for m in messages if says in m.text][:1] == [getattr(logging, level)], messages
 
 
+def test_members_that_stay_alike_are_reported_once():
+    progress, said = RunStatus(), list[str]()
+    progress.fold({"fact": "MembershipChanged", "members": MEMBERS, "joined": [], "left": []})
+    for alike in ([["A", "B"]], [["A", "B"]], [], [["A", "B"]]):
+        entry = CLOSED | {"alike": alike}
+        progress.fold(entry)
+        said += [m.text for m in messages_of(entry, progress, "C") if "the very same update" in m.text]
+    assert len(said) == 2  # when it began, and when it began again
+
+
 @pytest.mark.parametrize(
     ("command", "call"),
     [

@@ -281,7 +281,7 @@ def _round_lines(entry: dict[str, Any], progress: RunStatus) -> str:
         back = f"went back to the state of round {entry['back_to']}; all go on there"
         return f"! {why}round {entry['round']} {back}"
     lines = [_result_line(entry, progress)]
-    for peers in entry.get("alike", ()):
+    for peers in progress.alike_anew:
         lines.append(f"! {alike_text([progress.name_of(p) for p in peers])}")
     if "amends" in entry:
         lines.append(f"! from the next round on, by order of the founder: {in_words(entry['amends'])}")

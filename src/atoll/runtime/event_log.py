@@ -244,6 +244,7 @@ class RunStatus:
     alike: list[list[str]] = field(
         default_factory=list[list[str]]
     )  # groups of members with identical updates in the last round
+    alike_anew: list[list[str]] = field(default_factory=list[list[str]])  # those that were not in the round before
     counted: list[str] = field(default_factory=list)  # members whose update the last round counted
     missing: list[str] = field(default_factory=list)  # complete members without a counted update in the last round
     curve: list[tuple[int, float]] = field(default_factory=list)  # (trained rounds, training loss)
@@ -416,7 +417,8 @@ class RunStatus:
         self.late += [{"round": entry["round"], "peer": peer} | work for peer, work in late.items()]
         self.late = self.late[-LATE_MAX:]
         self.missing = [p for p in entry["missing"] if self.standing_of(p) == "member"]
-        self.alike = entry.get("alike", [])
+        before, self.alike = self.alike, entry.get("alike", [])
+        self.alike_anew = [group for group in self.alike if group not in before]
         self.bytes_out, self.bytes_in = entry.get("bytes_out", 0), entry.get("bytes_in", 0)
         counted, before, self.counted = len(entry["counted"]), self.closed_at_s, entry["counted"]
         self.closed_at_s = entry["time_s"]

@@ -88,7 +88,7 @@ def _round(entry: Entry, progress: RunStatus) -> Iterator[LoopLog]:
         yield LoopLog(logging.INFO, f"round {entry['trained']}{of}: loss {loss}, {who}")
     elif entry["missing"]:
         yield LoopLog(logging.WARNING, UNMOVED.format(trained=entry["trained"]))
-    for peers in entry.get("alike", ()):
+    for peers in progress.alike_anew:
         yield LoopLog(logging.WARNING, alike_text([progress.name_of(peer) for peer in peers]))
     if "pauses" in entry:
         until = "the run is paused by its founder until `atoll resume`" if entry["pauses"] else "the run goes on"
