@@ -18,7 +18,7 @@ from atoll.peer.events import RoundBegan, RoundClosed, UpdateSharingBegan
 from atoll.peer.round.context import context_after
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import TOPOLOGIES, parts_planned, regions_of, way_of
-from atoll.peer.settings import RULES, RunSettings, decode_settings, encode_settings
+from atoll.peer.settings import PIECES_BY_SIZE, RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.links import TransferRates, report
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.protocol.allreduce.topology import validate
@@ -263,7 +263,7 @@ def test_parts_of_large_updates_overlap_and_are_never_more_than_planned(members:
     """While an owner answers one part it receives the next; a vertex has room for all of them."""
     plan = plan_of([str(i) for i in range(members)])
     for name, megabytes in product(TOPOLOGIES, [0, 1, 40, 130, 900, 10**4]):
-        settings = RunSettings(topology=name, update_bytes=megabytes * MIB)
+        settings = RunSettings(topology=name, update_bytes=megabytes * MIB, pieces=PIECES_BY_SIZE)
         parts = len(way_of(settings, plan).topology.parts)
         assert parts <= parts_planned(settings)
         if name == "butterfly" and 2 <= members <= 8 and megabytes >= 64:

@@ -22,6 +22,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
 Pieces = Annotated[int, msgspec.Meta(ge=0, le=PIECES_MAX)]
+PIECES_BY_SIZE = 0  # PARTS_AIM parts in all, fewer for a small update
 EraRounds = Annotated[int, msgspec.Meta(ge=0, le=ERA_ROUNDS_MAX)]
 VoteRounds = Annotated[int, msgspec.Meta(ge=0, le=VOTE_ROUNDS_MAX)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -41,8 +42,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     recovery: bytes = b""  # public identity that may start over when a quorum is gone for good; empty: none
     round: RoundSettings = RoundSettings()
     topology: TopologyName = "butterfly"  # how updates are reduced: specs/topologies.md
-    # pieces per owner's share: while one is combined the next is on its way; 0: PARTS_AIM parts in all
-    pieces: Pieces = 0
+    pieces: Pieces = 1  # pieces per owner's share: while one is combined the next is on its way
     update_bytes: Amount = 0  # largest encoded update, in bytes; large ones are cut into more parts
     statistic: StatisticName = "mean"  # rule for the rows of a part; all but the mean need direct rows
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # share of members that may lie

@@ -15,7 +15,14 @@ from atoll.base.limits import CONTROL_FRAME_MAX, MIB
 from atoll.base.workload import WorkloadPolicy
 from atoll.crypto.digest import Buffer
 from atoll.peer.round.topology_choice import parts_planned
-from atoll.peer.settings import RunSettings, decode_settings, encode_settings, features_of, pacing_problem
+from atoll.peer.settings import (
+    PIECES_BY_SIZE,
+    RunSettings,
+    decode_settings,
+    encode_settings,
+    features_of,
+    pacing_problem,
+)
 from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import StragglerPolicy
@@ -454,7 +461,9 @@ def founding_blobs(beginning: RunStart, settings: RunSettings) -> FoundingBlobs:
     blob = state_hash(beginning.blob)
     learning = TrainingSpec(beginning.recipe, beginning.data, blob, layout, canary, tokenizer, base)
     largest = 4 * longest_turn(beginning.recipe.schedule, layout)  # fp32: no codec makes an update larger
-    complete = msgspec.structs.replace(settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest)
+    complete = msgspec.structs.replace(
+        settings, learning=msgspec.msgpack.encode(learning), update_bytes=largest, pieces=PIECES_BY_SIZE
+    )
     beside = beginning.canary, beginning.tokenizer, beginning.base
     try:  # as a joiner will check it
         parse_training_spec(decode_settings(encode_settings(complete)))

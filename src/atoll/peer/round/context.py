@@ -268,6 +268,7 @@ class RoundContext:
             has_mixtures=self.mixes,
             weightless=self.weightless,
             rowless=frozenset(m.peer for m in plan.members if m.is_present and m.peer not in plan.givers),
+            unsettled=frozenset(m.peer for m in plan.members if m.is_present and m.standing in ("observer", "new")),
             window_s=plan.window_s(attempt),
             has_clock=plan.has_clock,
             influence=self.influence if self.weighs else {},

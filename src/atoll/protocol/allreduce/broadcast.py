@@ -55,13 +55,12 @@ class ResultBroadcast:
         return Send(to, self.message(held), Lane.BULK, held.payload)
 
     def give(self, to: PeerId, held: ReceivedResult) -> Send:
-        """The result with its bytes, except to an observer, or to a newcomer without an update.
+        """The result with its bytes, except to an observer or newcomer without an update.
 
         It may still download a state, and bytes that it cannot use yet would take its link. It requests them when
         it follows the round.
         """
-        plan = self.route.plan
-        may_be_behind = to in plan.rowless or (to in plan.weightless and not self.takes_part(to))
+        may_be_behind = to in self.route.plan.unsettled and not self.takes_part(to)
         return self.show(to, held) if may_be_behind else self.send(to, held)
 
     def show(self, to: PeerId, held: ReceivedResult) -> Send:

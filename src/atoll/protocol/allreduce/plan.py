@@ -32,6 +32,7 @@ class ReducePlan:
     has_mixtures: bool = False  # each row is mixed with its nearest rows, and the mixtures are sorted
     weightless: frozenset[PeerId] = frozenset()  # newcomers: their rows are listed and weigh nothing
     rowless: frozenset[PeerId] = frozenset()  # listeners without rows
+    unsettled: frozenset[PeerId] = frozenset()  # observers and newcomers: they may still download a state
     window_s: Seconds = 6.0  # time of one owner
     has_clock: bool = True  # False: rounds begin with their work, and `answer_until` gives durations only
     influence: Mapping[PeerId, int] = field(
