@@ -137,7 +137,7 @@ def measured(folders: list[Path], mbit: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = asking(__doc__, "2 M values over 10 Mbit/s, rounds of 2 s")
+    asked = asking(__doc__, "5 M values over 25 Mbit/s, rounds of 2 s")
     asked.add_argument("--values", default="", help="200M, the default, or less")
     asked.add_argument("--mbit", type=float, default=0.0)
     asked.add_argument("--recipe", default="diloco", choices=("diloco", "auto"))
@@ -149,9 +149,9 @@ def main() -> None:
         return
     if os.geteuid() != 0:
         raise PermissionError("network namespaces need root (sudo), in a container CAP_NET_ADMIN and CAP_SYS_ADMIN")
-    values = int(float((options.values or ("2M" if options.quick else "200M")).rstrip("M")) * 1e6)
+    values = int(float((options.values or ("5M" if options.quick else "200M")).rstrip("M")) * 1e6)
     mbit, round_s = (
-        options.mbit or (10.0 if options.quick else 100.0),
+        options.mbit or (25.0 if options.quick else 100.0),
         options.round_s or (2 if options.quick else 20),
     )
     row = played(values, mbit, options.recipe, round_s)

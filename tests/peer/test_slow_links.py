@@ -16,7 +16,14 @@ from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import WorkerKnobs
-from atoll.wire.messages.round import PartResponse, PartResult, ProposalMessage, RowContribution, RowResponse
+from atoll.wire.messages.round import (
+    CommitAnnouncement,
+    PartResponse,
+    PartResult,
+    ProposalMessage,
+    RowContribution,
+    RowResponse,
+)
 
 SLOW = peer_name(0)
 UPDATE_BYTES, RATE = 16_000_000, 1e6  # three quarters of the answers: 12 s on this link, twice the patience
@@ -55,25 +62,30 @@ def test_whoever_gets_the_parts_late_closes_the_round_with_them():
 def test_a_newcomer_on_a_slow_link_gets_each_part_once_and_no_round_before_it_can_follow():
     """Results of rounds that it could not use yet once took most of its link, and each part came three times."""
     run = RunSettings(open_to_all=True, round=RoundSettings(inner_steps=1, first_train_s=10))
-    swarm = VirtualSwarm(1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(2.0, 2_000_000), run=run))
+    swarm = VirtualSwarm(
+        1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(2.0, update_bytes=8_000_000), run=run)
+    )
     ada, far = peer_name(0), peer_name(3)
-    came, gave_up, unasked = list[bytes](), list[AgreedStateMissing](), list[int]()
+    came, gave_up, unasked, committed = list[bytes](), list[AgreedStateMissing](), list[int](), False
     swarm.world.watchers.append(
         lambda _now, _node, fact: gave_up.append(fact) if isinstance(fact, AgreedStateMissing) else None
     )
     swarm.world.run(40)
-    swarm.world.network.downlink_bytes_s[far] = swarm.world.network.uplink_bytes_s[far] = 1.25e6
+    swarm.world.network.downlink_bytes_s[far] = swarm.world.network.uplink_bytes_s[far] = 5e6
     swarm.join(3, via=ada)
     swarm.world.run(swarm.world.now + 0.02)
     handle = swarm.world.nodes[far].machine.handle
 
     def counted(event, now):
+        nonlocal committed
         message, payload = getattr(event, "message", None), getattr(event, "payload", None)
         if isinstance(message, PartResponse):
             came.append(message.digest)
-        if isinstance(message, PartResult) and payload is not None and swarm.head(far) < swarm.head(ada) - 1:
+        if isinstance(message, PartResult) and payload is not None and not committed:
             unasked.append(payload.size_bytes)
-        return handle(event, now)
+        effects = handle(event, now)
+        committed |= any(isinstance(getattr(e, "message", None), CommitAnnouncement) for e in effects)
+        return effects
 
     swarm.world.nodes[far].machine.handle = counted
     swarm.world.run(swarm.world.now + 60)

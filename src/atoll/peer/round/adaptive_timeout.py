@@ -24,6 +24,7 @@ class AdaptiveTimeout:
     def __init__(self) -> None:
         self._shared_at: Seconds | None = None  # start of this attempt's sharing
         self._first_s: Seconds | None = None  # from then to the first combined part
+        self._gap_s: Seconds = 0.0  # longest time between two parts after it
         self._shared_s: Seconds | None = None  # from then to the last combined part
         self._patience_s: Seconds = REPAIR_S  # wait for parts of the decided round
         self._progress_at: Seconds = 0.0  # time of the decision or of its latest part
@@ -32,15 +33,18 @@ class AdaptiveTimeout:
 
     def attempt_begins(self) -> None:
         self._shared_at = self._first_s = self._shared_s = None
+        self._gap_s = 0.0
 
     def sharing_begins(self, now: Seconds) -> None:
         self._shared_at = now
 
     def part_came(self, now: Seconds) -> None:
         """Note a part sent by its owner without a request."""
-        self.progressed(now)
         if self._first_s is None:
             self._first_s = self.elapsed(now)
+        else:
+            self._gap_s = max(self._gap_s, now - self._progress_at)
+        self.progressed(now)
 
     def progressed(self, now: Seconds) -> None:
         self._progress_at = now
@@ -71,12 +75,14 @@ class AdaptiveTimeout:
             return self._shared_s
         return now - self._shared_at if self._shared_at is not None else 0.0
 
-    def overdue(self, now: Seconds) -> Seconds:
-        """Seconds after which an expected part is late.
+    def overdue_at(self, since: Seconds, now: Seconds) -> Seconds:
+        """Run time at which a part is late that was expected at `since`.
 
-        Measured by the first part: a lost message makes the last one late on the fastest link.
+        While parts arrive, no part is late: on a slow link they come one after the other. The wait is twice the
+        longest gap between parts; before the second part, half the time to the first.
         """
-        return max(PART_LATE_S, self._part_s(now))
+        usual_s = 2 * self._gap_s or self._part_s(now)
+        return max(since, self._progress_at) + max(PART_LATE_S, usual_s)
 
     def retry_after(self, times: int, now: Seconds) -> Seconds:
         """Seconds to wait for a part that was requested this many times."""

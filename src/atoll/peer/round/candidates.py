@@ -145,11 +145,13 @@ class CandidateVertexTracker:
         reduce = self.sharing.reduce
         here = reduce.results.keys() if reduce is not None else range(len(self.ground.owners))
 
+        only_shown = reduce is not None and self.me in reduce.plan.unsettled and reduce.state.update is None
+
         def part(owner: PeerId, a: OwnerResult) -> MissingPart:
             # the owner's result that was accepted here blocks this one
             is_coming = trial.body.attempt == self.attempt and a.part not in here and not self.gone(owner)
             is_requested = is_coming and reduce is not None and reduce.recovery.is_fetching(a.part)
-            return MissingPart(a.digest, a.size_bytes, is_coming, is_requested)
+            return MissingPart(a.digest, a.size_bytes, is_coming, is_requested, only_shown)
 
         sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
         holders = [p for p in sources if p != self.me and not self.gone(p)]

@@ -4,7 +4,7 @@ Invariants:
 - A peer receives the same bytes at most `PART_GIVEN_MAX` times in `PART_GIVEN_S` seconds.
 - The same bytes are requested rarely and from one peer after the other: sending twice makes no slow link faster.
   A requested part is requested from another peer once the first one is gone, or after twice the time that parts
-  took so far.
+  took so far; while parts arrive, no part is late.
 Not responsible for: the content of parts, choosing which ones are needed.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PART_GIVEN_MAX, PART_GIVEN_S
 from atoll.base.machine import Effect, Lane, Payload, Send, SetTimer
-from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
+from atoll.peer.round.adaptive_timeout import PART_LATE_S, AdaptiveTimeout
 from atoll.policy.plan import RoundPlan
 from atoll.wire.messages.round import PartRequest, PartResponse
 
@@ -40,6 +40,7 @@ class MissingPart(NamedTuple):
     size_bytes: int
     is_coming: bool  # its owner may still send it
     is_requested: bool  # the all-reduce has requested it
+    only_shown: bool  # owners show the local peer their results, and send bytes on request
 
 
 class PartExchange:
@@ -52,7 +53,7 @@ class PartExchange:
         self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies sent since `given_since`
         # start of this attempt or of the last minute: a group's attempts may never end
         self.given_since: Seconds = 0.0
-        # requests so far, time of the next one, peers that were asked last
+        # requests so far, time from which on the part is expected, peers that were asked last
         self._asked: dict[Digest, tuple[int, Seconds, Sequence[PeerId]]] = {}
         self._asked_at: dict[Digest, Seconds] = {}  # time of the first request
         self.slow_link_s: Seconds = 0.0  # how long the largest requested part takes on a slow link
@@ -79,14 +80,15 @@ class PartExchange:
         """
         effects: list[Effect] = []
         for part in missing:
-            times, due, asked = self._asked.get(part.digest) or (0, self._due(part, now), ())
+            times, since, asked = self._asked.setdefault(part.digest, (0, now, ()))
             if part.is_requested and not times:
                 self._asked_at.setdefault(part.digest, now)
-                times, due = 1, self._next_request(0, now)
-            if asked and not set(asked) & set(holders):
-                due = now  # the peers that were asked are gone
+                times, since, asked = self._asked[part.digest] = 1, self._next_request(0, now), ()
+            has_left = bool(asked) and not set(asked) & set(holders)
+            is_expected = not has_left and (bool(times) or part.is_coming)
+            late_at = since + PART_LATE_S if part.only_shown else self.patience.overdue_at(since, now)
+            due = late_at if is_expected else now
             if now < due:
-                self._asked[part.digest] = times, due, asked
                 effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
                 continue
             # from the second time on, as the first holder may not have it
@@ -103,9 +105,6 @@ class PartExchange:
         """Note that a part arrived, requested or not."""
         if (asked_at := self._asked_at.pop(digest, None)) is not None:
             self.pace.took(now - asked_at)
-
-    def _due(self, part: MissingPart, now: Seconds) -> Seconds:
-        return now + self.patience.overdue(now) if part.is_coming else now
 
     def _next_request(self, times: int, now: Seconds) -> Seconds:
         return now + max(self.patience.retry_after(times, now), 2 * self.pace.usual_s)

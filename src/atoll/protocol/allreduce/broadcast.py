@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from msgspec import UNSET
 
 from atoll.base.ids import Digest, PeerId
+from atoll.base.limits import MIB
 from atoll.base.machine import Effect, Lane, Send
 from atoll.protocol.allreduce.buffers import ReceivedResult
 from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.wire.messages.round import PartResult, ResendRequest
 from atoll.wire.messages.statements import AgreedWeights
+
+SHOWN_BYTES = 4 * MIB  # size of a round's results from which on peers that may be behind get no bytes unasked
 
 
 class ResultBroadcast:
@@ -55,13 +58,15 @@ class ResultBroadcast:
         return Send(to, self.message(held), Lane.BULK, held.payload)
 
     def give(self, to: PeerId, held: ReceivedResult) -> Send:
-        """The result with its bytes, except to an observer or newcomer without an update.
+        """The result with its bytes, except a large one to an observer or newcomer without an update.
 
         It may still download a state, and bytes that it cannot use yet would take its link. It requests them when
-        it follows the round.
+        it follows the round, which costs it a round trip.
         """
-        may_be_behind = to in self.route.plan.unsettled and not self.takes_part(to)
-        return self.show(to, held) if may_be_behind else self.send(to, held)
+        plan = self.route.plan
+        may_be_behind = to in plan.unsettled and not self.takes_part(to)
+        is_large = held.result.size_bytes * plan.parts >= SHOWN_BYTES
+        return self.show(to, held) if may_be_behind and is_large else self.send(to, held)
 
     def show(self, to: PeerId, held: ReceivedResult) -> Send:
         """The signed statement alone: the local peer holds the bytes."""

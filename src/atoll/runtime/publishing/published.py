@@ -49,10 +49,13 @@ def encode_latest(checkpoint: PublishedCheckpoint) -> bytes:
     return msgspec.json.format(msgspec.json.encode(checkpoint)) + b"\n"
 
 
+_LATEST = msgspec.json.Decoder(PublishedCheckpoint)
+
+
 def decode_latest(data: bytes) -> PublishedCheckpoint:
     """Raises ValueError if this is no `latest.json` of this version."""
     try:
-        found = msgspec.json.decode(data, type=PublishedCheckpoint)
+        found = _LATEST.decode(data)
     except UNREADABLE as why:
         raise ValueError(f"{LATEST} is not readable: {why}") from None
     if found.format != FORMAT:

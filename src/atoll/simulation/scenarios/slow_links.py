@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
 from atoll.peer.events import AuditFindingRecorded, MemberAccused, RoundClosed, UpdateSharingBegan
+from atoll.peer.settings import PIECES_BY_SIZE
 from atoll.policy.findings import REFUTING
 from atoll.protocol.allreduce.topology import ReducePart
 from atoll.simulation.invariants import InvariantBroken
@@ -108,7 +109,7 @@ def changing_link(stage: ScenarioContext) -> None:
 def _gather(stage: ScenarioContext) -> None:
     stage.quorum = "majority"
     plan = replace(stage.settings().round, owner_s=60.0, first_train_s=120.0)
-    settings = stage.settings(round=plan, topology="butterfly", update_bytes=UPDATE_BYTES)
+    settings = stage.settings(round=plan, topology="butterfly", update_bytes=UPDATE_BYTES, pieces=PIECES_BY_SIZE)
     island = WorkerKnobs(step_s=STEP_S, update_bytes=UPDATE_BYTES)
     stage.gather(SwarmKnobs(stage.peers, network=LINKS, island=island, run=settings))
 
