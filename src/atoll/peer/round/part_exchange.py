@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -43,6 +44,16 @@ class MissingPart(NamedTuple):
     only_shown: bool  # owners show the local peer their results, and send bytes on request
 
 
+@dataclass
+class PartRequests:
+    """Requests of one missing part."""
+
+    last_at: Seconds  # time of the last request, or when the part was first missing
+    times: int = 0
+    first_at: Seconds | None = None
+    holders: Sequence[PeerId] = ()  # asked last
+
+
 class PartExchange:
     """`held`: combined parts of this round by digest; the dict's creator serves them after the round."""
 
@@ -53,9 +64,7 @@ class PartExchange:
         self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies sent since `given_since`
         # start of this attempt or of the last minute: a group's attempts may never end
         self.given_since: Seconds = 0.0
-        # requests so far, time from which on the part is expected, peers that were asked last
-        self._asked: dict[Digest, tuple[int, Seconds, Sequence[PeerId]]] = {}
-        self._asked_at: dict[Digest, Seconds] = {}  # time of the first request
+        self._asked: dict[Digest, PartRequests] = {}  # parts that are missing
         self.slow_link_s: Seconds = 0.0  # how long the largest requested part takes on a slow link
 
     def attempt_begins(self, now: Seconds) -> None:
@@ -80,34 +89,38 @@ class PartExchange:
         """
         effects: list[Effect] = []
         for part in missing:
-            times, since, asked = self._asked.setdefault(part.digest, (0, now, ()))
-            if part.is_requested and not times:
-                self._asked_at.setdefault(part.digest, now)
-                times, since, asked = self._asked[part.digest] = 1, self._next_request(0, now), ()
-            has_left = bool(asked) and not set(asked) & set(holders)
-            is_expected = not has_left and (bool(times) or part.is_coming)
-            late_at = since + PART_LATE_S if part.only_shown else self.patience.overdue_at(since, now)
-            due = late_at if is_expected else now
+            asked = self._asked.setdefault(part.digest, PartRequests(now))
+            if part.is_requested and not asked.times:
+                asked.times, asked.first_at, asked.last_at = 1, now, now
+            due = self._due(part, asked, holders, now)
             if now < due:
                 effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
                 continue
             # from the second time on, as the first holder may not have it
-            copies = min(len(holders), 1 if times == 0 else 2)
-            asked = [holders[(times + k) % len(holders)] for k in range(copies)]
-            self._asked[part.digest] = times + 1, self._next_request(times, now), asked
-            self._asked_at.setdefault(part.digest, now)
+            copies = min(len(holders), 1 if asked.times == 0 else 2)
+            asked.holders = [holders[(asked.times + k) % len(holders)] for k in range(copies)]
+            asked.times, asked.last_at = asked.times + 1, now
+            asked.first_at = now if asked.first_at is None else asked.first_at
             self.slow_link_s = max(self.slow_link_s, part.size_bytes / SLOWEST_BYTES_S)
             wish = PartRequest(self.plan.round, attempt, self.plan.trace, part.digest)
-            effects += [Send(holder, wish) for holder in asked]
+            effects += [Send(holder, wish) for holder in asked.holders]
         return effects
 
     def came(self, digest: Digest, now: Seconds) -> None:
         """Note that a part arrived, requested or not."""
-        if (asked_at := self._asked_at.pop(digest, None)) is not None:
-            self.pace.took(now - asked_at)
+        asked = self._asked.pop(digest, None)
+        if asked is not None and asked.first_at is not None:
+            self.pace.took(now - asked.first_at)
 
-    def _next_request(self, times: int, now: Seconds) -> Seconds:
-        return now + max(self.patience.retry_after(times, now), 2 * self.pace.usual_s)
+    def _due(self, part: MissingPart, asked: PartRequests, holders: Sequence[PeerId], now: Seconds) -> Seconds:
+        """Run time of the next request."""
+        has_left = bool(asked.holders) and set(asked.holders).isdisjoint(holders)
+        if has_left or not (asked.times or part.is_coming):
+            return now
+        expected_at = asked.last_at
+        if asked.times:
+            expected_at += max(self.patience.retry_after(asked.times - 1, now), 2 * self.pace.usual_s)
+        return expected_at + PART_LATE_S if part.only_shown else self.patience.overdue_at(expected_at, now)
 
     def keep_only(self, needed: set[Digest]) -> None:
         for old in self.held.keys() - needed:
