@@ -75,6 +75,13 @@ class AdaptiveTimeout:
             return self._shared_s
         return now - self._shared_at if self._shared_at is not None else 0.0
 
+    def overdue(self, now: Seconds) -> Seconds:
+        """Seconds after which an expected part is late, where each owner has one part.
+
+        Measured by the first part: a lost message makes the last one late on the fastest link.
+        """
+        return max(PART_LATE_S, self._part_s(now))
+
     def overdue_at(self, since: Seconds, now: Seconds) -> Seconds:
         """Run time at which a part is late that was expected at `since`.
 

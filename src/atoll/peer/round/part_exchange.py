@@ -49,18 +49,29 @@ class PartRequests:
     """Requests of one missing part."""
 
     last_at: Seconds  # time of the last request, or when the part was first missing
+    due_at: Seconds  # time of the next request, if it follows the sharing time
     times: int = 0
     first_at: Seconds | None = None
     holders: Sequence[PeerId] = ()  # asked last
 
 
 class PartExchange:
-    """`held`: combined parts of this round by digest; the dict's creator serves them after the round."""
+    """`held`: combined parts of this round by digest; the dict's creator serves them after the round.
+
+    `follows_arrivals`: an update has many parts, which come one after the other; so the arrivals, and not the time
+    to the first part, tell whether one is late.
+    """
 
     def __init__(
-        self, plan: RoundPlan, patience: AdaptiveTimeout, held: dict[Digest, Payload], pace: PartPace
+        self,
+        plan: RoundPlan,
+        patience: AdaptiveTimeout,
+        held: dict[Digest, Payload],
+        pace: PartPace,
+        follows_arrivals: bool,
     ) -> None:
         self.plan, self.patience, self.held, self.pace = plan, patience, held, pace
+        self.follows_arrivals = follows_arrivals
         self._given: Counter[tuple[PeerId, Digest]] = Counter()  # parts and bodies sent since `given_since`
         # start of this attempt or of the last minute: a group's attempts may never end
         self.given_since: Seconds = 0.0
@@ -89,8 +100,11 @@ class PartExchange:
         """
         effects: list[Effect] = []
         for part in missing:
-            asked = self._asked.setdefault(part.digest, PartRequests(now))
-            if part.is_requested and not asked.times:
+            asked = self._asked.get(part.digest)
+            if asked is None:
+                late_at = now + self.patience.overdue(now) if part.is_coming else now
+                asked = self._asked[part.digest] = PartRequests(now, late_at)
+            if self.follows_arrivals and part.is_requested and not asked.times:
                 asked.times, asked.first_at, asked.last_at = 1, now, now
             due = self._due(part, asked, holders, now)
             if now < due:
@@ -99,9 +113,11 @@ class PartExchange:
             # from the second time on, as the first holder may not have it
             copies = min(len(holders), 1 if asked.times == 0 else 2)
             asked.holders = [holders[(asked.times + k) % len(holders)] for k in range(copies)]
+            asked.due_at = now + self.patience.retry_after(asked.times, now)
             asked.times, asked.last_at = asked.times + 1, now
             asked.first_at = now if asked.first_at is None else asked.first_at
-            self.slow_link_s = max(self.slow_link_s, part.size_bytes / SLOWEST_BYTES_S)
+            if self.follows_arrivals:
+                self.slow_link_s = max(self.slow_link_s, part.size_bytes / SLOWEST_BYTES_S)
             wish = PartRequest(self.plan.round, attempt, self.plan.trace, part.digest)
             effects += [Send(holder, wish) for holder in asked.holders]
         return effects
@@ -114,6 +130,8 @@ class PartExchange:
 
     def _due(self, part: MissingPart, asked: PartRequests, holders: Sequence[PeerId], now: Seconds) -> Seconds:
         """Run time of the next request."""
+        if not self.follows_arrivals:
+            return asked.due_at
         has_left = bool(asked.holders) and set(asked.holders).isdisjoint(holders)
         if has_left or not (asked.times or part.is_coming):
             return now
