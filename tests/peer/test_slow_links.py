@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as changed
 
+from atoll.base.limits import MIB
 from atoll.base.machine import Broadcast, Effect, Send
 from atoll.peer.events import AgreedStateMissing, RoundClosed
 from atoll.peer.settings import PIECES_BY_SIZE, RunSettings
@@ -62,7 +63,7 @@ def test_whoever_gets_the_parts_late_closes_the_round_with_them():
 def test_a_newcomer_on_a_slow_link_gets_each_part_once_and_no_round_before_it_can_follow():
     """Results of rounds that it could not use yet once took most of its link, and each part came three times."""
     terms = RoundSettings(inner_steps=1, first_train_s=10)
-    run = RunSettings(open_to_all=True, round=terms, update_bytes=8_000_000, pieces=PIECES_BY_SIZE)
+    run = RunSettings(open_to_all=True, round=terms, update_bytes=64 * MIB, pieces=PIECES_BY_SIZE)
     swarm = VirtualSwarm(
         1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(2.0, update_bytes=8_000_000), run=run)
     )

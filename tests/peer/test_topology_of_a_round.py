@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace as copy
 from itertools import product
+from typing import Literal
 
 import msgspec
 import pytest
@@ -268,6 +269,26 @@ def test_parts_of_large_updates_overlap_and_are_never_more_than_planned(members:
         assert parts <= parts_planned(settings)
         if name == "butterfly" and 2 <= members <= 8 and megabytes >= 64:
             assert parts >= 4 * members
+
+
+@pytest.mark.parametrize(
+    ("quorum", "update_bytes", "many"),
+    [
+        ("majority", 64 * MIB, True),
+        ("majority", MIB, False),
+        ("two-thirds", 64 * MIB, False),
+    ],
+)
+def test_owners_have_several_parts_only_of_large_updates_among_members_that_do_not_lie(
+    quorum: Literal["majority", "two-thirds"], update_bytes: int, many: bool
+):
+    """A part is late by other waits then; among liars they would make honest owners look guilty."""
+    settings = RunSettings(update_bytes=update_bytes, pieces=PIECES_BY_SIZE, round=RoundSettings(quorum=quorum))
+    swarm = VirtualSwarm(1, SwarmKnobs(peers=4, run=settings))
+    swarm.world.run(0.5)
+    ground = swarm.world.nodes[peer_name(0)].machine.round.ground
+    assert (len(ground.topology.parts) > 4) == many
+    assert ground.has_pieces == many
 
 
 @pytest.mark.parametrize("wrong", [{"topology": "moebius"}, {"pieces": -1}, {"pieces": 10**9}])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import PeerFault, RunFailedError, UsageError
-from atoll.base.ids import one_line
+from atoll.base.ids import PeerId, names_of, one_line, short_id
 from atoll.base.units import bytes_text
 from atoll.cli.say import run_title, say
 from atoll.runtime.storage.stored_history import agreed_state
@@ -104,8 +104,6 @@ def say_stored_status(s: dict[str, Any]) -> None:
     if s["model"]:
         say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16]}")
     say(f"  sent {bytes_text(s['bytes_out'])}, received {bytes_text(s['bytes_in'])}")
-    from atoll.base.ids import PeerId, names_of, short_id
-
     names = ", ".join(
         names_of((PeerId(m["peer"]), m["name"] or short_id(m["peer"])) for m in s["members"]).values()
     )

@@ -144,10 +144,9 @@ class CandidateVertexTracker:
         """
         reduce = self.sharing.reduce
         here = reduce.results.keys() if reduce is not None else range(len(self.ground.owners))
-
         only_shown = reduce is not None and self.me in reduce.plan.unsettled and reduce.state.update is None
 
-        def part(owner: PeerId, a: OwnerResult) -> MissingPart:
+        def missing_part(owner: PeerId, a: OwnerResult) -> MissingPart:
             # the owner's result that was accepted here blocks this one
             is_coming = trial.body.attempt == self.attempt and a.part not in here and not self.gone(owner)
             is_requested = is_coming and reduce is not None and reduce.recovery.is_fetching(a.part)
@@ -155,7 +154,7 @@ class CandidateVertexTracker:
 
         sources = dict.fromkeys([trial.body.proposer, *self.plan.committee])
         holders = [p for p in sources if p != self.me and not self.gone(p)]
-        return self.parts.want(trial.body.attempt, [part(*one) for one in missing], holders, now)
+        return self.parts.want(trial.body.attempt, [missing_part(*one) for one in missing], holders, now)
 
     def ask_for_bodies(self) -> list[Effect]:
         """Request bodies that certificates name from the voters bound to them."""

@@ -151,6 +151,12 @@ class RoundContext:
         return self.topology.parts_taking(peer) if self.topology is not None else 0
 
     @cached_property
+    def has_pieces(self) -> bool:
+        """True if members do not lie and an owner has several parts, so that parts come one after the other."""
+        parts = self.topology.parts if self.topology is not None else ()
+        return not self.plan.may_lie and len(parts) > len({part.owners[0] for part in parts})
+
+    @cached_property
     def weightless(self) -> frozenset[PeerId]:
         """Newcomers and members without replayable work: their rows are checked but have weight 0."""
         return frozenset(m.peer for m in self.plan.trainers if m.standing in WEIGHTLESS)

@@ -60,7 +60,6 @@ from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.state_transition import StateTransition
 from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
 from atoll.peer.round.view_timer import ViewTimer
-from atoll.peer.settings import PIECES_BY_SIZE
 from atoll.peer.tasks import RoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
 from atoll.protocol.agreement.events import (
     BodyDecided,
@@ -111,9 +110,7 @@ class RoundMachine:
         self.reveal, self.repeats, self.misdeeds = self.sharing.reveal, self.sharing.repeats, self.sharing.misdeeds
         self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
-        self.parts = PartExchange(
-            self.plan, self.patience, env.held, env.part_pace, ground.settings.pieces == PIECES_BY_SIZE
-        )
+        self.parts = PartExchange(self.plan, self.patience, env.held, env.part_pace, ground.has_pieces)
         self.extension = env.extension(ground, self.me, env.gone)
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body

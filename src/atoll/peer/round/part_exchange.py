@@ -58,8 +58,9 @@ class PartRequests:
 class PartExchange:
     """`held`: combined parts of this round by digest; the dict's creator serves them after the round.
 
-    `follows_arrivals`: an update has many parts, which come one after the other; so the arrivals, and not the time
-    to the first part, tell whether one is late.
+    `follows_arrivals`: an owner has several parts, which come one after the other. So the arrivals tell whether a
+    part is late, and not the time to the first one. With one part per owner the next arrival tells nothing: such
+    waits cost rounds when messages were lost, and honest owners looked guilty (simulated).
     """
 
     def __init__(

@@ -117,17 +117,17 @@ def next_positions(
     if name is None:
         return UNSET
     claims = {peer: claim for peer, claim in said.items() if claim.name == name}
-    book, ended = _opened(parent), Counter[PeerId]()
+    ledger, ended = _opened(parent), Counter[PeerId]()
     for peer, claim in claims.items():
         if commits[peer].weight == 0:
             continue
         for claimed in claim.ranges:
-            book.claim(peer, claimed, undone)
+            ledger.claim(peer, claimed, undone)
             ended[peer] += claimed.ends
     readers = [m.peer for m in members if m.may_train and (m.peer not in commits or m.peer in claims)]
-    book.deal({peer: max(SHARDS_LEAST, 2 * ended[peer]) for peer in readers})
-    book.close_oldest(DATA_SHARDS_MAX * sum(map(may_train, members)))
-    return _written(book, name, members)
+    ledger.deal({peer: max(SHARDS_LEAST, 2 * ended[peer]) for peer in readers})
+    ledger.close_oldest(DATA_SHARDS_MAX * sum(map(may_train, members)))
+    return _written(ledger, name, members)
 
 
 def shards_of(body: VertexBody, peer: PeerId) -> tuple[AssignedShard, ...]:
@@ -178,12 +178,12 @@ def _name_of(parent: VertexBody, claims: Iterable[DataClaim]) -> Digest | None:
 
 
 def _opened(body: VertexBody) -> _ShardLedger:
-    """The book of a vertex. Before the first claim it is dealt anew to all trainers."""
+    """The ledger of a vertex. Before the first claim it is dealt anew to all trainers."""
     data = body.data
     if data is UNSET:
-        book = _ShardLedger()
-        book.deal({m.peer: SHARDS_LEAST for m in body.members if m.may_train})
-        return book
+        ledger = _ShardLedger()
+        ledger.deal({m.peer: SHARDS_LEAST for m in body.members if m.may_train})
+        return ledger
     names = [m.peer for m in body.members]
     shards = {
         s.shard: _ShardProgress(s.position, names[s.reader] if 0 <= s.reader < len(names) else None)
@@ -192,11 +192,11 @@ def _opened(body: VertexBody) -> _ShardLedger:
     return _ShardLedger(data.next, shards, data.counted, data.dropped, data.repeated)
 
 
-def _written(book: _ShardLedger, name: Digest, members: Sequence[Member]) -> DataPositions:
+def _written(ledger: _ShardLedger, name: Digest, members: Sequence[Member]) -> DataPositions:
     line = {m.peer: at for at, m in enumerate(members)}
     shards = tuple(
         OpenShard(number, shard.position, -1 if shard.reader is None else line[shard.reader])
-        for number, shard in sorted(book.open.items())
+        for number, shard in sorted(ledger.open.items())
     )
-    sums = (min(count, COUNT_MAX) for count in (book.counted, book.dropped, book.repeated))
-    return DataPositions(name, book.next, shards, *sums)
+    sums = (min(count, COUNT_MAX) for count in (ledger.counted, ledger.dropped, ledger.repeated))
+    return DataPositions(name, ledger.next, shards, *sums)

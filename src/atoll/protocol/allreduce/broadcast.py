@@ -58,13 +58,14 @@ class ResultBroadcast:
         return Send(to, self.message(held), Lane.BULK, held.payload)
 
     def give(self, to: PeerId, held: ReceivedResult) -> Send:
-        """The result with its bytes, except a large one to an observer or newcomer without an update.
+        """The result with its bytes, except a large one to an observer, or to a newcomer without an update.
 
         It may still download a state, and bytes that it cannot use yet would take its link. It requests them when
         it follows the round, which costs it a round trip.
         """
         plan = self.route.plan
-        may_be_behind = to in plan.unsettled and not self.takes_part(to)
+        is_settled = to in plan.recipient_set and to not in plan.unsettled
+        may_be_behind = not is_settled and not self.takes_part(to)
         is_large = held.result.size_bytes * plan.parts >= SHOWN_BYTES
         return self.show(to, held) if may_be_behind and is_large else self.send(to, held)
 

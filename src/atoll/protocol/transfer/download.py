@@ -6,7 +6,7 @@ sources, and `set_allowance` for a request budget.
 The driver must run each `RunTask` outside the event loop, and return its result under the same job name.
 The download ends with `BlobFetched` or `FetchFailed`.
 
-Each source has a window of requests. It begins with one, grows while the source responds quickly, and falls to one
+Each source has a window of requests. It begins with two, grows while the source responds quickly, and falls to one
 when it is late: a slow downlink would fill with chunks that then look late and come twice. The fastest
 source is used first. A late chunk is requested from one more source, and the first response counts, so a stalling
 source delays no download. If the connection to a source ends, its chunks are requested from the others at once.
