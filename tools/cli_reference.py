@@ -34,6 +34,9 @@ def page_text() -> str:
     """The page for the commands of this version: head, list of commands, one section for each."""
     text = re.sub(r"\A# atoll\n", "", app.generate_docs())
     text = re.sub(r"^(atoll[a-z ]*) -m \S+", r"\1", text, flags=re.M)  # the rest of `python -m pytest`
+    text = text.replace(
+        "(#atoll-install-completion)", "(#atoll---install-completion)"
+    )  # as GitHub and Sphinx name it
     text = re.sub(r"^## Table of Contents\n.*?(?=^\*\*Begin)", "", text, flags=re.M | re.S)
     return HEAD + text.rstrip() + "\n"
 

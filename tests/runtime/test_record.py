@@ -128,13 +128,14 @@ def test_a_paused_run_says_who_is_missed_and_what_helps():
     ada, bob = PeerId("ada"), PeerId("bob")
     assert paused_text(VoterTurnout((ada, bob), (), (), 2), str, "majority", "atoll recover") is None
     assert paused_text(VoterTurnout((ada, bob), (bob,), (), 2), str, "majority", "atoll recover") == (
-        "paused: 1 of 2 voters are here, 2 are needed; it goes on once bob is back (atoll up in its folder); "
-        "if what they had is gone for good: atoll recover; with 3 members one may be away"
+        "paused: 1 of 2 voters are here, 2 are needed; it goes on once bob is back (atoll up in its folder, with "
+        "--stay if the run is over there); if what they had is gone for good: atoll recover; "
+        "with 3 members one may be away"
     )
     many = tuple(PeerId(f"p{i}") for i in range(20))
     assert paused_text(VoterTurnout(many, many[:12], (), 11), str.upper, "majority", "") == (
         "paused: 8 of 20 voters are here, 11 are needed; it goes on once 3 of P0, P1, P2, P3, P4, P5 and 6 others "
-        "are back (atoll up in their folders)"
+        "are back (atoll up in their folders, with --stay if the run is over there)"
     )
     assert paused_text(VoterTurnout((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
         "paused: 2 of 3 voters are here, 3 are needed; bob signs with a new key, which only a "

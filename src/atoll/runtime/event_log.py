@@ -165,7 +165,8 @@ def paused_text(
         some = f"{lacking} of " if lacking < len(names) else ""
         where = "its folder" if lacking == len(names) == 1 else "their folders"
         are = "is" if lacking == 1 else "are"
-        text += f"; it goes on once {some}{_listed(names, NAMED_MAX)} {are} back (atoll up in {where})"
+        back = f"atoll up in {where}, with --stay if the run is over there"
+        text += f"; it goes on once {some}{_listed(names, NAMED_MAX)} {are} back ({back})"
     if anew := [name_of(peer) for peer in turnout.anew]:
         what = "signs with a new key" if len(anew) == 1 else "sign with new keys"
         text += f"; {_listed(anew, NAMED_MAX // 2)} {what}, which only a vertex can take in"

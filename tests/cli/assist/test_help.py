@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import shlex
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_help_groups_commands_and_names_exit_statuses():
     assert "RestartPreventExitStatus=2 4\n" in unit
     words = shlex.split(re.findall(r"ExecStart=\S+atoll (.*)", unit)[0])
     app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_a_shell_completes_commands(tmp_path: Path):
+    script = tmp_path / "atoll.bash"
+    assert atoll("--install-completion", "--shell", "bash", "--output", str(script)).returncode == 0
+    words = f"source {script}; COMP_WORDS=(atoll quicks) COMP_CWORD=1; _atoll; echo ${{COMPREPLY[@]}}"
+    told = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert told.stdout == "quickstart\n", told.stderr
+
+
+def test_a_check_without_a_ticket_says_that_it_asked_no_member(tmp_path: Path):
+    told = atoll("check", "--dir", str(tmp_path / "new"))
+    assert told.returncode == 0 and told.stdout.endswith("no member was asked: atoll check TICKET dials them\n")
 
 
 def test_a_folder_may_stand_where_a_file_or_a_ticket_is_left_out(

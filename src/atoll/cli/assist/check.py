@@ -50,16 +50,18 @@ def check(
         addresses += invited_to
     found += asyncio.run(preflight.check_links(addresses))
     found.append(preflight.check_processor(settings.node.device))
-    _say_findings(found, json)
+    _say_findings(found, json, bool(addresses))
     for one in found:
         if one.error is not None:
             raise one.error
 
 
-def _say_findings(found: list[Any], json: bool) -> None:
+def _say_findings(found: list[Any], json: bool, dialed: bool) -> None:
     if json:
         return say_json({"checks": [{"check": f.what, "verdict": f.verdict, "text": f.text} for f in found]})
     for one in found:
         say(f"  {one.verdict:<8} {one.what:<9} {one.text}")
     if all(one.verdict != "failed" for one in found):
-        say("nothing prevents joining from here")
+        say(
+            "nothing prevents joining from here" if dialed else "no member was asked: atoll check TICKET dials them"
+        )

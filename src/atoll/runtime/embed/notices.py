@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,8 @@ UNREPORTED = (
 
 
 def print_invitation(ticket: str, request: RunRequest) -> None:
+    if "ATOLL_TICKET_USES" in os.environ:  # `atoll.local` starts the other members itself
+        return
     is_local = request.listen == LOOPBACK
     where = "  (on this computer; for others ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071)" * is_local
     print(f"others join with: atoll.join({ticket!r}){where}", flush=True)
