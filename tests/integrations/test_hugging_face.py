@@ -83,7 +83,8 @@ def test_two_members_train_what_the_folder_holds_and_export_what_loads(config, o
         first, second = members.islands
         assert torch.equal(first.head.anchor_F, second.head.anchor_F)
         card = ModelCard("run", 2, "aa", "bb", "cc", name, "book", 4, ("int8", "int8"), 2)
-        files = hugging_face_files(first.head, layout, card, base=members.begun.base)
+        pieces = hugging_face_files(first.head, layout, card, base=members.begun.base)
+        files = {file: b"".join(content) for file, content in pieces.items()}
         assert "{" not in files["README.md"].decode() and type(before).__name__ in files["README.md"].decode()
         (folder := tmp_path / "export").mkdir()
         for file, data in files.items():

@@ -1,7 +1,7 @@
 """Places for checkpoints: what a reader sees at any moment, what is sent twice, what a library's error may say.
 
-The object store is fsspec's in memory, and a real S3 server in this process where moto and s3fs are installed. The
-hub is a stub of its client: never tried against the real one.
+The object store is fsspec's in memory, and an S3 server in this process. The hub is a server here, too, which the
+hub's own library talks to; the real one was never tried.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import IO, Any
 
 import fsspec
-import huggingface_hub
 import pytest
+from hub_server import REPOSITORY, TOKEN, hub_server
 
 from atoll.base.errors import NetworkError, UsageError
 from atoll.base.ids import Digest
@@ -46,7 +46,8 @@ def latest_of(round: int) -> bytes:
 
 
 def put(place: CheckpointPlace, round: int) -> None:
-    place.put(files_of(round), latest_of(round), f"round {round}")
+    pieces = {name: (data[:1000], memoryview(data)[1000:]) for name, data in files_of(round).items()}
+    place.put(pieces, latest_of(round), f"round {round}")
 
 
 def newest(place: CheckpointPlace) -> PublishedCheckpoint | None:
@@ -81,35 +82,18 @@ def s3() -> Iterator[str]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A client of a hub that keeps one repository in a folder."""
-    root = tmp_path / "repository"
-
-    class Client:
-        def create_repo(self, name: str, **options: Any) -> None:
-            root.mkdir(exist_ok=True)
-
-        def list_repo_files(self, name: str) -> list[str]:
-            return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-
-        def create_commit(self, name: str, operations: list[Any], commit_message: str) -> None:
-            for one in operations:
-                path = root / one.path_in_repo
-                if isinstance(one, huggingface_hub.CommitOperationDelete):
-                    path.unlink()
-                else:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(one.path_or_fileobj)
-
-        def hf_hub_download(self, name: str, file: str, local_dir: str) -> str:
-            if not (root / file).exists():
-                raise huggingface_hub.errors.EntryNotFoundError(file)
-            return str(root / file)
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Client)
-    return "hf://ada/moon"
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with hub_server(tmp_path / "repository") as url:
+        # as HF_ENDPOINT and HF_HUB_DISABLE_XET would set them, if the library were not imported yet
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield f"hf://{REPOSITORY}"
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes")  # httpx, of the hub's library
 @pytest.mark.parametrize("kind", ["folder", "memory", "s3", "hub"])
 def test_what_is_published_is_read_back(kind: str, request: pytest.FixtureRequest):
     """latest.json names the newest; files of both rounds are whole; a place without any has none."""
@@ -131,21 +115,22 @@ def test_an_upload_that_breaks_off_leaves_the_one_before(memory: str, monkeypatc
     put(place, 1)
     sent: list[str] = []
     assert isinstance(place, ObjectStore)
-    whole = place._files.pipe_file
+    whole = place._files.open
 
-    def takes(count: int, path: str, data: bytes) -> None:
-        if len(sent) >= count:
-            raise ConnectionResetError("the line is cut")
-        sent.append(path.rsplit("/", 1)[1])
-        whole(path, data)
+    def takes(count: int, path: str, mode: str) -> IO[bytes]:
+        if "w" in mode:
+            if len(sent) >= count:
+                raise ConnectionResetError("the line is cut")
+            sent.append(path.rsplit("/", 1)[1])
+        return whole(path, mode)
 
-    monkeypatch.setattr(place._files, "pipe_file", partial(takes, 1))
+    monkeypatch.setattr(place._files, "open", partial(takes, 1))
     with pytest.raises(NetworkError, match="E-PUB-04 memory://published cannot be written: the line is cut"):
         put(place, 2)
     before = newest(place)
     assert before is not None and before.round == 1
     assert b"".join(place.read(f"{before.model}/model.safetensors")) == bytes([1]) * 100
-    monkeypatch.setattr(place._files, "pipe_file", partial(takes, 9))
+    monkeypatch.setattr(place._files, "open", partial(takes, 9))
     put(place, 2)
     assert sent == ["model.safetensors", LATEST]
 

@@ -26,7 +26,8 @@ STORY = ModelCard(
 
 def exported(name: str, story: ModelCard = STORY) -> tuple[torch.nn.Module, dict[str, bytes]]:
     model = build_model(name, 3)
-    return model, hugging_face_files(initial_state(model), layout_of(model), story._replace(model=name))
+    pieces = hugging_face_files(initial_state(model), layout_of(model), story._replace(model=name))
+    return model, {file: b"".join(content) for file, content in pieces.items()}
 
 
 def test_a_llama_has_the_names_and_the_config_of_transformers():
@@ -58,7 +59,8 @@ def with_adapters_that_do_something(name: str) -> tuple[torch.nn.Module, dict[st
                 value.copy_(torch.randn(value.shape, generator=fresh) * 0.2)
     layout = layout_of(model, exchanged_patterns(name))
     story = STORY._replace(model=name)
-    return model, hugging_face_files(initial_state(model, layout), layout, story, base=base_bytes(model, layout))
+    pieces = hugging_face_files(initial_state(model, layout), layout, story, base=base_bytes(model, layout))
+    return model, {file: b"".join(content) for file, content in pieces.items()}
 
 
 def test_a_llama_that_was_trained_by_adapters_is_exported_as_the_plain_llama():
@@ -138,7 +140,8 @@ def test_adapters_are_no_model():
     model = build_model("gpt-nano", 3).requires_grad_(False)
     model.blocks[0].up.requires_grad_(True)
     layout, story = layout_of(model), STORY._replace(model="attached")
-    files = hugging_face_files(initial_state(model), layout, story)
+    pieces = hugging_face_files(initial_state(model), layout, story)
+    files = {file: b"".join(content) for file, content in pieces.items()}
     card, base = files["README.md"].decode(), json.loads(files["base.json"])
     assert set(files) == {"adapters.safetensors", "base.json", "README.md"}
     adapters = load(files["adapters.safetensors"])

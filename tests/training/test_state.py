@@ -20,7 +20,7 @@ from atoll.training.recipe.state import (
     apply_update,
     decode_parts,
     decoded_spans,
-    export_model,
+    export_pieces,
     initial_state,
     state_bytes,
     state_from_bytes,
@@ -119,7 +119,7 @@ def test_the_state_is_a_safetensors_file_for_everybody_else():
     later = replace(state, round=1)
     assert set(safetensors.torch.load(state_bytes(later, layout))) == {"anchor", "momentum", "counters"}
     model = build_model("gpt-nano", 5)
-    model.load_state_dict(safetensors.torch.load(export_model(state, layout)))
+    model.load_state_dict(safetensors.torch.load(b"".join(export_pieces(state, layout))))
     assert torch.equal(initial_state(model).anchor_F, state.anchor_F)
 
 

@@ -217,14 +217,15 @@ def test_genesis_names_the_tokenizer_and_an_export_holds_it(tokenizer: Path, lin
         "run", 1, "aa", "bb", "cc", model, "x", 5, ("int8", "int8"), 1, tokenizer=state_hash(data).hex()
     )
     built = build_model(model, 0)
-    files = hugging_face_files(initial_state(built), layout_of(built), story, data)
+    pieces = hugging_face_files(initial_state(built), layout_of(built), story, data)
+    files = {file: b"".join(content) for file, content in pieces.items()}
     assert files["tokenizer.json"] == data
     assert json.loads(files["tokenizer_config.json"])["eos_token"] == END
     assert json.loads(files["config.json"])["eos_token_id"] == 0
     card = files["README.md"].decode()
     assert "AutoTokenizer" in card and "Tokens are bytes" not in card
     absent = hugging_face_files(initial_state(built), layout_of(built), story)
-    assert "was not in the folder" in absent["README.md"].decode() and "tokenizer.json" not in absent
+    assert "was not in the folder" in b"".join(absent["README.md"]).decode() and "tokenizer.json" not in absent
 
 
 def test_a_tokenizer_of_256_tokens_is_not_taken_for_bytes(lines: Path):
@@ -232,4 +233,6 @@ def test_a_tokenizer_of_256_tokens_is_not_taken_for_bytes(lines: Path):
     built = build_model("gpt-nano", 0)
     story = ModelCard("run", 1, "aa", "bb", "cc", "gpt-nano", "x", 5, ("int8", "int8"), 1, tokenizer="dd")
     card = hugging_face_files(initial_state(built), layout_of(built), story, b'{"added_tokens": 1}')["README.md"]
-    assert b"Tokens are bytes" not in card and end_of(b'{"added_tokens": 1}') is None and end_of(b"") is None
+    assert (
+        b"Tokens are bytes" not in b"".join(card) and end_of(b'{"added_tokens": 1}') is None and end_of(b"") is None
+    )

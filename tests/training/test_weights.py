@@ -24,8 +24,8 @@ def exported(name: str, folder: Path, **change: Any) -> torch.nn.Module:
     """A model with weights of another seed than `build_model(name, 0)`, in a folder; `change` edits its config."""
     model = build_model(name, 5)
     story = ModelCard("run", 1, "aa", "bb", "cc", name, "x", 5, ("int8", "int8"), 1)
-    for file, data in hugging_face_files(initial_state(model), layout_of(model), story).items():
-        (folder / file).write_bytes(data)
+    for file, content in hugging_face_files(initial_state(model), layout_of(model), story).items():
+        (folder / file).write_bytes(b"".join(content))
     if change:
         told = json.loads((folder / "config.json").read_text())
         told = {k: v for k, v in (told | change).items() if v is not None}

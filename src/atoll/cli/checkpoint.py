@@ -164,7 +164,7 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write the agreed model of a round by tensor name, checked byte for byte. It must still be in this folder."""
-    from atoll.runtime.storage.atomic_files import write_durably
+    from atoll.runtime.storage.atomic_files import map_path, write_durably
 
     folder = folder_of(run)
     with kept_in(folder) as kept:
@@ -189,11 +189,11 @@ def export(
         from atoll.cli.hub import what_is, write_model_folder
 
         with kept_in(folder) as kept:
-            files = write_model_folder(kept, folder, round, source.read_bytes(), to)
+            files = write_model_folder(kept, folder, round, map_path(source), to)
         size = sum(file.stat().st_size for file in files)
         what = what_is(files)
     elif state:
-        write_durably(to, (source.read_bytes(),), exported=True)
+        write_durably(to, (map_path(source),), exported=True)
         size, what = to.stat().st_size, "state"
     else:
         size, what = write_model(source, genesis, to)[1], "model"

@@ -7,7 +7,7 @@ Imports torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
 
     from atoll.base.ids import Digest
+    from atoll.crypto.digest import Buffer
     from atoll.peer.verify.chain import StoredHistory
     from atoll.training.export import ModelCard
     from atoll.training.spec import TrainingSpec
 
 
-def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: bytes, to: Path) -> list[Path]:
+def write_model_folder(kept: StoredHistory, folder: Path, round: int, state: Buffer, to: Path) -> list[Path]:
     """Write a model folder; returns its files. RunFailedError if this version cannot read the run or the state."""
     return write_files(model_files(kept, folder, round, state), to)
 
 
-def model_files(kept: StoredHistory, folder: Path, round: int, state: bytes) -> dict[str, bytes]:
-    """File name -> bytes of a model folder. RunFailedError if this version cannot read the run or the state."""
+def model_files(kept: StoredHistory, folder: Path, round: int, state: Buffer) -> dict[str, Sequence[Buffer]]:
+    """Content of a model folder by file name. RunFailedError if this version cannot read the run or the state."""
     from atoll.peer.settings import decode_settings
     from atoll.runtime.storage.stored_history import read_vertex
     from atoll.runtime.training_spec import parse_training_spec
@@ -52,15 +53,15 @@ def model_files(kept: StoredHistory, folder: Path, round: int, state: bytes) -> 
         ) from None
 
 
-def write_files(files: Mapping[str, bytes], to: Path) -> list[Path]:
+def write_files(files: Mapping[str, Sequence[Buffer]], to: Path) -> list[Path]:
     """Write these files into a folder that gets its name once it is complete."""
     from atoll.runtime.storage.atomic_files import write_durably
     from atoll.runtime.storage.ownership import private_folder
 
     aside = to.with_name(to.name + ".partial")
     private_folder(aside, "write it to another place")
-    for name, data in files.items():
-        write_durably(aside / name, (data,), exported=True)
+    for name, pieces in files.items():
+        write_durably(aside / name, pieces, exported=True)
     os.umask(umask := os.umask(0o077))  # reading the umask sets it
     aside.chmod(0o777 & ~umask)
     aside.rename(to)

@@ -84,6 +84,7 @@ def pull(
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import verify_history
     from atoll.runtime.readonly_client import download_state
+    from atoll.runtime.storage.atomic_files import map_path
 
     # laid out as a peer's folder: after an interruption the fetched blobs are used again
     aside = to.with_name(f"{to.name}.pull")
@@ -98,7 +99,7 @@ def pull(
             audit = verify_history(kept, SessionVerifier(), CAPABILITIES.verifiers)
         if not audit.intact or blob_id_of(blob) != taken.state:
             raise _broken(audit, aside)
-        files = write_model_folder(kept, aside, taken.round, blob.read_bytes(), to)
+        files = write_model_folder(kept, aside, taken.round, map_path(blob), to)
     shutil.rmtree(aside)
     size_bytes = sum(file.stat().st_size for file in files)
     alone = votes_alone(audit)

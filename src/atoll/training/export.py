@@ -18,13 +18,14 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import one_line
 from atoll.base.units import bytes_text, count_text
-from atoll.crypto.digest import digest
+from atoll.crypto.digest import Buffer, digest
 from atoll.training.data.tokens import EndToken, end_of
 from atoll.training.exchange.layout import ModelLayout, base_digest, difference, flatten, layout_of, unflatten
 from atoll.training.models import build_model, hugging_face, label_of, spec_of, with_adapters
@@ -32,7 +33,7 @@ from atoll.training.models.frozen_base import build_with_base
 from atoll.training.models.llama import NORM_EPS
 from atoll.training.models.lora import merge_adapters
 from atoll.training.models.names import BYTES, NamedModel, llama_size
-from atoll.training.recipe.state import SharedState, export_model
+from atoll.training.recipe.state import SharedState, export_pieces
 
 CARD_DOMAIN = b"atoll/card/1\0"
 
@@ -75,8 +76,8 @@ def tensor_file(layout: ModelLayout) -> str:
 
 def hugging_face_files(
     state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes = b"", base: bytes = b""
-) -> dict[str, bytes]:
-    """File name -> bytes. `tokenizer` and `base` are the bytes named by story and layout, if available.
+) -> dict[str, Sequence[Buffer]]:
+    """Content by file name. `tokenizer` and `base` are the bytes named by story and layout, if available.
 
     PeerFault if the base belongs to another model.
     """
@@ -93,13 +94,14 @@ def hugging_face_files(
         told["tokenizer_config.json"] = _tokenizer_config(spec, end)
     texts = {name: json.dumps(value, indent=2) + "\n" for name, value in told.items()}
     texts["README.md"] = _card(spec, layout, story, bool(tokenizer))
-    files = {tensor_file(layout): export_model(state, layout)} | {name: t.encode() for name, t in texts.items()}
-    return files | ({"tokenizer.json": tokenizer} if tokenizer else {})
+    files: dict[str, Sequence[Buffer]] = {tensor_file(layout): export_pieces(state, layout)}
+    files |= {name: (text.encode(),) for name, text in texts.items()}
+    return files | ({"tokenizer.json": (tokenizer,)} if tokenizer else {})
 
 
 def _whole_files(
     state: SharedState, layout: ModelLayout, story: ModelCard, tokenizer: bytes, base: bytes
-) -> dict[str, bytes]:
+) -> dict[str, Sequence[Buffer]]:
     """The files of the exchanged tensors and their base together, as if all tensors had been exchanged."""
     trained, theirs = build_with_base(story.model, 0, base)
     if difference(layout, theirs):

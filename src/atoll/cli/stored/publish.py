@@ -86,6 +86,7 @@ def _send(
 ) -> PublishedCheckpoint | None:
     """Send a checkpoint; None if it or a newer one is there. FileNotFoundError if its state is gone here."""
     from atoll.cli.hub import model_files
+    from atoll.runtime.publishing.places import size_of
     from atoll.runtime.publishing.published import PublishedCheckpoint, encode_latest, state_file
     from atoll.runtime.storage.stored_history import kept_in
 
@@ -99,11 +100,13 @@ def _send(
         )
     if latest is not None and latest.round >= body.round:
         return None
-    state = found.state_bytes()
+    state = found.state()
     with kept_in(found.folder) as kept:
         model = model_files(kept, found.folder, body.round, state)
     at = place.model_folder(body.round, body.state)
-    files = {f"{at}/{name}" if at else name: data for name, data in model.items()} | {state_file(body.state): state}
+    files = {f"{at}/{name}" if at else name: pieces for name, pieces in model.items()} | {
+        state_file(body.state): (state,)
+    }
     told = PublishedCheckpoint(
         run=found.run,
         run_id=run_id,
@@ -112,7 +115,7 @@ def _send(
         vertex=found.vertex.hex(),
         state=body.state.hex(),
         model=at,
-        files={name: len(data) for name, data in files.items()},
+        files={name: size_of(pieces) for name, pieces in files.items()},
     )
     with busy(f"sending round {body.round} to {place.shown}"):
         place.put(files, encode_latest(told), f"round {body.round}, state {told.state[:8]}")

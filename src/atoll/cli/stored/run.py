@@ -142,16 +142,14 @@ def export_stored(folder: Path, path: Path | None) -> dict[str, Any] | None:
 def write_model(source: Path, genesis: VertexBody, to: Path) -> tuple[Path, int]:
     """Write the model of this state to a file, or under its usual name into a folder; returns (path, bytes)."""
     from atoll.peer.settings import settings_of_run
-    from atoll.runtime.storage.atomic_files import map_file, write_durably
+    from atoll.runtime.storage.atomic_files import map_path, write_durably
     from atoll.runtime.training_spec import parse_training_spec
     from atoll.training.export import tensor_file
     from atoll.training.recipe.state import export_pieces, state_from_bytes
 
-    with source.open("rb") as file:
-        data = map_file(file.fileno())
     try:
         layout = parse_training_spec(settings_of_run(genesis)).layout
-        pieces = export_pieces(state_from_bytes(data, layout), layout)
+        pieces = export_pieces(state_from_bytes(map_path(source), layout), layout)
     except PeerFault as fault:
         raise RunFailedError(
             "E-CHK-06",

@@ -66,7 +66,7 @@ class CheckpointEvaluator:
     def evaluate(self, checkpoint: AgreedCheckpoint, samples: int, prompt: str, length: int) -> StateEvaluated:
         """Measure a state on at most `samples`; a text model continues the prompt by `length` tokens."""
         layout, seq_len = self.learning.layout, self.learning.recipe.seq_len
-        state = state_from_bytes(checkpoint.state_bytes(), layout)
+        state = state_from_bytes(checkpoint.state(), layout)
         unflatten(state.anchor_F, state.counters_K, self.model, layout)
         loss_sum, right, targets_seen, samples_seen = 0.0, 0, 0, 0
         predictions: list[tuple[int, int]] = []

@@ -29,11 +29,11 @@ from atoll.training.recipe.state import SharedState, state_from_bytes
 
 
 class Checkpoint:
-    """An agreed state, held in memory. `atoll.checkpoints` makes it."""
+    """An agreed state. `atoll.checkpoints` makes it."""
 
     def __init__(self, agreed: AgreedCheckpoint, layout: ModelLayout) -> None:
         self._agreed, self._layout = agreed, layout
-        self._state: SharedState = state_from_bytes(agreed.state_bytes(), layout)
+        self._state: SharedState = state_from_bytes(agreed.state(), layout)
 
     def __repr__(self) -> str:
         return f"<atoll.Checkpoint of round {self.round}: state {self.state[:8]}>"

@@ -17,6 +17,7 @@ from atoll.base.ids import Digest, one_line
 from atoll.peer.governance.settings_change import is_over
 from atoll.peer.settings import settings_of_run
 from atoll.runtime.control.socket import is_running
+from atoll.runtime.storage.atomic_files import map_path
 from atoll.runtime.storage.stored_history import agreed_state, kept_in, read_vertex
 from atoll.wire.codec import vertex_id
 from atoll.wire.messages.vertex import VertexBody
@@ -34,11 +35,14 @@ class AgreedCheckpoint(NamedTuple):
     body: VertexBody
     is_last: bool  # the run is over
 
-    def state_bytes(self) -> bytes:
-        """The checked state. FileNotFoundError if the peer removed it meanwhile, RunFailedError if it differs."""
-        with (self.folder / "blobs" / self.body.state.hex()).open("rb") as file:  # open, so that it stays as it is
-            agreed_state(self.folder, self.body)
-            return file.read()
+    def state(self) -> memoryview:
+        """The checked state, as a map of its file.
+
+        Raises FileNotFoundError if the peer removed it meanwhile, RunFailedError if it differs.
+        """
+        state = map_path(self.folder / "blobs" / self.body.state.hex())  # open, so that its bytes stay
+        agreed_state(self.folder, self.body)
+        return state
 
 
 def newest_checkpoint(folder: Path) -> AgreedCheckpoint | None:

@@ -11,13 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.base.errors import AtollError, NetworkError, UsageError
 from atoll.base.ids import Digest, one_line
+from atoll.crypto.digest import Buffer
 from atoll.runtime.publishing.published import LATEST, LATEST_BYTES_MAX, model_folder
 from atoll.runtime.storage.atomic_files import write_durably
 
@@ -40,7 +41,7 @@ class CheckpointPlace(Protocol):
         """Folder of a round's model; empty: the place itself."""
         ...
 
-    def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
+    def put(self, files: Mapping[str, Sequence[Buffer]], latest: bytes, about: str) -> None:
         """Write the files that are not there, then `latest.json`."""
         ...
 
@@ -99,13 +100,13 @@ class LocalFolder:
     def model_folder(self, round: int, state: Digest) -> str:
         return model_folder(round, state)
 
-    def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
+    def put(self, files: Mapping[str, Sequence[Buffer]], latest: bytes, about: str) -> None:
         with _told(self.shown, "written"):
-            for name, data in files.items():
+            for name, pieces in files.items():
                 path = self.folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if not path.exists() or path.stat().st_size != len(data):
-                    write_durably(path, (data,), exported=True)
+                if not path.exists() or path.stat().st_size != size_of(pieces):
+                    write_durably(path, pieces, exported=True)
             write_durably(self.folder / LATEST, (latest,), exported=True)
 
     def read(self, name: str) -> Generator[bytes, None, None]:
@@ -129,17 +130,23 @@ class ObjectStore:
     def model_folder(self, round: int, state: Digest) -> str:
         return model_folder(round, state)
 
-    def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
+    def put(self, files: Mapping[str, Sequence[Buffer]], latest: bytes, about: str) -> None:
         with _told(self.shown, "written"):
-            for name, data in files.items():
-                if self._size_of(name) != len(data):
-                    self._files.pipe_file(f"{self._path}/{name}", data)
-            self._files.pipe_file(f"{self._path}/{LATEST}", latest)
+            for name, pieces in files.items():
+                if self._size_of(name) != size_of(pieces):
+                    self._write(name, pieces)
+            self._write(LATEST, (latest,))
 
     def read(self, name: str) -> Generator[bytes, None, None]:
         with _told(self.shown, READ), self._files.open(f"{self._path}/{name}", "rb") as file:
             while data := file.read(READ_BYTES):
                 yield data
+
+    def _write(self, name: str, pieces: Sequence[Buffer]) -> None:
+        with self._files.open(f"{self._path}/{name}", "wb") as file:
+            for piece in pieces:
+                for at in range(0, len(piece), READ_BYTES):  # a library may buffer what it is given at once
+                    file.write(piece[at : at + READ_BYTES])
 
     def _size_of(self, name: str) -> int | None:
         with suppress(FileNotFoundError):
@@ -156,7 +163,7 @@ class WebFolder:
     def model_folder(self, round: int, state: Digest) -> str:
         return model_folder(round, state)
 
-    def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
+    def put(self, files: Mapping[str, Sequence[Buffer]], latest: bytes, about: str) -> None:
         raise ValueError("there is no common way to write to a web server")
 
     def read(self, name: str) -> Generator[bytes, None, None]:
@@ -194,12 +201,19 @@ class HubRepository:
     def model_folder(self, round: int, state: Digest) -> str:
         return ""
 
-    def put(self, files: Mapping[str, bytes], latest: bytes, about: str) -> None:
+    def put(self, files: Mapping[str, Sequence[Buffer]], latest: bytes, about: str) -> None:
+        from tempfile import TemporaryDirectory
+
         hub = self._hub
-        with _told(self.shown, "written"):
+        with _told(self.shown, "written"), TemporaryDirectory() as aside:
             self._api.create_repo(self._name, exist_ok=True, private=True)  # a new one; its owner may open it
             there = set(self._api.list_repo_files(self._name))
-            given = [hub.CommitOperationAdd(name, data) for name, data in {**files, LATEST: latest}.items()]
+            given = []
+            for number, (name, pieces) in enumerate({**files, LATEST: (latest,)}.items()):
+                path = Path(aside, str(number))  # the library reads large files from a disk
+                with path.open("wb") as file:
+                    file.writelines(pieces)
+                given.append(hub.CommitOperationAdd(name, path))
             old = [name for name in there if name.startswith("states/") and name not in files]
             gone = [hub.CommitOperationDelete(name) for name in sorted(old)]
             self._api.create_commit(self._name, [*given, *gone], commit_message=about)
@@ -213,6 +227,10 @@ class HubRepository:
             except (self._hub.errors.EntryNotFoundError, self._hub.errors.RepositoryNotFoundError):
                 raise FileNotFoundError(name) from None
             yield from pieces_of(Path(path))
+
+
+def size_of(pieces: Sequence[Buffer]) -> int:
+    return sum(len(piece) for piece in pieces)
 
 
 def pieces_of(path: Path) -> Generator[bytes, None, None]:
@@ -250,9 +268,15 @@ def _told(place: str, what: str) -> Iterator[None]:
 
 
 def reason_of(why: BaseException) -> str:
-    """First line of a library's error, without the secrets of the environment."""
-    text = str(why).strip() or type(why).__name__
+    """First line of a library's error and of its cause, without the secrets of the environment."""
+    text = _first_line(why)
+    if why.__cause__ is not None:
+        text += f" ({_first_line(why.__cause__)})"
     for name in SECRETS:
         if secret := os.environ.get(name):
             text = text.replace(secret, f"${name}")
-    return one_line(text.splitlines()[0], REASON_MAX)
+    return one_line(text, REASON_MAX)
+
+
+def _first_line(why: BaseException) -> str:
+    return (str(why).strip() or type(why).__name__).splitlines()[0]

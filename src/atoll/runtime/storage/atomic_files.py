@@ -108,6 +108,12 @@ def map_file(handle: int) -> memoryview:
     return memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_COPY))
 
 
+def map_path(path: Path) -> memoryview:
+    """`map_file` of the file with this path. Raises OSError."""
+    with path.open("rb") as file:
+        return map_file(file.fileno()).toreadonly()
+
+
 def make_room(path: Path, size_bytes: int) -> None:
     """Create an empty file with reserved blocks. Raises RunFailedError on a full disk, so before the download."""
     handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -319,13 +319,11 @@ def state_over(data: Buffer, layout: ModelLayout) -> SharedState:
     return state
 
 
-def export_model(state: SharedState, layout: ModelLayout) -> bytes:
-    """The agreed model by tensor name, without its base, as a safetensors file for other programs."""
-    return b"".join(export_pieces(state, layout))
-
-
 def export_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
-    """The bytes of `export_model` in pieces: a large model is written to disk without a copy."""
+    """The agreed model by tensor name, without its base, as a safetensors file for other programs.
+
+    In pieces: a large model is written to disk without a copy.
+    """
     told = {"format": "pt", "atoll.round": str(state.round)}
     told |= {"atoll.base": base_digest(layout).hex()} if layout.held else {}
     return pieces_of(tensors_by_name(state.anchor_F, state.counters_K, layout), told)
