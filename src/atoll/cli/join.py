@@ -21,7 +21,7 @@ StateFrom = Annotated[
     str,
     Parameter(
         help="Ask this place of published checkpoints (atoll publish) for the agreed state before the members: "
-        "a folder, s3://BUCKET/PREFIX, hf://OWNER/NAME or https://… (node.state_from)."
+        "a folder, s3://BUCKET/PREFIX, hf://OWNER/NAME or https://… Default: $ATOLL_STATE_FROM, or node.state_from."
     ),
 ]
 
@@ -91,12 +91,15 @@ def join(
 
 
 def _from_published(settings: RunConfig, state_from: str) -> RunConfig:
-    """These settings with `node.state_from`, as --state-from names it. UsageError if there is no such place."""
+    """These settings with `node.state_from`, as --state-from or ATOLL_STATE_FROM names it.
+
+    UsageError if there is no such place.
+    """
     from msgspec.structs import replace
 
     from atoll.runtime.publishing.places import place_at
 
-    if state_from:
+    if state_from := state_from or os.environ.get("ATOLL_STATE_FROM", ""):
         settings = replace(settings, node=replace(settings.node, state_from=state_from))
     if settings.node.state_from:
         place_at(settings.node.state_from)  # reports a wrong place or a missing library before anything starts

@@ -27,6 +27,7 @@ from atoll.runtime.embed.run import Run
 from atoll.runtime.embed.trust_defaults import rule_of
 from atoll.runtime.network.addresses import listening
 from atoll.runtime.peer_folder import DEFAULT_DIR
+from atoll.runtime.publishing.places import place_at
 from atoll.training.recipe.recipes import Recipe, custom_loop_recipe, for_custom_loop
 from atoll.wire.ticket import parse
 
@@ -50,15 +51,21 @@ def join(
     names the owner of its data if rounds are sampled (specs/clients.md). Members on other computers can dial it if
     `listen` or ATOLL_LISTEN is an address such as /ip4/0.0.0.0/tcp/7071.
     If there is no ticket, `or_found` holds the arguments for `found`, so that one script serves all members.
-    `name` is what others see; default: ATOLL_NAME, or the computer's name.
+    `name` is what others see; default: ATOLL_NAME, or the computer's name. ATOLL_STATE_FROM names a place of
+    `atoll publish` that is asked for the agreed state before the members.
     Raises UsageError if the ticket is invalid, or if there is none and no `or_found`.
     """
     ticket, folder = ticket or os.environ.get("ATOLL_TICKET", ""), _folder(folder)
     name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
         parse(ticket)  # reports a mistyped ticket here, before the peer process starts
-        member = _member_name(name, group)
-        return Run(RunRequest(str(folder), ticket, name=member, listen=listening(listen), announce=announce))
+        if state_from := os.environ.get("ATOLL_STATE_FROM", ""):
+            place_at(state_from)  # reports a wrong place or a missing library
+        return Run(
+            RunRequest(
+                str(folder), ticket, _member_name(name, group), listening(listen), announce, state_from=state_from
+            )
+        )
     if or_found is None:
         raise UsageError(
             "E-TKT-09",

@@ -39,6 +39,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     name: str = ""  # with its group, see `policy.participation.named`
     listen: tuple[str, ...] = ()
     announce: tuple[str, ...] = ()
+    state_from: str = ""  # place of published checkpoints that is asked before the members
     recipe: Recipe | None = None  # recipe of a run to found; None when joining
     start_peers: Peers = 1
     min_peers: Whole = 0  # 0: as many as the rule needs

@@ -118,7 +118,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             claims.on_caught_up(fact, host)
 
     reading = asyncio.create_task(trainer.read_messages())
-    make = training_peer_factory(1, watch, trainer, state_memory=wish.state_memory)
+    make = training_peer_factory(
+        1, watch, trainer, state_memory=wish.state_memory, state_from=wish.request.state_from
+    )
     try:
         host, ticket, lacks = await _enter_run(wish, trainer.read_x(), make)
     except AtollError as why:

@@ -1,0 +1,49 @@
+"""A loop that joins takes the agreed state from a place of published checkpoints."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from loops import found_loop
+from torch import nn
+
+import atoll
+from atoll.runtime.event_log import entries_in
+
+
+def trained(run: atoll.Run) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    with run:
+        run.attach(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+        while not run.done:
+            model(torch.ones(1, 64)).square().mean().backward()
+            optimizer.step()
+
+
+def test_a_loop_that_joins_asks_the_published_place_first(
+    tmp_path: Path, peers_in_threads: None, monkeypatch: pytest.MonkeyPatch
+):
+    founder = found_loop(folder=tmp_path / "founder", start_peers=2, rounds=2, inner_steps=2)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(trained, founder)]
+        while not founder.ticket and not ends[0].done():
+            wait(ends, 0.02)
+        copytree(tmp_path / "founder" / "blobs", tmp_path / "place" / "states")  # as `atoll publish` names them
+        monkeypatch.setenv("ATOLL_STATE_FROM", str(tmp_path / "place"))
+        ends.append(pool.submit(trained, atoll.join(founder.ticket, folder=tmp_path / "late")))
+        for end in ends:
+            end.result()
+    facts = [entry["fact"] for entry in entries_in(tmp_path / "late" / "facts.jsonl")]
+    assert facts.count("PublishedStateFetched") == 1 and "RunOver" in facts
+
+
+def test_a_wrong_place_is_told_before_a_loop_joins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ATOLL_STATE_FROM", "ftp://host/x")
+    monkeypatch.setattr("atoll.runtime.embed.api.parse", lambda ticket: None)
+    with pytest.raises(atoll.UsageError, match="E-PUB-02 ftp://host/x is no place"):
+        atoll.join("ATOLL1:", folder=tmp_path)
