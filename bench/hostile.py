@@ -127,7 +127,7 @@ def deeds(swarm: Swarm, index: int, name: str, honest: list[int]) -> dict[str, A
     return {
         "lied": len(closed),
         "counted": sum(name in f["counted"] for f in closed.values()),
-        "refused": len({f["round"] for f in seen if f["fact"] == "RowUndecodable" and f["peer"] == name}),
+        "refused": len({f["round"] for f in seen if f["fact"] == "RowDecodeFailed" and f["peer"] == name}),
         "alike": sum(any(name in some for some in f["alike"]) for f in closed.values()),
         "found": sorted({f["finding"] for f in seen if f["fact"] == "AuditFindingRecorded" and f["peer"] == name}),
     }

@@ -74,7 +74,7 @@ from atoll.runtime.network.bulk_channel import SLAB_BYTES
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks
-from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
+from atoll.runtime.storage.chunk_disk_queue import ChunkDiskQueue
 from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import ChunkResponse
@@ -96,7 +96,7 @@ class Host:
     def __init__(self, folder: Path, machine: Any) -> None:
         self.store, self.machine = PeerStore(folder), machine
         self.threads = ThreadPoolExecutor(1)
-        self.chunks = ChunkPipeline(self.store)
+        self.chunks = ChunkDiskQueue(self.store)
         self.loop = asyncio.get_running_loop()
         identity = Identity.generate()
         self.links = ConnectionManager(

@@ -45,7 +45,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 BLAME = (
     "MemberAccused", "CorruptBlobSourceDetected", "ForkBranchDetected", "OwnerContradicted", "Equivocation",
-    "ProtocolFault", "RowUndecodable", "FalseOwnerResultProven", "CommitmentsDiffer",
+    "ProtocolFault", "RowDecodeFailed", "FalseOwnerResultProven", "CommitmentsDiffer",
     "OtherSize", "JoinRejected", "MalformedRowDetected",
 )  # fmt: skip
 LONG_S = 90.0  # a life from which growth can be told

@@ -51,7 +51,7 @@ def test_a_run_is_published_evaluated_and_joined_from_what_was_published(tmp_pat
         running.append(Peer("join", ticket, "--dir", tmp_path / "cid", "--state-from", f"file://{lies}"))
         came = running[1].until_fact("PublishedStateFetched")
         assert (came["state"], came["place"]) == (first["state"], str(store))
-        assert "not those that the members agreed on" in running[2].until_fact("PublishedStateMissing")["why"]
+        assert "not those that the members agreed on" in running[2].until_fact("PublishedStateNotFetched")["why"]
         for peer in running:
             peer.until_fact("RunOver")
         assert [peer.ends() for peer in running] == [0, 0, 0]

@@ -33,13 +33,15 @@ TrainingWorker._encode = unreadable
 def test_who_sends_what_no_codec_reads_is_expelled_within_three_rounds_and_the_proof_can_be_read(tmp_path: Path):
     with beside_eve(tmp_path, LIAR, COMMUNITY, "bob", "cid", "dan") as (ada, eve):
         villain = eve.until_fact("Opened")["peer"]
-        first = ada.until(lambda f: f["fact"] == "RowUndecodable")["round"]
+        first = ada.until(lambda f: f["fact"] == "RowDecodeFailed")["round"]
         out = ada.until_expelled(villain)
         assert out["round"] < first + 3
         ada.until(lambda f: f["fact"] == "RoundClosed" and f["round"] > out["round"] + 1)
         assert eve.until_fact("Ended")["why"] == "expelled" and eve.ends() == 4
         assert {
-            f["peer"] for f in ada.facts if f["fact"] in ("RowUndecodable", "MalformedRowDetected", "MemberAccused")
+            f["peer"]
+            for f in ada.facts
+            if f["fact"] in ("RowDecodeFailed", "MalformedRowDetected", "MemberAccused")
         } == {villain}
     verified = answer_of("verify", tmp_path / "ada", "--verdicts", "--also", tmp_path / "bob")
     assert verified["problems"] == []

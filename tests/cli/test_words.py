@@ -431,7 +431,7 @@ def test_of_two_branches_it_is_said_which_most_prefer_and_how_to_go_over():
     progress.fold(seen)
     assert "bob, eve (atoll status)" in line_of(seen, progress)
     assert "not known yet" in "".join(preference_lines(progress.branches[0], Path("here")))
-    told = {"fact": "BranchPreferred", "round": 7, "ours": False, "named": 8, "asked": 10, "queries": 23}
+    told = {"fact": "BranchPollResult", "round": 7, "ours": False, "named": 8, "asked": 10, "queries": 23}
     progress.fold(told | {"settled": True})
     first, *rest = preference_lines(progress.branches[0], Path("here"))
     assert "that other branch: 8 of the 10 asked last, settled after 23 queries" in first

@@ -12,7 +12,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.capabilities import CAPABILITIES
 from atoll.features.forks.detect import KEPT
-from atoll.peer.events import BranchPreferred, ForkBranchDetected, ProtocolFault
+from atoll.peer.events import BranchPollResult, ForkBranchDetected, ProtocolFault
 from atoll.peer.operator_commands import recover
 from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
 from atoll.protocol.history.chain import recovery_bytes
@@ -37,7 +37,7 @@ class Parted:
         swarm.world.watchers.remove(swarm.checkers.watch)  # it takes two vertices of one round for a broken promise
         swarm.world.watchers.append(self.watch)
         self.seen: dict[PeerId, list[ForkBranchDetected]] = {}
-        self.preferred: dict[PeerId, BranchPreferred] = {}
+        self.preferred: dict[PeerId, BranchPollResult] = {}
         self.faults: list[ProtocolFault] = []
         swarm.world.run(8)
         swarm.world.split(set(MINORITY))
@@ -51,7 +51,7 @@ class Parted:
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if isinstance(fact, ForkBranchDetected):
             self.seen.setdefault(node.name, []).append(fact)
-        if isinstance(fact, BranchPreferred):
+        if isinstance(fact, BranchPollResult):
             self.preferred[node.name] = fact
         if isinstance(fact, ProtocolFault):
             self.faults.append(fact)

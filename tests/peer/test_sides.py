@@ -11,7 +11,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Emit, Received, Send, SetTimer, TimerFired
 from atoll.crypto.digest import digest
 from atoll.features.forks.poll import ASKED, IN_A_ROW, PAUSE_S, BranchPolls
-from atoll.peer.events import BranchPreferred
+from atoll.peer.events import BranchPollResult
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
@@ -48,7 +48,7 @@ class Room:
         )
         self.history, self.now, self.due = history, 0.0, 0.0
         self.sides = BranchPolls(ME, history, self.linked)
-        self.facts: list[BranchPreferred] = []
+        self.facts: list[BranchPollResult] = []
 
     def beat(self) -> list[Send]:
         return self.sent(self.sides.on_heartbeat({ROUND: THEIRS}, self.now))
@@ -61,7 +61,7 @@ class Room:
         return self.sent(self.sides.on_timer(TimerFired(f"snow/{SLOT}"), self.now))
 
     def sent(self, effects: list[Effect]) -> list[Send]:
-        self.facts += [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, BranchPreferred)]
+        self.facts += [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, BranchPollResult)]
         self.due = next((e.at for e in effects if isinstance(e, SetTimer) and e.at is not None), self.due)
         return [e for e in effects if isinstance(e, Send)]
 

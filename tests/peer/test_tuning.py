@@ -25,11 +25,11 @@ from atoll.simulation.swarm import VirtualSwarm
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.membership import MemberReport
 from atoll.wire.messages.statements import (
-    ChangedNumbers,
+    ChangeableSettings,
+    ChangedSettings,
     ChangeSettings,
     PauseOrder,
     RollbackOrder,
-    RunNumbers,
     SignedStatement,
 )
 from atoll.wire.messages.vertex import VertexBody
@@ -44,7 +44,9 @@ def head_of(swarm: VirtualSwarm, name: PeerId = CREATOR) -> VertexBody:
 def say(swarm: VirtualSwarm, **numbers: float) -> None:
     node = swarm.world.nodes[CREATOR]
     local = node.clock.local(swarm.world.now)
-    swarm.world.carry_out(node, operator_commands.tune(node.machine, RunNumbers(**numbers), as_creator, local))
+    swarm.world.carry_out(
+        node, operator_commands.tune(node.machine, ChangeableSettings(**numbers), as_creator, local)
+    )
 
 
 def until_all(swarm: VirtualSwarm, **numbers: float) -> VertexBody:
@@ -93,7 +95,9 @@ def test_new_numbers_hold_for_all_from_one_vertex_on():
     reach(swarm, 3)
     swarm.world.crash(DORA)
     held = until_all(swarm, inner_steps=5, rounds=12)
-    assert held.tuned == ChangedNumbers(RunNumbers(rounds=12, inner_steps=5), held.trained, 20 * held.trained)
+    assert held.tuned == ChangedSettings(
+        ChangeableSettings(rounds=12, inner_steps=5), held.trained, 20 * held.trained
+    )
     asked = steps_asked(swarm)
     swarm.join(4, via=CARL)
     swarm.world.start(DORA)
@@ -167,8 +171,8 @@ def test_numbers_asked_for_while_others_wait_for_their_vertex_come_with_them():
     swarm = swarm_of()
     reach(swarm, 2)
     say(swarm, lr=0.5, rounds=60)
-    assert until_all(swarm, rounds=50).tuned.to == RunNumbers(lr=0.5, rounds=50)
-    assert until_all(swarm, lr=0.25).tuned.to == RunNumbers(lr=0.25, rounds=50)
+    assert until_all(swarm, rounds=50).tuned.to == ChangeableSettings(lr=0.5, rounds=50)
+    assert until_all(swarm, lr=0.25).tuned.to == ChangeableSettings(lr=0.25, rounds=50)
 
 
 def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_nobody_said():
@@ -178,7 +182,7 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     peer = swarm.world.nodes[CREATOR].machine
     held = until_all(swarm, lr=0.5)
     ((old, _),) = tunes_in(held.reports)
-    forged = signed_by(swarm, BOB, ChangeSettings(peer.history.head_id, RunNumbers(lr=9.0), b""), BOB)
+    forged = signed_by(swarm, BOB, ChangeSettings(peer.history.head_id, ChangeableSettings(lr=9.0), b""), BOB)
     effects = peer.handle(Received(BOB, MemberReport(forged)), swarm.world.now)
     (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
     assert fault.peer == BOB and "wants to change numbers in a name that is not its own" in fault.what
@@ -186,7 +190,7 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     reach(swarm, held.round + 2)
     say(swarm, lr=0.25)
     rival = signed_by(
-        swarm, BOB, ChangeSettings(peer.history.ids[peer.history.head - 1], RunNumbers(lr=0.125), b"")
+        swarm, BOB, ChangeSettings(peer.history.ids[peer.history.head - 1], ChangeableSettings(lr=0.125), b"")
     )
     assert peer.pool.add(rival, swarm.world.now).fresh and len(tunes_in(peer.pool.chosen())) == 1
     ground, now = peer.round.ground, swarm.world.now
@@ -216,22 +220,27 @@ def test_numbers_that_make_no_sense_here_are_refused_by_every_voter():
     reach(swarm, 5)
     settings, parent = swarm.world.nodes[CREATOR].machine.settings, head_of(swarm)
     refused = {
-        "changes nothing": RunNumbers(),
-        "not finite": RunNumbers(lr=float("inf")),
-        "does not have: audits": RunNumbers(audit_rate=0.1),
-        "rounds in minutes": RunNumbers(round_time_s=60.0),
-        "run.min_peers (9) above run.start_peers": RunNumbers(min_peers=9),
-        "run.suspect (6) above a fifth of consensus.timeout (2)": RunNumbers(owner_s=2.0),
-        "a fifth of consensus.timeout_min (7)": RunNumbers(window_min_s=7.0),
-        "run.first_train (180) above run.train_max (60)": RunNumbers(train_max_s=60.0),
-        f"asks for {parent.trained + 1} rounds": RunNumbers(rounds=parent.trained + 1),
+        "changes nothing": ChangeableSettings(),
+        "not finite": ChangeableSettings(lr=float("inf")),
+        "does not have: audits": ChangeableSettings(audit_rate=0.1),
+        "rounds in minutes": ChangeableSettings(round_time_s=60.0),
+        "run.min_peers (9) above run.start_peers": ChangeableSettings(min_peers=9),
+        "run.suspect (6) above a fifth of consensus.timeout (2)": ChangeableSettings(owner_s=2.0),
+        "a fifth of consensus.timeout_min (7)": ChangeableSettings(window_min_s=7.0),
+        "run.first_train (180) above run.train_max (60)": ChangeableSettings(train_max_s=60.0),
+        f"asks for {parent.trained + 1} rounds": ChangeableSettings(rounds=parent.trained + 1),
     }
     assert [why for why, numbers in refused.items() if why not in why_not(settings, parent, numbers)] == []
-    assert why_not(settings, parent, RunNumbers(rounds=parent.trained + 2, updates=3, grace=1, owner_s=9.0)) == ""
+    assert (
+        why_not(settings, parent, ChangeableSettings(rounds=parent.trained + 2, updates=3, grace=1, owner_s=9.0))
+        == ""
+    )
 
 
 def test_what_a_round_goes_by_is_genesis_and_the_numbers_of_its_vertex():
-    to = RunNumbers(rounds=9, owner_s=10.0, updates=3, grace=1, train_max_s=700.0, start_peers=3, round_time_s=90.0)
+    to = ChangeableSettings(
+        rounds=9, owner_s=10.0, updates=3, grace=1, train_max_s=700.0, start_peers=3, round_time_s=90.0
+    )
     genesis = RunSettings(round=replace(PACED, effort=WorkloadPolicy(4, train_s=60.0)))
     after = with_numbers(genesis, to)
     assert (after.rounds, after.start_peers, after.min_peers) == (9, 3, 1)

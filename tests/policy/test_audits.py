@@ -16,10 +16,10 @@ from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, drawn
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
     AuditReport,
-    ChangedNumbers,
+    ChangeableSettings,
+    ChangedSettings,
     Commitment,
     Finding,
-    RunNumbers,
     SignedStatement,
 )
 from atoll.wire.messages.vertex import Member, RoundMetrics, Standing, VertexBody
@@ -123,7 +123,7 @@ def test_a_vertex_draws_at_the_rate_that_it_says_itself():
     own = [replace(commit_of(bytes(32)), root=digest(peer.encode())) for peer in EVERYBODY]
     signed = tuple(SignedStatement(peer, encode(commit), b"") for peer, commit in zip(EVERYBODY, own, strict=True))
     bodies = {round: replace(body_of(round, {}), commits=signed) for round in (7, 8)}
-    bodies[8] = replace(bodies[8], tuned=ChangedNumbers(RunNumbers(audit_rate=1.0), 2, 9))
+    bodies[8] = replace(bodies[8], tuned=ChangedSettings(ChangeableSettings(audit_rate=1.0), 2, 9))
     docket.follow(8, {round: digest(b"%d" % round) for round in bodies}, bodies)
     assert set(docket.cases) == {(8, peer) for peer in EVERYBODY}
 

@@ -36,13 +36,13 @@ from atoll.policy.vertex_capacity import members_most, name_bytes, room_taken
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import ProposalMessage
 from atoll.wire.messages.statements import (
-    ChangedNumbers,
+    ChangeableSettings,
+    ChangedSettings,
     Commitment,
     JoinRequest,
     OwnerResult,
     QuorumCertificate,
     Role,
-    RunNumbers,
     SignedStatement,
     TicketInvite,
     ViewTimeout,
@@ -115,7 +115,7 @@ def at_its_longest(parent: VertexBody, parts: int, signing: SigningPolicy = ED25
         commits=tuple(SignedStatement(name, words.ljust(COMMIT_BYTES_MAX - 64), signature) for name in names),
         members=tuple(replace(m, links=bytes(REPORT_BYTES_MAX), missed=MISSED_MAX, since=HUGE) for m in members),
         reports=(SignedStatement(names[0], bytes(REPORTS_BYTES_MAX - 150), SIGNATURE),) if names else (),
-        tuned=ChangedNumbers(RunNumbers(*(0.5,) * len(RunNumbers.__struct_fields__)), HUGE, HUGE),
+        tuned=ChangedSettings(ChangeableSettings(*(0.5,) * len(ChangeableSettings.__struct_fields__)), HUGE, HUGE),
     )
 
 

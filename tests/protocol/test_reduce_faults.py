@@ -9,7 +9,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Payload, Received, RunTask, TaskDone
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.events import RowUndecodable
+from atoll.protocol.allreduce.events import RowDecodeFailed
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.wire.messages.round import PartialSum, PartResult, ReachabilityHint, RowContribution, RowRequest
 
@@ -156,7 +156,7 @@ def test_rows_that_do_not_decode_are_named_and_those_counted_are_those_that_do(t
     group.finish()
     group.check()
     assert group.now < SILENCE_S
-    named = {fact.peer for facts in group.facts.values() for fact in facts if isinstance(fact, RowUndecodable)}
+    named = {fact.peer for facts in group.facts.values() for fact in facts if isinstance(fact, RowDecodeFailed)}
     assert named == {CHILD}
     for part in range(group.plan.parts):
         held = {group.parts_of(p)[part] for p in group.names}

@@ -22,7 +22,7 @@ from atoll.base.machine import Effect, Emit, Event, Received, Send, SetTimer, Ti
 from atoll.crypto.digest import digest
 from atoll.features.forks import poll
 from atoll.features.forks.poll import IN_A_ROW, UNSETTLED_AFTER, SnowballPoll
-from atoll.peer.events import BranchPreferred
+from atoll.peer.events import BranchPollResult
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 
 GAMES = int(os.environ.get("ATOLL_STORIES", "40"))
@@ -50,7 +50,7 @@ class Swarm:
     clocks: dict[PeerId, Clock] = field(default_factory=dict)
     timers: dict[PeerId, int] = field(default_factory=dict)
     queue: list[tuple[float, int, PeerId, Event]] = field(default_factory=list)
-    told: list[BranchPreferred] = field(default_factory=list)
+    told: list[BranchPollResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.names = [PeerId(f"p{i:03d}") for i in range(self.peers)]
@@ -107,7 +107,7 @@ class Swarm:
                         at = self.now + self.clocks[name].wait_s(at, self.now)
                         heapq.heappush(self.queue, (at, self.count, name, TimerFired(timer)))
                 case Emit(fact):
-                    assert isinstance(fact, BranchPreferred)
+                    assert isinstance(fact, BranchPollResult)
                     self.told.append(fact)
                 case _:
                     raise AssertionError(effect)

@@ -9,7 +9,7 @@ import pytest
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Emit, Payload, RunTask, Send
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.cross_check import (
     ROW_REQUESTS_MAX,
     CommitmentsDiffer,
@@ -66,7 +66,7 @@ class Judge:
         for peer in peers:
             assert self.at.wants_row(0, peer)
             self.does(
-                self.at.add_row(0, peer, StoredRow(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,))))
+                self.at.add_row(0, peer, GatheredRow(frozenset((peer,)), 1, Payload(truth((peer,)), 8, (peer,))))
             )
         return self
 

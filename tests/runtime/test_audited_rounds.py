@@ -26,7 +26,7 @@ from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.codec.byte_compression import PLAIN
 from atoll.training.recipe.recipes import diloco, with_overlap
 from atoll.verification.replay_audit.state_chain import claim_name
-from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
+from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings
 
 
 def learns_faster(child: TrainerProcess, job: TrainSteps) -> bool:
@@ -81,7 +81,7 @@ def test_an_audit_takes_the_rates_that_held_in_the_round(tmp_path: Path, book: s
     """Another rate from the second round on: both are accepted, and neither would be at the other's."""
 
     async def story(swarm: Swarm) -> None:
-        faster, usual = ChangedNumbers(RunNumbers(lr=0.02), 1, STEPS), UNSET
+        faster, usual = ChangedSettings(ChangeableSettings(lr=0.02), 1, STEPS), UNSET
         for island in swarm.islands:
             island.tuned_before = lambda round: faster if round else usual
         for other in (faster, usual):

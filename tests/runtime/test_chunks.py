@@ -24,7 +24,7 @@ from atoll.crypto.digest import BlobManifest, blob_id, digest, manifest_of
 from atoll.protocol.transfer.tasks import PartialManifest, ReadChunk, ReadManifest, StoreChunk
 from atoll.runtime.storage import partial_blobs
 from atoll.runtime.storage import store as stores
-from atoll.runtime.storage.chunk_pipeline import ARRIVING_MAX, ChunkPipeline
+from atoll.runtime.storage.chunk_disk_queue import ARRIVING_MAX, ChunkDiskQueue
 from atoll.runtime.storage.partial_blobs import PartialBlobStore
 from atoll.runtime.storage.store import NotInMemory, PeerStore, run_store_task
 from atoll.wire.messages.history import ChunkResponse
@@ -50,7 +50,7 @@ def piece(index: int, data: bytes = DATA) -> memoryview:
     return memoryview(data)[index * BLOB_CHUNK : (index + 1) * BLOB_CHUNK]
 
 
-async def taken(chunks: ChunkPipeline, *arriving: tuple[int, memoryview], blob: Digest = BLOB) -> list[Payload]:
+async def taken(chunks: ChunkDiskQueue, *arriving: tuple[int, memoryview], blob: Digest = BLOB) -> list[Payload]:
     """These chunks come in one turn of the loop; what the machine is told about them."""
     told = [asyncio.get_running_loop().create_future() for _ in arriving]
     for (index, data), future in zip(arriving, told, strict=True):
@@ -58,7 +58,7 @@ async def taken(chunks: ChunkPipeline, *arriving: tuple[int, memoryview], blob: 
     return list(await asyncio.gather(*told))
 
 
-async def done(chunks: ChunkPipeline, work: Any) -> Any:
+async def done(chunks: ChunkDiskQueue, work: Any) -> Any:
     answer = asyncio.get_running_loop().create_future()
     chunks.run(work, answer.set_result)
     assert not answer.done(), "answered inside the call that asked"
@@ -66,9 +66,9 @@ async def done(chunks: ChunkPipeline, work: Any) -> Any:
 
 
 @contextmanager
-def disk(folder: Path) -> Iterator[tuple[PeerStore, ChunkPipeline]]:
+def disk(folder: Path) -> Iterator[tuple[PeerStore, ChunkDiskQueue]]:
     store = PeerStore(folder)
-    chunks = ChunkPipeline(store)
+    chunks = ChunkDiskQueue(store)
     yield store, chunks
     chunks.close()
     store.close()
@@ -192,7 +192,7 @@ async def test_what_must_come_from_disk_is_read_on_the_thread(
         store = PeerStore(tmp_path)
     else:
         monkeypatch.setattr(store, "read_chunk_at_hand", _not_in_memory)
-    chunks = ChunkPipeline(store)
+    chunks = ChunkDiskQueue(store)
     assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2)
     assert await done(chunks, ReadChunk(digest(b"nobody's"), 0)) is None
     chunks.close()
@@ -234,7 +234,7 @@ async def test_what_was_written_here_and_stayed_in_memory_is_not_hashed_again(
         return digest(data)
 
     async def served(store: PeerStore) -> int:
-        chunks, before = ChunkPipeline(store), len(hashed)
+        chunks, before = ChunkDiskQueue(store), len(hashed)
         for index in range(3):
             assert bytes((await done(chunks, ReadChunk(BLOB, index))).data) == piece(index)
         chunks.close()
@@ -283,7 +283,7 @@ async def test_once_a_chunk_had_to_come_from_disk_its_neighbours_are_looked_at_a
     os.utime(path, ns=(looked.st_atime_ns, looked.st_mtime_ns))
     monkeypatch.setattr(stores.os, "preadv", forgetful)
     monkeypatch.setattr(stores, "digest", counted)
-    chunks = ChunkPipeline(store)
+    chunks = ChunkDiskQueue(store)
     assert (await done(chunks, ReadChunk(BLOB, 2))).data == piece(2) and hashed == [len(piece(2))]
     assert bytes((await done(chunks, ReadChunk(BLOB, 0))).data) == piece(0) and len(hashed) == 1
     assert await done(chunks, ReadChunk(BLOB, 1)) is None and not store.has_blob(BLOB)
@@ -518,7 +518,7 @@ async def test_whatever_breaks_at_one_chunk_the_thread_goes_on(tmp_path: Path, m
     monkeypatch.setattr(partial_blobs, "SYNCED_EVERY_BYTES", 1)
     store = PeerStore(tmp_path)
     monkeypatch.setattr(store.unfinished._syncs, "submit", no_more)
-    chunks = ChunkPipeline(store)
+    chunks = ChunkDiskQueue(store)
     store.open_blob(BLOB, MANIFEST)
     async with asyncio.timeout(20):
         for _ in range(ARRIVING_MAX + 1):

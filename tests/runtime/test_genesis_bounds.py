@@ -21,7 +21,7 @@ from atoll.runtime.config import load_config
 from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.recipe.recipes import diloco
 from atoll.training.spec import TrainingSpec
-from atoll.wire.messages.statements import RunNumbers
+from atoll.wire.messages.statements import ChangeableSettings
 
 WILD = (0, 0.0, -1, -1.0, nan, inf, -inf, 1e300, 1e-300, 2**62)
 
@@ -62,7 +62,7 @@ def numbers_in(kind: Any) -> Iterator[Any]:
 
 FIELDS = [
     (f"{struct.cls.__name__}.{field.encode_name}", kind)
-    for struct in structs_in(RunSettings, TrainingSpec, RunNumbers)
+    for struct in structs_in(RunSettings, TrainingSpec, ChangeableSettings)
     for field in struct.fields
     for kind in numbers_in(field.type)
 ]

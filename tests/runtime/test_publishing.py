@@ -27,7 +27,7 @@ from atoll.crypto.digest import blob_id, manifest_of
 from atoll.runtime.publishing import state_source
 from atoll.runtime.publishing.places import CheckpointPlace, ObjectStore, place_at, read_latest
 from atoll.runtime.publishing.published import LATEST, PublishedCheckpoint, decode_latest, encode_latest, state_file
-from atoll.runtime.publishing.state_source import PublishedStateFetched, PublishedStateMissing, StateSource
+from atoll.runtime.publishing.state_source import PublishedStateFetched, PublishedStateNotFetched, StateSource
 from atoll.runtime.storage.store import PeerStore
 
 STATE = bytes(range(256)) * 5000  # 1.28 MB, so more than a chunk
@@ -230,7 +230,7 @@ def test_a_place_that_lies_or_lacks_it_or_is_gone_costs_one_fact(tmp_path: Path)
         "refused",
     ]
     for (came, (told,)), why in zip((lied, longer, lacked, gone), whys, strict=True):
-        assert not came and isinstance(told, PublishedStateMissing) and why in told.why
+        assert not came and isinstance(told, PublishedStateNotFetched) and why in told.why
 
 
 def test_a_slow_place_is_left_with_what_it_still_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -247,7 +247,7 @@ def test_a_slow_place_is_left_with_what_it_still_sends(tmp_path: Path, monkeypat
     with web_server({state_file(NAME): STATE}, goes_on.wait) as url:
         assert asyncio.run(main(url)) == [False, False]  # the second time at once: it hangs still
         (slow,) = told
-        assert isinstance(slow, PublishedStateMissing) and slow.why.startswith("it is slow")
+        assert isinstance(slow, PublishedStateNotFetched) and slow.why.startswith("it is slow")
         goes_on.set()
         source = sources[0]
         assert source.leftover is not None

@@ -13,7 +13,7 @@ from atoll.base.machine import LinkDown, LinkUp, Received
 from atoll.peer.membership.admission import DesiredRole
 from atoll.runtime.bootstrap import identity_of
 from atoll.runtime.driver import Driver, PeerConfig
-from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
+from atoll.runtime.storage.chunk_disk_queue import ChunkDiskQueue
 from atoll.runtime.storage.store import PeerStore, fresh
 from atoll.wire.codec import encode
 from atoll.wire.messages.history import ChunkResponse
@@ -52,7 +52,7 @@ def test_nothing_of_a_peer_comes_after_its_link_is_gone(
             PeerConfig(store, identity_of(store), Digest(bytes(32)), DesiredRole("trainer", "ada")), Island()
         )
         driver.machine, driver.hash_on_loop_bytes = Machine(), 0
-        driver._chunks = ChunkPipeline(store, fresh)
+        driver._chunks = ChunkDiskQueue(store, fresh)
         land = driver._chunks._land
         driver._chunks._land = lambda *what: (free.wait(10), land(*what))[1]
         named = driver._named

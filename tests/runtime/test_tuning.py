@@ -23,14 +23,14 @@ from atoll.training.recipe.inner import rate_at, tuned
 from atoll.training.recipe.methods import data_parallel
 from atoll.training.recipe.recipes import Recipe, diloco
 from atoll.training.spec import TrainingSpec, spec_after
-from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
+from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings
 
 THIRDS = {"fragments": 3, "overlap": 2, "merge": "delta"}
 
 
 def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numbers(tmp_path, book):
     """Other rates and twice the rounds from the first vertex on, told to trainers that run already: to the bit."""
-    changed = ChangedNumbers(RunNumbers(rounds=6 * THIRDS["fragments"], lr=0.001, outer_lr=0.5), 0, 0)
+    changed = ChangedSettings(ChangeableSettings(rounds=6 * THIRDS["fragments"], lr=0.001, outer_lr=0.5), 0, 0)
     founded, wanted = recipe_for(THIRDS, rounds=3), recipe_for(THIRDS, rounds=6)
     founded = replace(founded, inner=tuned(founded.inner, warmup_steps=2))
     wanted = replace(wanted, inner=tuned(wanted.inner, warmup_steps=2, lr=0.001))
@@ -38,7 +38,7 @@ def test_rounds_after_a_change_are_those_of_a_run_that_was_founded_with_the_numb
     states: list[list[bytes]] = []
     for recipe, said in ((founded, changed), (wanted, UNSET)):
 
-        async def tell(members: Members, said: ChangedNumbers | UnsetType = said) -> None:
+        async def tell(members: Members, said: ChangedSettings | UnsetType = said) -> None:
             for island in members.islands:
                 await island.warm_up()
                 island.tuned_before = lambda round: said
@@ -58,27 +58,30 @@ def learning_of(recipe: Recipe, book: str) -> TrainingSpec:
 def test_rates_fall_over_the_steps_that_were_taken_and_those_to_come(book):
     """Ten rounds of 50 steps, then ten of 20: after 700 steps the rate is at its floor, and was not before."""
     before = learning_of(diloco("gpt-nano", rounds=30, seq_len=16), book)
-    after = spec_after(before, ChangedNumbers(RunNumbers(rounds=20, inner_steps=20), 10, 500)).recipe
+    after = spec_after(before, ChangedSettings(ChangeableSettings(rounds=20, inner_steps=20), 10, 500)).recipe
     assert (after.schedule.turns, after.schedule.turn_steps) == (20, 20)
     assert rate_at(after.inner, 700) == pytest.approx(after.inner.floor * after.inner.lr)
     assert rate_at(after.inner, 600) > 1.5 * rate_at(after.inner, 700)
-    assert spec_after(before, ChangedNumbers(RunNumbers(owner_s=9.0), 10, 500)) == before
+    assert spec_after(before, ChangedSettings(ChangeableSettings(owner_s=9.0), 10, 500)) == before
     each = data_parallel("gpt-nano", rounds=30, seq_len=16, lr=0.003)
-    assert spec_after(learning_of(each, book), ChangedNumbers(RunNumbers(lr=0.1), 3, 3)).recipe.outer.lr == 0.1
+    assert (
+        spec_after(learning_of(each, book), ChangedSettings(ChangeableSettings(lr=0.1), 3, 3)).recipe.outer.lr
+        == 0.1
+    )
 
 
 def test_people_write_keys_of_run_toml_and_are_told_why_others_stay():
     """A run of three fragments has three agreed rounds to one of these; every key of the file has an answer."""
     texts = ["run.rounds=20", "train.inner_steps=30", "consensus.timeout=1min", "train.lr=0.002"]
     to = numbers_from(texts, 3)
-    assert to == RunNumbers(rounds=60, inner_steps=10, owner_s=12.0, lr=0.002)
+    assert to == ChangeableSettings(rounds=60, inner_steps=10, owner_s=12.0, lr=0.002)
     assert by_key(to, 3) == {
         "run.rounds": 20,
         "consensus.timeout": 60.0,
         "train.inner_steps": 30,
         "train.lr": 0.002,
     }
-    assert {KEYS[key].number for key in KEYS} == set(RunNumbers.__struct_fields__) == set(WORDS)
+    assert {KEYS[key].number for key in KEYS} == set(ChangeableSettings.__struct_fields__) == set(WORDS)
     assert all(fixed_reason(key) for key in keys())
     for text, told in (
         ("model.name=gpt-tiny", "shape"),
@@ -101,9 +104,11 @@ def test_what_a_recipe_cannot_do_is_refused_before_anybody_hears_of_it(book):
         learning_of(data_parallel("gpt-nano", seq_len=16), book),
     )
     for learning, to, told in (
-        (overlapping, RunNumbers(inner_steps=2), "overlap"),
-        (each, RunNumbers(outer_lr=0.5), "train.outer_lr: its recipe has none"),
-        (each, RunNumbers(inner_steps=2), "every step is a round"),
+        (overlapping, ChangeableSettings(inner_steps=2), "overlap"),
+        (each, ChangeableSettings(outer_lr=0.5), "train.outer_lr: its recipe has none"),
+        (each, ChangeableSettings(inner_steps=2), "every step is a round"),
     ):
-        assert told in problem(learning, RunSettings(), ChangedNumbers(to, 1, 4))
-    assert problem(overlapping, RunSettings(), ChangedNumbers(RunNumbers(inner_steps=6, lr=0.1), 1, 4)) == ""
+        assert told in problem(learning, RunSettings(), ChangedSettings(to, 1, 4))
+    assert (
+        problem(overlapping, RunSettings(), ChangedSettings(ChangeableSettings(inner_steps=6, lr=0.1), 1, 4)) == ""
+    )

@@ -21,7 +21,7 @@ from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, OpeningReports, play_openings, play_together
+from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, OpeningRecorder, play_openings, play_together
 from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, islands
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.world import VirtualComputer
@@ -36,7 +36,7 @@ from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContrib
 from atoll.wire.messages.statements import Commitment, OwnerResult
 
 
-def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> OpeningReports:
+def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> OpeningRecorder:
     return play_openings(ScenarioContext("openings", seed, peers, rounds, "two-thirds"), kinds, **more)
 
 
@@ -109,7 +109,7 @@ def test_who_promises_twice_harms_no_owner_and_is_expelled():
     stage = ScenarioContext("openings", 1, 4, 8, "two-thirds")
     settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.1, CUT.leaf_bytes))
     swarm = stage.gather(SwarmKnobs(4, run=settings), villains={2: villain(twice)}, island=islands({}))
-    told = OpeningReports(stage)
+    told = OpeningRecorder(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(7, 1200.0)
     assert {name: how for name, (_, how) in told.left.items()} == {swarm.founders[2]: "expelled"}
@@ -217,7 +217,7 @@ def test_an_owner_that_crashes_after_its_answer_keeps_its_place_whatever_a_contr
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=SumCheckTerms(0.1, CUT.leaf_bytes), **trust)
     swarm = stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(shut)}, island=islands({}))
-    told = OpeningReports(stage)
+    told = OpeningRecorder(stage)
     stage.world.watchers += [told.watch, crash_of(stage, swarm.founders[3], after_s=0.0)]
     stage.until_round(16, 1500.0)
     assert told.left.keys() <= {peer_name(6)}  # which owns parts, too
@@ -255,7 +255,7 @@ def test_who_points_to_what_never_comes_keeps_nobody_from_showing_the_answer():
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=SumCheckTerms(0.1, CUT.leaf_bytes), **trust)
     stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(staller)}, island=islands({}))
-    told = OpeningReports(stage)
+    told = OpeningRecorder(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(11, 1500.0)
     assert not told.left and not told.complained, (told.left, told.complained, told.findings)

@@ -15,7 +15,7 @@ from atoll.peer.events import RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.allreduce.cross_check import PartDisputed
-from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowUndecodable
+from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowDecodeFailed
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import POISONS, TensorWorker
 from atoll.simulation.worker import WorkerKnobs
@@ -85,7 +85,7 @@ def test_two_poisoners_of_seven_do_not_stop_the_others_from_learning(statistic: 
     """What is no number is refused by name, and its author is out at once; what is one is sorted out."""
     stage = Stage(statistic, poison).run()
     assert stage.distance < 0.15
-    garbage = {fact.peer for fact in stage.told(RowUndecodable)}
+    garbage = {fact.peer for fact in stage.told(RowDecodeFailed)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in NO_NUMBERS else set())
     assert stage.expelled == dict.fromkeys(garbage, 0)
 

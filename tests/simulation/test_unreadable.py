@@ -22,7 +22,7 @@ from atoll.peer.membership.admission import EXPELLED
 from atoll.peer.settings import RunSettings
 from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.simulation.adversaries.byzantine import MISCHIEF, ByzantineMember, Twist, villain
 from atoll.simulation.sum_check import CUT
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -129,7 +129,7 @@ def _cry(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     return [Send(to, MalformedRowShown(unreadable_bytes(_shown(kind, part, row))))]
 
 
-def _shown(kind: str, part: int, row: StoredRow) -> MalformedRowEvidence:
+def _shown(kind: str, part: int, row: GatheredRow) -> MalformedRowEvidence:
     assert row.statement is not None
     tree, leaf = CUT.tree(row.payload.data), bytes(CUT.leaf(row.payload.data, 0))
     count = len(tree.levels[0])

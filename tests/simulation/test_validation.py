@@ -11,13 +11,13 @@ from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.scenarios.state_validation import LIES, ValidationReports, play_validated
+from atoll.simulation.scenarios.state_validation import LIES, ValidationRecorder, play_validated
 from atoll.verification.state_validation import policy
 
 VILLAINS = (1, 4)
 
 
-def played(lie: str = "honest", poison: str = "huge", rounds: tuple[int, ...] = (), **how) -> ValidationReports:
+def played(lie: str = "honest", poison: str = "huge", rounds: tuple[int, ...] = (), **how) -> ValidationRecorder:
     """Two of seven poison in these rounds; the model must be where it should be after 24."""
     return play_validated(
         ScenarioContext("validated", 3, 7, 24, "two-thirds"), VILLAINS, lie, poison, rounds, **how

@@ -25,7 +25,7 @@ from atoll.protocol.allreduce.buffers import weights_digest, weights_of
 from atoll.protocol.allreduce.events import (
     LocalPartCombineFailed,
     PartResultAccepted,
-    RowUndecodable,
+    RowDecodeFailed,
     RowWeightsComputed,
 )
 from atoll.simulation.network import NetworkKnobs
@@ -127,7 +127,7 @@ def test_two_poisoners_of_seven_learn_the_others_nothing_wrong(poison: str):
     stage = Stage("robust", poison).run(6)
     assert stage.island.distance() < 0.05
     assert stage.loud(stage.closed(5).body) < 0.05
-    garbage = {fact.peer for fact in stage.told(RowUndecodable)}
+    garbage = {fact.peer for fact in stage.told(RowDecodeFailed)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in ("not a number", "infinity", "1e30") else set())
 
 
@@ -145,7 +145,7 @@ def test_two_poisoners_of_seven_learn_the_others_nothing_wrong_by_mixed_neighbou
     averaged, which is nearer than one alone by less. What hides in the spread moves it a little."""
     stage = Stage("nnm + trimmed_mean", poison).run(6)
     assert stage.island.distance() < (0.12 if poison == "a little is enough" else 0.07)
-    garbage = {fact.peer for fact in stage.told(RowUndecodable)}
+    garbage = {fact.peer for fact in stage.told(RowDecodeFailed)}
     assert garbage == ({peer_name(i) for i in LIARS} if poison in ("not a number", "infinity", "1e30") else set())
 
 

@@ -49,9 +49,9 @@ from atoll.training.recipe.outer import (
     AgreementNesterov,
     DelayedNesterov,
     Nesterov,
+    OuterStepInputs,
     RegionalNesterov,
     SignOuter,
-    UpdateConditions,
     fresh_outer,
     momentum_at,
     move,
@@ -227,7 +227,7 @@ def test_delayed_nesterov_feels_its_momentum_with_every_fourth_update_only():
     outer = DelayedNesterov(lr=1.0, momentum=0.5, every=4)
     state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
     for _ in range(8):
-        anchor, state = move(outer, state, anchor, torch.ones(1), UpdateConditions(0))
+        anchor, state = move(outer, state, anchor, torch.ones(1), OuterStepInputs(0))
         at.append(anchor.item())
     # a quarter each; then the mean of four times 0.5; at the second renewal m = 0.5 * 1 + 1
     assert at == [-0.25, -0.5, -0.75, -1.5, -1.75, -2.0, -2.25, -3.25]
@@ -238,7 +238,7 @@ def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_
     outer = DelayedNesterov(lr=1.0, momentum=0.5, every=40)
     state, anchor, at = fresh_outer(outer, 1), torch.zeros(1), []
     for tokens in (20, 20, 40, 30, 10, 400):
-        anchor, state = move(outer, state, anchor, torch.ones(1), UpdateConditions(0, learned=tokens))
+        anchor, state = move(outer, state, anchor, torch.ones(1), OuterStepInputs(0, learned=tokens))
         at.append(anchor.item())
     assert at == [-0.5, -1.5, -3.25, -4.0, -5.125, -7.0625], "of ten times as many members no more than the mean"
     recipe = for_real_run(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
@@ -365,8 +365,8 @@ def test_updates_that_agree_keep_the_momentum_and_updates_that_do_not_lose_it():
     assert agreement(rows([1.0, 0.0], [-1.0, 0.0]), 2, FP32) == 0.0
     outer, update = AgreementNesterov(lr=1.0, momentum=0.5), torch.ones(1)
     state = replace_momentum(fresh_outer(outer, 1))
-    assert move(outer, state, torch.zeros(1), update, UpdateConditions(0, 1.0))[0].item() == -1.75
-    assert move(outer, state, torch.zeros(1), update, UpdateConditions(0, 0.0))[0].item() == -1.0
+    assert move(outer, state, torch.zeros(1), update, OuterStepInputs(0, 1.0))[0].item() == -1.75
+    assert move(outer, state, torch.zeros(1), update, OuterStepInputs(0, 0.0))[0].item() == -1.0
 
 
 def replace_momentum(state):

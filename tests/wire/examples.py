@@ -46,7 +46,8 @@ from atoll.wire.messages.statements import (
     Accusation,
     AgreedWeights,
     AuditReport,
-    ChangedNumbers,
+    ChangeableSettings,
+    ChangedSettings,
     ChangeSettings,
     Commitment,
     JoinExtension,
@@ -63,7 +64,6 @@ from atoll.wire.messages.statements import (
     ReadyReport,
     RedundancyReport,
     RollbackOrder,
-    RunNumbers,
     ScoreReport,
     SealedDraw,
     SignedStatement,
@@ -138,7 +138,7 @@ STATEMENTS = (
     TicketInvite(b"ticket", b"key", "observer", 3, 2000.0),
     RollbackOrder(A, 3, B, A, 2, b"signature"),
     PauseOrder(A, True, b"signature"),
-    ChangeSettings(A, RunNumbers(rounds=60, lr=0.002), b"signature"),
+    ChangeSettings(A, ChangeableSettings(rounds=60, lr=0.002), b"signature"),
 )
 
 MESSAGES = (
@@ -183,7 +183,7 @@ MESSAGES = (
 CAUGHT_SHOWN = Accusation(SIGNED, exhibit=A)
 AUDITED_NAMED = AuditReport(7, BOB, "mismatch", exhibit=A)
 VALIDATED_RIGHT = ValidationReport(7, A, (2_500_000,), (431_000,))
-TUNED = ChangedNumbers(RunNumbers(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
+TUNED = ChangedSettings(ChangeableSettings(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
 AMEND_TUNED = RollbackOrder(A, 3, B, A, 2, b"signature", tuned=TUNED)
 AMEND_WITHOUT = RollbackOrder(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_DRAWN = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=SealedDraw(A, B))
@@ -215,7 +215,7 @@ READY_UNAUDITED = ReadyReport(A, B, True)
 COMMIT_MEASURED = replace(COMMIT_LATE, offset_s=0.125, values=4096, links=bytes(range(8)))
 BODY_MEASURED = replace(BODY, members=(replace(MEMBER, offset_s=0.125, links=bytes(range(8))),))
 TUNE_ALL = ChangeSettings(
-    A, RunNumbers(60, 4, 2, 0.5, 60.0, 12.0, 1.0, 3, 2, 30.0, 25, 10**9, 0.002, 0.7), b"signature"
+    A, ChangeableSettings(60, 4, 2, 0.5, 60.0, 12.0, 1.0, 3, 2, 30.0, 25, 10**9, 0.002, 0.7), b"signature"
 )
 
 OPENED = (  # the same words where blocks of answers are opened

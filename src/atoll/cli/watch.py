@@ -16,7 +16,7 @@ from typing import Any
 from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text, counted_text
 from atoll.base.version import VERSION
-from atoll.cli.display.log_views import JsonLogView, LogMessages, LogView, TimedView
+from atoll.cli.display.log_views import JsonLogView, LogView, NoticeLogHandler, TimedView
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
@@ -36,7 +36,7 @@ def watched(work: Callable[[PeerView], Awaitable[int]], output: OutputOptions) -
     """Run a peer with the fitting view; returns its exit status."""
     shell = view_of(output)
     if output.verbose:
-        logging.getLogger("atoll").addHandler(LogMessages(shell.notice))
+        logging.getLogger("atoll").addHandler(NoticeLogHandler(shell.notice))
 
     async def main() -> int:
         return await work(LoggedView(shell))
@@ -245,7 +245,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "PublishedStateFetched":
             size = bytes_text(entry["size_bytes"])
             return f"the agreed state came from {entry['place']} ({size}), checked against its vertex"
-        case "PublishedStateMissing":
+        case "PublishedStateNotFetched":
             return f"! no state from {entry['place']}: {entry['why']}; asking the members"
         case "StateEvaluated":
             return evaluation_text(entry)
@@ -335,7 +335,7 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
         case "ForkBranchDetected":
             members = ", ".join(map(name, entry["members"]))
             return f"! the run goes on elsewhere, too, since round {entry['round']}: {members} (atoll status)"
-        case "BranchPreferred":
+        case "BranchPollResult":
             where = "this one" if entry["ours"] else "the other one"
             sure = ", settled" if entry["settled"] else ""
             return (

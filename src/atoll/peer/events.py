@@ -351,7 +351,7 @@ class ForkBranchDetected(Fact, frozen=True, kw_only=True, tag="ForkBranchDetecte
     recovered: bool  # True: signed by the recovery identity to begin the epoch; False: certified by a quorum
 
 
-class BranchPreferred(Fact, frozen=True, kw_only=True, tag="BranchPreferred"):
+class BranchPollResult(Fact, frozen=True, kw_only=True, tag="BranchPollResult"):
     """Of two branches that part at this round most polled members prefer this one. It decides nothing."""
 
     phase = "trust"

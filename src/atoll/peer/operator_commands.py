@@ -26,7 +26,13 @@ from atoll.policy.plan import VoterTurnout, quorum
 from atoll.protocol.history.chain import recovery_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.history import VerticesRequest
-from atoll.wire.messages.statements import ChangeSettings, LeaveReport, PauseOrder, RollbackOrder, RunNumbers
+from atoll.wire.messages.statements import (
+    ChangeableSettings,
+    ChangeSettings,
+    LeaveReport,
+    PauseOrder,
+    RollbackOrder,
+)
 from atoll.wire.messages.vertex import Vertex
 
 Sign = Callable[[bytes], bytes]
@@ -125,7 +131,7 @@ def pause(peer: Peer, paused: bool, sign: Sign, now: Seconds) -> list[Effect]:
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
 
-def tune(peer: Peer, to: RunNumbers, sign: Sign, now: Seconds) -> list[Effect]:
+def tune(peer: Peer, to: ChangeableSettings, sign: Sign, now: Seconds) -> list[Effect]:
     """Ask the members for these settings from the next vertex on, also in a finished run, which may get more
     rounds.
     """
@@ -137,7 +143,7 @@ def tune(peer: Peer, to: RunNumbers, sign: Sign, now: Seconds) -> list[Effect]:
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 
 
-def with_waiting(peer: Peer, to: RunNumbers) -> RunNumbers:
+def with_waiting(peer: Peer, to: ChangeableSettings) -> ChangeableSettings:
     """These settings with those requested before that no vertex holds yet.
 
     A pool keeps one such order per signer, and a vertex with one would void the other.

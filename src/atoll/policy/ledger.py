@@ -24,7 +24,7 @@ R = TypeVar("R", bound=Statement)
 L = TypeVar("L", bound="Ledger[Any]")
 
 
-class SampleDraw(Protocol):
+class SecretSampleDraw(Protocol):
     """A secret draw that gives some trainers of a round another member's samples."""
 
     def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
@@ -82,7 +82,7 @@ class Ledger(ABC, Generic[R]):
         del head
         return NO_FINDINGS
 
-    def sample_draw(self, head: Digest, body: VertexBody) -> SampleDraw | None:
+    def sample_draw(self, head: Digest, body: VertexBody) -> SecretSampleDraw | None:
         """The draw of the round after this vertex."""
         del head, body
         return None
@@ -132,6 +132,6 @@ class LedgerSet:
             found |= ledger.findings(head)
         return found
 
-    def sample_draw(self, head: Digest, body: VertexBody) -> SampleDraw | None:
+    def sample_draw(self, head: Digest, body: VertexBody) -> SecretSampleDraw | None:
         """The draw of a round's samples, if a ledger has one."""
         return next((draw for ledger in self if (draw := ledger.sample_draw(head, body)) is not None), None)

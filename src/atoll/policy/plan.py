@@ -106,7 +106,7 @@ class AttemptDeadlines:
 
 
 @dataclass(frozen=True)
-class FirstAttemptPace:
+class FirstAttemptWindows:
     """Windows of a first attempt, where they follow the pace of earlier rounds."""
 
     train_s: Seconds  # training window
@@ -130,7 +130,7 @@ class RoundPlan:
     settings: RoundSettings
     train_s: Seconds  # training window of attempt 0
     owners_per_part: int
-    pace: FirstAttemptPace | None = None  # None: the windows of the settings
+    pace: FirstAttemptWindows | None = None  # None: the windows of the settings
     # reputations, empty if the run keeps none
     scores: Mapping[PeerId, int] = field(default_factory=dict[PeerId, int])
     drawn: frozenset[PeerId] | None = None  # sampled trainers; None: all
@@ -371,7 +371,7 @@ def plan_round(head: Digest, body: VertexBody, settings: RoundSettings) -> Round
     quota = workload_of(settings.effort, settings.steps_after(body.trained), body.effort, giving)
     by_speed = _by_speed(body.members, drawn, settings, quota)
     train_s = _train_s(body, settings, quota, by_speed, 1.0)
-    pace: FirstAttemptPace | None = None
+    pace: FirstAttemptWindows | None = None
     if settings.window_min_s is not UNSET:
         agreed_s = settings.owner_s if body.window_s is UNSET else body.window_s
         owner_s = within(agreed_s, settings.window_min_s, settings.owner_s)
@@ -379,7 +379,7 @@ def plan_round(head: Digest, body: VertexBody, settings: RoundSettings) -> Round
         training_s = (slowest or 0.0) * quota.stretch * quota.steps
         training_s = training_s if limit_s is None else min(training_s, limit_s)
         haste = owner_s / settings.owner_s
-        pace = FirstAttemptPace(_train_s(body, settings, quota, by_speed, haste), owner_s, training_s)
+        pace = FirstAttemptWindows(_train_s(body, settings, quota, by_speed, haste), owner_s, training_s)
     told = quota if settings.effort is not UNSET or settings.rhythm is not UNSET else None
     run = head if body.round < 0 else body.run
     of_body = body.proposer, body.time_s, body.members

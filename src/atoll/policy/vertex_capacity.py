@@ -21,7 +21,7 @@ from atoll.base.limits import (
 )
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
 from atoll.policy.signing import ED25519, SigningPolicy
-from atoll.wire.messages.statements import AgreedWeights, ChangedNumbers, RunNumbers, SignedStatement
+from atoll.wire.messages.statements import AgreedWeights, ChangeableSettings, ChangedSettings, SignedStatement
 from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
@@ -68,7 +68,7 @@ _BODY = VertexBody(
     0.5,
     paused=HUGE,
     invited=InvitationRecord((), (), ()),
-    tuned=ChangedNumbers(RunNumbers(*((HUGE,) * len(RunNumbers.__struct_fields__))), HUGE, HUGE),
+    tuned=ChangedSettings(ChangeableSettings(*((HUGE,) * len(ChangeableSettings.__struct_fields__))), HUGE, HUGE),
 )
 ROOT_BYTES = COUNTED_BYTES = 3  # of a member's invitation root, and of its counted rounds
 LINE_BYTES = _bytes(_LINE) + ROOT_BYTES + COUNTED_BYTES

@@ -3,7 +3,7 @@
 Invariants:
 - A `Persist` is on disk before any later `Send` leaves.
 - Every `RunTask` gets exactly one reply.
-- Arriving bytes are decoded only here. They are hashed here or, for chunks of blobs, in storage/chunk_pipeline.py.
+- Arriving bytes are decoded only here. They are hashed here or, if chunks of blobs, in storage/chunk_disk_queue.py.
 - Nothing runs on after `stop`.
 Not responsible for: decisions of the protocol, which the machine makes.
 """
@@ -73,11 +73,11 @@ from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
 from atoll.runtime.storage.atomic_files import gone
-from atoll.runtime.storage.chunk_pipeline import ChunkPipeline
+from atoll.runtime.storage.chunk_disk_queue import ChunkDiskQueue
 from atoll.runtime.storage.store import PeerStore
 from atoll.wire.codec import decode_message, encode
 from atoll.wire.messages.history import ChunkResponse
-from atoll.wire.messages.statements import RunNumbers, TicketInvite
+from atoll.wire.messages.statements import ChangeableSettings, TicketInvite
 from atoll.wire.messages.vertex import Vertex
 from atoll.wire.ticket import parse
 
@@ -185,7 +185,7 @@ class Driver:
             follow=self.follow,
             settings=settings,
         )
-        self._chunks = ChunkPipeline(self.store, self.links.memory)
+        self._chunks = ChunkDiskQueue(self.store, self.links.memory)
         self.bound = await self.links.listen(addresses)
         self.addresses = announce or advertised(self.bound)
         self.machine.wish = replace(self.wish, addresses=self.addresses)
@@ -290,7 +290,7 @@ class Driver:
         """Order a pause or its end. Raises ValueError."""
         self.run_step(lambda: operator_commands.pause(self.machine, paused, self._sign_for_long, self.clock.now()))
 
-    def change_numbers(self, to: RunNumbers) -> None:
+    def change_numbers(self, to: ChangeableSettings) -> None:
         """Order a change of numbers. Raises ValueError."""
         self.run_step(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
 

@@ -354,7 +354,7 @@ class RunStatus:
                 self.trouble = ""
             case "ForkBranchDetected":
                 self.branches.append({key: entry[key] for key in ("round", "epoch", "members", "recovered")})
-            case "BranchPreferred":
+            case "BranchPollResult":
                 known = {key: entry[key] for key in ("ours", "named", "asked", "queries", "settled")}
                 self.branches = [
                     b | {"preferred": known} if b["round"] == entry["round"] else b for b in self.branches

@@ -44,7 +44,7 @@ from atoll.training.models.hugging_face import library_problem
 from atoll.training.recipe.state import export_pieces
 from atoll.training.spec import ATTACHED, local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
-from atoll.wire.messages.statements import ChangedNumbers
+from atoll.wire.messages.statements import ChangedSettings
 
 
 def link_data(store: PeerStore, blob: Digest) -> str:
@@ -82,7 +82,7 @@ class TrainingPeer(Driver):
         island.tuned_before = self._tuned_before
         island.mine.uplink_bytes_s = self.uplink_bytes_s
 
-    def _tuned_before(self, round: int) -> ChangedNumbers | UnsetType:
+    def _tuned_before(self, round: int) -> ChangedSettings | UnsetType:
         """Numbers that the vertex before this round changes. Raises RunFailedError."""
         history = self.machine.history
         body = history.bodies.get(round - 1) if history is not None else None

@@ -36,7 +36,7 @@ from atoll.peer.events import (
     RoundClosed,
 )
 from atoll.protocol.agreement.events import Equivocation
-from atoll.protocol.allreduce.events import PartResultAccepted, RowUndecodable
+from atoll.protocol.allreduce.events import PartResultAccepted, RowDecodeFailed
 from atoll.protocol.history.chain import WINDOW
 from atoll.simulation.reference_model import ModelDiffers, ReferenceModel
 from atoll.simulation.worker import counts_in
@@ -86,7 +86,7 @@ class InvariantCheckers:
                 self._broken(f"honest {peer} is called a liar by {node.name} in round {fact.round}")
             case MemberAccused(peer=peer) if peer not in self.villains:
                 self.complaints += 1
-            case RowUndecodable(peer=peer) | MalformedRowDetected(peer=peer) if peer not in self.villains:
+            case RowDecodeFailed(peer=peer) | MalformedRowDetected(peer=peer) if peer not in self.villains:
                 self._broken(f"honest {peer}'s bytes do not decode")
             case AgreedStateMissing(why=why):
                 self.repairs += 1

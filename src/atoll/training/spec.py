@@ -17,7 +17,7 @@ from atoll.training.recipe.recipes import Recipe, closing_recipe, coding_at_step
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.state import SharedState
 from atoll.training.recipe.update import RoundInputs
-from atoll.wire.messages.statements import ChangedNumbers
+from atoll.wire.messages.statements import ChangedSettings
 
 ATTACHED = "attached"  # `recipe.model` and `data` of a run in which members train in loops of their own
 
@@ -75,7 +75,7 @@ def local_data(learning: TrainingSpec) -> Data | None:
     return data if data_digest(data) == learning.data_blob else None
 
 
-def spec_after(learning: TrainingSpec, changed: ChangedNumbers | UnsetType) -> TrainingSpec:
+def spec_after(learning: TrainingSpec, changed: ChangedSettings | UnsetType) -> TrainingSpec:
     """The spec of the round after a vertex with these changed numbers; `learning` is the spec of genesis.
 
     Total, with the same result at all members: a number that the recipe does not have changes nothing.
@@ -95,7 +95,7 @@ def spec_after(learning: TrainingSpec, changed: ChangedNumbers | UnsetType) -> T
     return replace(learning, recipe=recipe)
 
 
-def _timed(recipe: Recipe, changed: ChangedNumbers) -> Recipe:
+def _timed(recipe: Recipe, changed: ChangedSettings) -> Recipe:
     """The recipe with changed rounds and steps. Learning rates fall over past and future steps, or over tokens."""
     to, schedule = changed.to, recipe.schedule
     if to.rounds in (UNSET, 0) and to.inner_steps is UNSET:

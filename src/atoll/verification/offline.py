@@ -40,7 +40,7 @@ from atoll.wire.evidence import slot_of
 from atoll.wire.messages.statements import (
     Accusation,
     AuditReport,
-    ChangedNumbers,
+    ChangedSettings,
     Commitment,
     Finding,
     LeaveReport,
@@ -77,7 +77,7 @@ class DisputedCase:
         JudgeReplay | JudgeSumOpening | JudgeMalformedRow | None
     )  # without its blob; None: the vertices for it are lost
     keys: Mapping[PeerId, bytes]  # keys of the members of that round
-    tuned: ChangedNumbers | UnsetType  # numbers in force
+    tuned: ChangedSettings | UnsetType  # numbers in force
     said: dict[PeerId, AuditorReport] = field(default_factory=dict[PeerId, AuditorReport])
     outcome: str = "open"
     vertex: int | None = None
@@ -196,7 +196,7 @@ def _unreadable(body: VertexBody) -> Iterator[tuple[SignedStatement, Accusation,
                 yield signed, said, commit
 
 
-def _of_round(round: int, history: VertexChain) -> tuple[Mapping[PeerId, bytes], ChangedNumbers | UnsetType]:
+def _of_round(round: int, history: VertexChain) -> tuple[Mapping[PeerId, bytes], ChangedSettings | UnsetType]:
     """The round's member keys, and its numbers in force."""
     parent = history.bodies.get(round - 1)
     return keys_of(round, history), parent.tuned if parent is not None else UNSET

@@ -14,7 +14,7 @@ from processes import atoll
 from rich.console import Console
 
 from atoll.cli.display.follow import _news
-from atoll.cli.display.log_views import LogMessages
+from atoll.cli.display.log_views import NoticeLogHandler
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.picture import peer_picture
 from atoll.cli.watch import view_of
@@ -81,7 +81,7 @@ def test_a_log_in_json_ends_with_the_error_in_json(tmp_path: Path, monkeypatch: 
 
 
 def test_verbose_shows_the_messages_of_the_log(capsys: pytest.CaptureFixture[str]):
-    handler = LogMessages(view_of(OutputOptions(verbose=True)).notice)
+    handler = NoticeLogHandler(view_of(OutputOptions(verbose=True)).notice)
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
         record = logging.LogRecord("atoll.runtime", level, "", 0, "level %d\n\x1b[2J", (level,), None)
         if level >= handler.level:

@@ -97,7 +97,7 @@ class JsonLogView(LogView):
             print(json_text(told | {k: v for k, v in fields.items() if k not in told}), flush=True)
 
 
-class LogMessages(logging.Handler):
+class NoticeLogHandler(logging.Handler):
     """Handler that shows messages of the log as notices of a view, except lines that the view prints itself."""
 
     def __init__(self, notice: Callable[[str], None]) -> None:

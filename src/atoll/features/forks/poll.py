@@ -35,7 +35,7 @@ from atoll.base.draw import draw_bytes
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import PEERS_MAX
 from atoll.base.machine import Effect, Emit, Received, Send, SetTimer, TimerFired
-from atoll.peer.events import BranchPreferred
+from atoll.peer.events import BranchPollResult
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.codec import vertex_id
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
@@ -140,9 +140,9 @@ class SnowballPoll:
         is_news = self.preference != before or self.number % UNSETTLED_AFTER == 0
         return [*([Emit(self._fact())] if is_news else []), SetTimer(self.timer, now + PAUSE_S)]
 
-    def _fact(self) -> BranchPreferred:
+    def _fact(self) -> BranchPollResult:
         found, asked = self.found
-        return BranchPreferred(
+        return BranchPollResult(
             round=self.round,
             vertex=self.preference,
             ours=self.preference == self.sides[0],

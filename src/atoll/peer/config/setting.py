@@ -19,7 +19,7 @@ from atoll.base.limits import WINDOW_MOST_S
 class Amendment(NamedTuple):
     """How `atoll amend` changes a setting: the number of the run that holds it."""
 
-    number: str  # field of RunNumbers
+    number: str  # field of ChangeableSettings
     words: str  # text for people
     factor: float = 1.0  # number / setting
     fragments: int = 0  # 1: number = setting x fragments, -1: setting / fragments

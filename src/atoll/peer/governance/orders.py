@@ -27,7 +27,7 @@ from atoll.wire.authority import Authority, FounderAuthority, SignedOrder
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
-    ChangedNumbers,
+    ChangedSettings,
     ChangeSettings,
     PauseOrder,
     RollbackOrder,
@@ -63,7 +63,7 @@ class RollbackGoal:
     id: Digest
     state: Digest
     trained: int
-    tuned: ChangedNumbers | UnsetType = UNSET
+    tuned: ChangedSettings | UnsetType = UNSET
 
 
 def goal_of(body: VertexBody, id: Digest) -> RollbackGoal:

@@ -5,7 +5,7 @@ alone derives the settings of the next round, so a plan uses nothing that is not
 
 Invariants:
 - The result is equal at all peers, also for an old vertex.
-- Only `RunNumbers` can change, and none needs anything new at members: no model, data, codec, key or protocol.
+- Only `ChangeableSettings` can change. None needs anything new at members: no model, data, codec, key, protocol.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.peer.config.sections import declarations
 from atoll.peer.governance.orders import amends_in, tunes_in
 from atoll.peer.settings import RunSettings, pacing_problem
 from atoll.policy.plan import RoundPlan, plan_round
-from atoll.wire.messages.statements import ChangedNumbers, RunNumbers, SignedStatement
+from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
 
@@ -42,7 +42,7 @@ def is_over(settings: RunSettings, body: VertexBody) -> bool:
     return 0 < settings_after(settings, body).rounds <= body.trained
 
 
-def with_numbers(settings: RunSettings, to: RunNumbers) -> RunSettings:
+def with_numbers(settings: RunSettings, to: ChangeableSettings) -> RunSettings:
     """The settings with these numbers; training workers apply those that only they use."""
     s, given = settings.round, numbers_in(to)
     accepted, effort = s.acceptance, s.effort
@@ -58,7 +58,7 @@ def with_numbers(settings: RunSettings, to: RunNumbers) -> RunSettings:
     return replace(settings, round=replace(s, acceptance=accepted, effort=effort, **own), **of_the_run)
 
 
-def numbers_in(to: RunNumbers) -> dict[str, Any]:
+def numbers_in(to: ChangeableSettings) -> dict[str, Any]:
     """The numbers that are set, by name."""
     return {name: value for name, value in asdict(to).items() if value is not UNSET}
 
@@ -79,7 +79,7 @@ def _told(name: str, value: float) -> str:
 
 def tuned_after(
     settings: RunSettings, parent: VertexBody, trained: int, reports: Sequence[SignedStatement]
-) -> ChangedNumbers | UnsetType:
+) -> ChangedSettings | UnsetType:
     """Changed numbers in a vertex after `parent` with these reports; `trained` counts its training rounds.
 
     A rollback restores the numbers of its target.
@@ -91,14 +91,14 @@ def tuned_after(
     return parent.tuned if word is None else tuned_by(settings, parent, trained, word.to)
 
 
-def tuned_by(settings: RunSettings, parent: VertexBody, trained: int, to: RunNumbers) -> ChangedNumbers:
+def tuned_by(settings: RunSettings, parent: VertexBody, trained: int, to: ChangeableSettings) -> ChangedSettings:
     """Changed numbers after this change."""
-    before = ChangedNumbers(RunNumbers(), 0, 0) if parent.tuned is UNSET else parent.tuned
+    before = ChangedSettings(ChangeableSettings(), 0, 0) if parent.tuned is UNSET else parent.tuned
     steps = before.steps + (trained - before.trained) * settings_after(settings, parent).round.inner_steps
-    return ChangedNumbers(replace(before.to, **numbers_in(to)), trained, steps)
+    return ChangedSettings(replace(before.to, **numbers_in(to)), trained, steps)
 
 
-def why_not(settings: RunSettings, parent: VertexBody, to: RunNumbers) -> str:
+def why_not(settings: RunSettings, parent: VertexBody, to: ChangeableSettings) -> str:
     """Why these numbers cannot follow this vertex, in plain words; empty if they can."""
     now, given = settings_after(settings, parent), numbers_in(to)
     held = {} if parent.tuned is UNSET else numbers_in(parent.tuned.to)

@@ -46,7 +46,7 @@ from atoll.policy.fault_tolerance import (
     verdict_of,
     witnesses,
 )
-from atoll.policy.ledger import SampleDraw
+from atoll.policy.ledger import SecretSampleDraw
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, NO_FINDINGS, WorkFindings, influence_of
@@ -106,7 +106,7 @@ class RoundContext:
     demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
     apart: PartitionPolicy | None = None  # members without a quorum train on
     findings: WorkFindings = NO_FINDINGS  # about members' work, settled by the parent
-    twins: SampleDraw | None = None  # draw for redundant training; None: the run has none
+    twins: SecretSampleDraw | None = None  # draw for redundant training; None: the run has none
     has_lost_reports: bool = False  # some judges' reports are not on this disk: reputations are not checked
     ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 

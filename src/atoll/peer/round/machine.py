@@ -55,7 +55,7 @@ from atoll.peer.round.candidates import CandidateVertexTracker
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.outcome import adopted, closed_by, left_open, told_by
 from atoll.peer.round.owned_results import OwnedResults
-from atoll.peer.round.part_exchange import PartExchange
+from atoll.peer.round.part_exchange import CombinedPartExchange
 from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.state_transition import StateTransition
 from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
@@ -71,7 +71,7 @@ from atoll.protocol.agreement.events import (
 from atoll.protocol.agreement.interface import ConsensusEngine
 from atoll.protocol.allreduce.cross_check import CommitmentsDiffer, FalseOwnerResultProven, OwnerContradicted
 from atoll.protocol.allreduce.engine import AllReduce
-from atoll.protocol.allreduce.events import PartResultAccepted, PartsReduced, RowUndecodable
+from atoll.protocol.allreduce.events import PartResultAccepted, PartsReduced, RowDecodeFailed
 from atoll.protocol.allreduce.validation import check_answer
 from atoll.wire.codec import decode_body, decode_statement, encode
 from atoll.wire.envelope import StatementSigner
@@ -110,7 +110,7 @@ class RoundMachine:
         self.reveal, self.repeats, self.misdeeds = self.sharing.reveal, self.sharing.repeats, self.sharing.misdeeds
         self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
-        self.parts = PartExchange(self.plan, self.patience, env.held, env.part_pace, ground.has_pieces)
+        self.parts = CombinedPartExchange(self.plan, self.patience, env.held, env.part_pace, ground.has_pieces)
         self.extension = env.extension(ground, self.me, env.gone)
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
@@ -208,7 +208,7 @@ class RoundMachine:
             match effect.fact:
                 case PartResultAccepted():
                     more = self._answer_here(effect.fact, now)
-                case RowUndecodable():
+                case RowDecodeFailed():
                     more = self.misdeeds.garbage(effect.fact, self.reduce) if self.reduce is not None else []
                 case FalseOwnerResultProven() | OwnerContradicted() | Equivocation():
                     more = self.sharing.report_all(self.misdeeds.proven(effect.fact))

@@ -22,7 +22,7 @@ from atoll.policy.timeouts import patience_shown
 from atoll.protocol.agreement.events import Equivocation
 from atoll.protocol.allreduce.cross_check import FalseOwnerResultProven, OwnerContradicted
 from atoll.protocol.allreduce.engine import AllReduce
-from atoll.protocol.allreduce.events import RowUndecodable
+from atoll.protocol.allreduce.events import RowDecodeFailed
 from atoll.wire.messages.statements import Accusation, OwnerComplaint, SignedStatement
 
 
@@ -47,7 +47,7 @@ class MisbehaviorReporter:
         """An accusation by two contradicting statements of one peer, which are their own proof."""
         return self._accuse(first.signer, Accusation(first, second)) if self.plan.may_lie else []
 
-    def garbage(self, garbage: RowUndecodable, reduce: AllReduce) -> list[Effect]:
+    def garbage(self, garbage: RowDecodeFailed, reduce: AllReduce) -> list[Effect]:
         """Show an undecodable row to the others where members may lie, once per author and round.
 
         A forwarded sum has no single author and is not shown.

@@ -55,7 +55,7 @@ class PartRequests:
     holders: Sequence[PeerId] = ()  # asked last
 
 
-class PartExchange:
+class CombinedPartExchange:
     """`held`: combined parts of this round by digest; the dict's creator serves them after the round.
 
     `follows_arrivals`: an owner has several parts, which come one after the other. So the arrivals tell whether a

@@ -49,7 +49,7 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
     Accusation,
     AgreedWeights,
-    ChangedNumbers,
+    ChangedSettings,
     Commitment,
     JoinRequest,
     OwnerResult,
@@ -536,7 +536,7 @@ def _paused(inputs: BodyInputs) -> int | UnsetType:
     return paused_after(inputs.ground.parent, inputs.ground.plan.round, inputs.kept)
 
 
-def _tuned(inputs: BodyInputs) -> ChangedNumbers | UnsetType:
+def _tuned(inputs: BodyInputs) -> ChangedSettings | UnsetType:
     return tuned_after(inputs.ground.settings, inputs.ground.parent, inputs.trained, inputs.kept)
 
 

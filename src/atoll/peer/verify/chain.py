@@ -132,7 +132,7 @@ class SettingsRecord(msgspec.Struct, frozen=True):
     """From this round on the run had other numbers, by an order of the recovery identity."""
 
     round: int
-    to: dict[str, float]  # field of `RunNumbers` → new number
+    to: dict[str, float]  # field of `ChangeableSettings` → new number
 
 
 class BranchRecord(msgspec.Struct, frozen=True):

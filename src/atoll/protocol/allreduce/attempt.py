@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send
 from atoll.protocol.allreduce.broadcast import ResultBroadcast
-from atoll.protocol.allreduce.buffers import ComputedResult, LocalRow, PartAccumulator, ReceivedResult, StoredRow
+from atoll.protocol.allreduce.buffers import ComputedResult, GatheredRow, LocalRow, PartAccumulator, ReceivedResult
 from atoll.protocol.allreduce.deferred_results import ReserveResultBuffer
 from atoll.protocol.allreduce.environment import ReduceEnvironment
-from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowUndecodable
+from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowDecodeFailed
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.reroute import RowReroute
 from atoll.protocol.allreduce.result_recovery import ResultRecovery
@@ -56,11 +56,11 @@ class AttemptState:
         # rows of parts that the local peer hands on to an owner
         self.relays = {part: PartAccumulator(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
         self.made: dict[Digest, ComputedResult] = {}  # own results by digest, kept if their rows may be inspected
-        self.unread: dict[tuple[int, PeerId], StoredRow] = {}  # rows that do not decode, by part and author
+        self.unread: dict[tuple[int, PeerId], GatheredRow] = {}  # rows that do not decode, by part and author
         self.started = self.finished = False
         self.begun_at: Seconds = 0.0
         self._pace_s: Seconds | None = None  # time until the rows of all but `liars` members arrived
-        self._local_rows: dict[int, StoredRow] = {}
+        self._local_rows: dict[int, GatheredRow] = {}
         for part in range(plan.parts):
             if self.me in plan.owners(part):
                 # a result signed before a restart has lost its bytes: stay silent, the next owner answers
@@ -148,16 +148,16 @@ class AttemptState:
     def has_local_row(self, part: int) -> bool:
         return self.update is not None and 0 <= part < len(self.update.parts)
 
-    def local_row(self, part: int) -> StoredRow:
+    def local_row(self, part: int) -> GatheredRow:
         if part not in self._local_rows:
             update, commit = self.update, self.commit_of(self.me)
             assert update is not None and commit is not None
             names, path = frozenset((self.me,)), update.path(part)
-            row = StoredRow(names, commit.weight, update.parts[part], path, update.statement)
+            row = GatheredRow(names, commit.weight, update.parts[part], path, update.statement)
             self._local_rows[part] = row
         return self._local_rows[part]
 
-    def row_of(self, part: int, peer: PeerId) -> StoredRow | None:
+    def row_of(self, part: int, peer: PeerId) -> GatheredRow | None:
         """The row of this author, if the local peer holds it."""
         if peer == self.me:
             return self.local_row(part) if self.has_local_row(part) else None
@@ -165,10 +165,10 @@ class AttemptState:
         return gather.rows.get(peer) if gather is not None else None
 
     def note_undecodable(
-        self, part: int, result: RowsCombined | ProductsComputed, rows: Mapping[PeerId, StoredRow]
+        self, part: int, result: RowsCombined | ProductsComputed, rows: Mapping[PeerId, GatheredRow]
     ) -> list[Effect]:
         self.unread.update({(part, peer): rows[peer] for peer in result.undecodable if peer in rows})
-        return [self.report(RowUndecodable(peer=peer, part=part)) for peer in result.undecodable]
+        return [self.report(RowDecodeFailed(peer=peer, part=part)) for peer in result.undecodable]
 
     # ---- effects and names ---------------------------------------------------------------------------------
 

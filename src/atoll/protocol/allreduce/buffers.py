@@ -37,7 +37,7 @@ class LocalRow:
 
 
 @dataclass(frozen=True)
-class StoredRow:
+class GatheredRow:
     """A row of one part: one author's, or the sum of a relay."""
 
     names: frozenset[PeerId]
@@ -58,20 +58,20 @@ class PartAccumulator:
 
     owner_index: int  # ONWARD for a relay
     below: frozenset[PeerId] | None = None  # authors of the rows; None: all members
-    rows: dict[PeerId, StoredRow] = field(default_factory=dict[PeerId, StoredRow])  # by sender
+    rows: dict[PeerId, GatheredRow] = field(default_factory=dict[PeerId, GatheredRow])  # by sender
     names: set[PeerId] = field(default_factory=set[PeerId])  # contributors of all rows
     closed: bool = False  # no more rows: they are being combined, or were
-    done: StoredRow | None = None  # the sum of a relay
+    done: GatheredRow | None = None  # the sum of a relay
 
-    def add(self, sender: PeerId, held: StoredRow) -> None:
+    def add(self, sender: PeerId, held: GatheredRow) -> None:
         """Add a row; the first one of each sender counts."""
         if sender not in self.rows:
             self.rows[sender] = held
             self.names |= held.names
 
-    def disjoint_rows(self) -> dict[PeerId, StoredRow]:
+    def disjoint_rows(self) -> dict[PeerId, GatheredRow]:
         """Rows that count no contributor twice: larger rows are preferred. In order of senders."""
-        chosen: dict[PeerId, StoredRow] = {}
+        chosen: dict[PeerId, GatheredRow] = {}
         named: set[PeerId] = set()
         for sender, held in sorted(self.rows.items(), key=lambda item: (-len(item[1].names), item[0])):
             if named.isdisjoint(held.names):
@@ -107,7 +107,7 @@ class ComputedResult:
 
     answered: OwnerResult
     payload: Payload
-    rows: tuple[StoredRow, ...]
+    rows: tuple[GatheredRow, ...]
 
 
 def weights_digest(weighing: AgreedWeights) -> Digest:

@@ -29,7 +29,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Emit, Fact, Payload, RunTask, Send
 from atoll.base.memoize import memoize_by_identity
 from atoll.crypto.digest import digest
-from atoll.protocol.allreduce.buffers import ReceivedResult, StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow, ReceivedResult
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined, TaskRow
 from atoll.wire.codec import encode
@@ -117,7 +117,7 @@ class PartDispute:
     results: list[SignedResult] = field(default_factory=list[SignedResult])
     signed_by: dict[Kind, set[int]] = field(default_factory=dict[Kind, set[int]])  # owner indices, without reserves
     bytes_of: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])  # results received or recomputed
-    rows: dict[PeerId, StoredRow] = field(default_factory=dict[PeerId, StoredRow])  # rows fetched for a check
+    rows: dict[PeerId, GatheredRow] = field(default_factory=dict[PeerId, GatheredRow])  # rows fetched for a check
     # recomputed results; None: the rows make none
     makes: dict[Rows, Digest | None] = field(default_factory=dict[Rows, Digest | None])
     # recomputations, finished or running: one result for each set of rows
@@ -164,7 +164,7 @@ class CrossCheck:
         self,
         plan: ReducePlan,
         me: PeerId,
-        row_of: Callable[[int, PeerId], StoredRow | None],
+        row_of: Callable[[int, PeerId], GatheredRow | None],
         commit_of: Callable[[PeerId], Commitment | None],
         gone: Callable[[PeerId], bool],
         judges: bool,
@@ -303,7 +303,7 @@ class CrossCheck:
             return False
         return any(peer in r.names and self._believes_signed(r) is None for r in dispute.results)
 
-    def add_row(self, part: int, peer: PeerId, row: StoredRow) -> list[Effect]:
+    def add_row(self, part: int, peer: PeerId, row: GatheredRow) -> list[Effect]:
         dispute = self.disputes[part]
         dispute.rows[peer], dispute.rows_came = row, True
         return self._recompute(part)
@@ -371,7 +371,7 @@ class CrossCheck:
             names = result.result.contributors
             if not self._matches_commitments(result.result):
                 continue
-            rows: list[StoredRow] = []
+            rows: list[GatheredRow] = []
             for name in names:
                 row = self._row(part, name)
                 if row is None:
@@ -451,7 +451,7 @@ class CrossCheck:
             dispute.same[rows] = rows_digest(known) == answered.rows
         return dispute.same[rows]
 
-    def _row(self, part: int, peer: PeerId) -> StoredRow | None:
+    def _row(self, part: int, peer: PeerId) -> GatheredRow | None:
         return self.row_of(part, peer) or self.disputes[part].rows.get(peer)
 
     # ---- failed owners -------------------------------------------------------------------------------------

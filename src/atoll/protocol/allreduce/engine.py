@@ -47,11 +47,11 @@ from atoll.base.machine import (
 from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import (
     ComputedResult,
+    GatheredRow,
     LocalRow,
     PartAccumulator,
     ReceivedResult,
     RemotePartResult,
-    StoredRow,
 )
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import PartMissing, PartResultAccepted, PartsReduced
@@ -328,11 +328,11 @@ class AllReduce:
         if by != sender and (message.part, by) not in self.reroute.requested:
             return []
         check_handed(self.plan, sender, by, message, self.commit_of)
-        held = StoredRow(frozenset(message.contributors), message.weight, payload)
+        held = GatheredRow(frozenset(message.contributors), message.weight, payload)
         return self._take(message.part, gather, by, held, now)
 
     def _take(
-        self, part: int, gather: PartAccumulator, sender: PeerId, held: StoredRow, now: Seconds
+        self, part: int, gather: PartAccumulator, sender: PeerId, held: GatheredRow, now: Seconds
     ) -> list[Effect]:
         if sender in self.environment.refused:
             return []

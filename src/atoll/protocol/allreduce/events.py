@@ -34,7 +34,7 @@ class PartsReduced(Fact, frozen=True, kw_only=True, tag="PartsReduced"):
     attempt: int
 
 
-class RowUndecodable(Fact, frozen=True, kw_only=True, tag="RowUndecodable"):
+class RowDecodeFailed(Fact, frozen=True, kw_only=True, tag="RowDecodeFailed"):
     """This author's committed bytes do not decode, so its row does not count."""
 
     phase = "share"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Lane, Send
-from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.wire.messages.round import PartialSum, ReachabilityHint, RowResponse
 
@@ -41,7 +41,7 @@ class RowServer:
         self._sends: Counter[tuple[int, PeerId, PeerId]] = Counter()  # (part, author, recipient)
         self.hidden: dict[PeerId, set[RowId]] = {}  # requests of peers that have not committed yet
 
-    def answer_request(self, sender: PeerId, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
+    def answer_request(self, sender: PeerId, part: int, author: PeerId, row: GatheredRow | None) -> list[Effect]:
         """`row`: the row, if it is here and the attempt has begun."""
         plan = self.plan
         if sender not in plan.recipient_set or self._sends[part, author, sender] >= ROW_SENDS_MAX:
@@ -65,7 +65,7 @@ class RowServer:
         own = part in self.own_parts or (self.me in self.plan.reserves and 0 <= part < self.plan.parts)
         return own and author in self.plan.recipient_set
 
-    def serve_waiting(self, part: int, author: PeerId, row: StoredRow | None) -> list[Effect]:
+    def serve_waiting(self, part: int, author: PeerId, row: GatheredRow | None) -> list[Effect]:
         """Send a row that is here now to the peers that requested it before."""
         if row is None:
             return []
@@ -77,7 +77,7 @@ class RowServer:
         may = [peer for peer in self.hidden if self.may_see(peer)]
         return [(peer, part, author) for peer in may for part, author in sorted(self.hidden.pop(peer))]
 
-    def _send(self, to: PeerId, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+    def _send(self, to: PeerId, part: int, author: PeerId, row: GatheredRow) -> list[Effect]:
         plan = self.plan
         if row.handed and to not in plan.owners_and_reserves(part):
             return []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Lane, Send
 from atoll.protocol.allreduce.attempt import ONWARD, AttemptState
-from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.messages.round import PartDeclined, PartialSum, RowContribution
 
@@ -64,7 +64,7 @@ class RowUplink:
         relay = self.state.relays[part]
         counted = [relay.rows[sender] for sender in result.counted]
         names = frozenset(name for held in counted for name in held.names)
-        relay.done = StoredRow(names, sum(held.weight for held in counted), result.payload)
+        relay.done = GatheredRow(names, sum(held.weight for held in counted), result.payload)
         relay.rows.clear()
 
     def return_late_row(self, sender: PeerId, message: RowContribution | PartialSum) -> list[Effect]:

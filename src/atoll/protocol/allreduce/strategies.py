@@ -20,7 +20,7 @@ from weakref import WeakMethod
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Payload, Send
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, RemotePartResult, StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow, PartAccumulator, ReceivedResult, RemotePartResult
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.messages.round import PartResult
 from atoll.wire.messages.statements import AgreedWeights, Lapse, OwnerResult, SignedStatement
@@ -172,11 +172,11 @@ class ResultVerification(ABC):
         """What to do about an open part of the local peer without any row."""
         return []
 
-    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
+    def fetched_row(self, part: int, author: PeerId) -> GatheredRow | None:
         """A row that was fetched to judge a result."""
         return None
 
-    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+    def accept_row(self, part: int, author: PeerId, row: GatheredRow) -> list[Effect]:
         """A row that another peer opened, and that the engine did not request."""
         return []
 

@@ -14,7 +14,7 @@ from atoll.base.ids import DIGEST_BYTES, PeerId
 from atoll.base.limits import WEIGHED_ROWS_MAX
 from atoll.base.machine import Payload
 from atoll.crypto.digest import merkle_holds
-from atoll.protocol.allreduce.buffers import StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.wire.messages.round import PartialSum, RowContribution, RowResponse
 from atoll.wire.messages.statements import AgreedWeights, Commitment, OwnerComparison, OwnerResult
@@ -27,11 +27,11 @@ SUM_SLACK = 1e-9  # excess of the sum of weights over 1, from rounding
 
 def committed_row(
     author: PeerId, commit: Commitment, message: RowContribution | RowResponse, payload: Payload
-) -> StoredRow | None:
+) -> GatheredRow | None:
     """The row of this message; None if its author did not commit to it."""
     if not merkle_holds(commit.root, payload.digest, message.part, commit.parts, message.path):
         return None
-    return StoredRow(frozenset((author,)), commit.weight, payload, message.path, message.statement)
+    return GatheredRow(frozenset((author,)), commit.weight, payload, message.path, message.statement)
 
 
 def check_handed(

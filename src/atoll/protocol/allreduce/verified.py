@@ -20,7 +20,7 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Event, Payload, Persist, Received, Send, TaskDone, TaskFailed
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import PartAccumulator, ReceivedResult, RemotePartResult, StoredRow
+from atoll.protocol.allreduce.buffers import GatheredRow, PartAccumulator, ReceivedResult, RemotePartResult
 from atoll.protocol.allreduce.cross_check import CrossCheck, FalseOwnerResultProven
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.strategies import (
@@ -149,10 +149,10 @@ class CrossCheckedOwners(ResultVerification):
             return []
         return self.calls.give_up(part, "no row arrived in time", now)
 
-    def fetched_row(self, part: int, author: PeerId) -> StoredRow | None:
+    def fetched_row(self, part: int, author: PeerId) -> GatheredRow | None:
         return self.cross_check.disputes[part].rows.get(author) if 0 <= part < self.plan.parts else None
 
-    def accept_row(self, part: int, author: PeerId, row: StoredRow) -> list[Effect]:
+    def accept_row(self, part: int, author: PeerId, row: GatheredRow) -> list[Effect]:
         if not self.cross_check.wants_row(part, author):
             return []
         return self.state.row_server.serve_waiting(part, author, row) + self.cross_check.add_row(part, author, row)

@@ -1,6 +1,6 @@
 """Changes of a run's numbers by its owner: parsing, meaning for training, and checks.
 
-    atoll amend run.rounds=60 train.lr=0.002 ─► RunNumbers ─► statement ─► vertex ─► `learning_after`, every round
+    atoll amend run.rounds=60 train.lr=0.002 ─► ChangeableSettings ─► statement ─► vertex ─► `learning_after`
 
 Invariants:
 - The training terms of a round follow from genesis and the vertex before it, whatever that vertex says.
@@ -28,7 +28,7 @@ from atoll.runtime.training_spec import check_vertex_room, effort_misfit
 from atoll.training.recipe.inner import GradientAccumulation
 from atoll.training.recipe.recipes import check_recipe, swarm_problem
 from atoll.training.spec import ATTACHED, TrainingSpec, spec_after
-from atoll.wire.messages.statements import ChangedNumbers, RunNumbers
+from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings
 from atoll.wire.messages.vertex import VertexBody
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def fixed_reason(key: str) -> str:
     return declarations()[key].fixed or dict(sections())[key.partition(".")[0]].fixed
 
 
-def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
+def numbers_from(written: Sequence[str], fragments: int) -> ChangeableSettings:
     """Parse key=value pairs. Raises UsageError, also for keys that cannot change."""
     found: dict[str, Any] = {}
     for key, value in numbers_of(written).items():
@@ -65,13 +65,13 @@ def numbers_from(written: Sequence[str], fragments: int) -> RunNumbers:
             value = value * fragments if number.fragments > 0 else value // fragments
         found[number.number] = value if number.factor == 1.0 else value * number.factor
         _demand_bounds(key, number.number, found[number.number])
-    return convert(found, RunNumbers)
+    return convert(found, ChangeableSettings)
 
 
 def _demand_bounds(key: str, name: str, value: float) -> None:
     """Raise UsageError for values that the config allows and a vertex does not: 0 for "none", long waits."""
     try:
-        convert({name: value}, RunNumbers)
+        convert({name: value}, ChangeableSettings)
     except ValidationError:
         more = "is more than members agree on"
         none = "is a number that this run may change, and not switch off"
@@ -80,7 +80,7 @@ def _demand_bounds(key: str, name: str, value: float) -> None:
         ) from None
 
 
-def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
+def by_key(to: ChangeableSettings, fragments: int) -> dict[str, Any]:
     """The numbers by their keys in run.toml."""
     given, found = numbers_in(to), dict[str, Any]()
     for key, number in KEYS.items():
@@ -92,13 +92,13 @@ def by_key(to: RunNumbers, fragments: int) -> dict[str, Any]:
     return found
 
 
-def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedNumbers) -> str:
+def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedSettings) -> str:
     """Reason why the run cannot use these numbers; empty if it can. `settings` already include them."""
     to, before, then = changed.to, learning.recipe, spec_after(learning, changed).recipe
     loops = before.model == ATTACHED
     without = "its members' loops have optimizers of their own" if loops else "its recipe has none"
     for name in sorted({"lr", "outer_lr"} & numbers_in(to).keys()):
-        alone = spec_after(learning, replace(changed, to=convert({name: 1e-30}, RunNumbers))).recipe
+        alone = spec_after(learning, replace(changed, to=convert({name: 1e-30}, ChangeableSettings))).recipe
         if alone == before:
             return f"train.{name}: {without}"
     if to.inner_steps is not UNSET:
@@ -142,7 +142,7 @@ async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -
     return told | {"round": last.round, "trained": last.trained}
 
 
-def _first_with(bodies: Mapping[int, VertexBody], after: int, to: RunNumbers) -> VertexBody | None:
+def _first_with(bodies: Mapping[int, VertexBody], after: int, to: ChangeableSettings) -> VertexBody | None:
     """The first vertex after round `after` with these numbers."""
     wanted, later = numbers_in(to).items(), sorted(round for round in bodies if round > after)
     said = (bodies[round] for round in later)

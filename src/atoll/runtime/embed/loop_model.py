@@ -36,7 +36,7 @@ from atoll.training.recipe.inner import (
 )
 from atoll.training.recipe.merge import merge
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.user_optimizer import AdamMoments, GradientSums, optimizer_problem
+from atoll.training.recipe.user_optimizer import GradientSums, TorchAdamAdapter, optimizer_problem
 
 WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")  # .step() calls .optimizer.step()
 MERGED_AT_ONCE = 2**22  # values: 16 MiB of copies, made for tensors of another dtype or on a GPU
@@ -67,7 +67,7 @@ class LoopModel:
         self.model, self.optimizer = model, optimizer
         self.gradients: GradientSums | None = None  # set if members agree on gradients
         self.queue_rounds = 0  # rounds of queued gradients at most
-        self._moments: AdamMoments | None = None  # set if members average moments
+        self._moments: TorchAdamAdapter | None = None  # set if members average moments
         self._base = FrozenBaseGuard(model, names, by_name=bool(only))
 
     def open_mailbox(self, folder: Path | None = None) -> int:
@@ -89,7 +89,7 @@ class LoopModel:
         self.gradients = GradientSums(self.model, self.layout) if isinstance(inner, GradientAccumulation) else None
         self.queue_rounds = inner.depth if isinstance(inner, PipelinedGradients) else 0
         averages = any(recipe.schedule.moments)
-        self._moments = AdamMoments(self.optimizer, self.model, self.layout) if averages else None
+        self._moments = TorchAdamAdapter(self.optimizer, self.model, self.layout) if averages else None
 
     @property
     def base_digest(self) -> str:

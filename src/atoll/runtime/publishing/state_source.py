@@ -44,7 +44,7 @@ class PublishedStateFetched(Fact, frozen=True, kw_only=True, tag="PublishedState
     size_bytes: int
 
 
-class PublishedStateMissing(Fact, frozen=True, kw_only=True, tag="PublishedStateMissing"):
+class PublishedStateNotFetched(Fact, frozen=True, kw_only=True, tag="PublishedStateNotFetched"):
     """A place of published checkpoints did not send an agreed state; members are asked."""
 
     phase = "transfer"
@@ -128,7 +128,7 @@ class StateSource:
             self.tell(PublishedStateFetched(state=state, place=self.place.shown, size_bytes=download.size_bytes))
             return True
         self._again_at = {state: time.monotonic() + AGAIN_S}
-        self.tell(PublishedStateMissing(state=state, place=self.place.shown, why=why))
+        self.tell(PublishedStateNotFetched(state=state, place=self.place.shown, why=why))
         return False
 
     async def _wait_for(self, download: StateDownload) -> str:

@@ -572,7 +572,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def run_store_task(store: PeerStore, work: Any) -> Any:
-    """Do a task that needs only the store. Chunks take another way (chunk_pipeline.py)."""
+    """Do a task that needs only the store. Chunks take another way (chunk_disk_queue.py)."""
     match work:
         case ReadVertices():
             return store.vertices_from(work.first, work.bytes_max)

@@ -91,7 +91,7 @@ from atoll.verification.replay_audit.trainer_commands import AuditCommand, Audit
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.update_cache import SentUpdateCache
-from atoll.wire.messages.statements import ChangedNumbers
+from atoll.wire.messages.statements import ChangedSettings
 from atoll.worker.arithmetic import (
     combine_rows,
     compare_rows,
@@ -125,7 +125,7 @@ class TrainingWorker:
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
         self.learning: TrainingSpec | None = None  # spec in genesis
-        self.tuned_before: Callable[[int], ChangedNumbers | UnsetType] = lambda round: UNSET  # numbers of a round
+        self.tuned_before: Callable[[int], ChangedSettings | UnsetType] = lambda round: UNSET  # numbers of a round
         self.tended = TrainerSupervisor(threads, trainer, device)
         self.trainer = self.tended.trainer
         self.retention = BlobRetention(store, keep)

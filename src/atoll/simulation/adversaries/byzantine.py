@@ -52,12 +52,12 @@ from atoll.wire.messages.round import (
     VoteMessage,
 )
 from atoll.wire.messages.statements import (
+    ChangeableSettings,
     ChangeSettings,
     Commitment,
     LeaveReport,
     Proposal,
     QuorumCertificate,
-    RunNumbers,
     SignedStatement,
     Statement,
     SuspicionReport,
@@ -273,7 +273,9 @@ def _replay(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
 # ---- in another name -------------------------------------------------------------------------------
 
 
-FORGED = RunNumbers(inner_steps=1, lr=1e3)  # conspicuous numbers, so that a peer that accepts them is detected
+FORGED = ChangeableSettings(
+    inner_steps=1, lr=1e3
+)  # conspicuous numbers, so that a peer that accepts them is detected
 
 
 def usurp(villain: ByzantineMember, send: Send) -> list[Effect]:

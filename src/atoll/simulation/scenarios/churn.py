@@ -37,7 +37,7 @@ from atoll.simulation.signatures import RealKeys, peer_name
 from atoll.simulation.swarm import IslandMaker, SwarmKnobs, VirtualSwarm, WorldKeys
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
-from atoll.wire.messages.statements import RunNumbers
+from atoll.wire.messages.statements import ChangeableSettings
 
 PACE_S = 3.0  # mean time between two faults
 DOWN_SHARE = 0.3  # greatest share of the founders that is down or asleep at one time
@@ -300,7 +300,7 @@ class FaultInjector:
         self.leaving: set[PeerId] = set()  # members that left, even if they are back: no vertex contains it yet
         self.troubled: dict[PeerId, Seconds] = {}  # member → time until which it was last away or cut off
         self.joined = 0
-        self.numbers: list[RunNumbers] = []  # settings that the run was ordered to use
+        self.numbers: list[ChangeableSettings] = []  # settings that the run was ordered to use
         self.kinds: list[tuple[int, Callable[[], None]]] = [
             (4, self._kill),
             (4, self._kill_while_writing),
@@ -444,7 +444,7 @@ class FaultInjector:
         if not up:
             return
         via = self.draw.choice(up)
-        numbers = RunNumbers(inner_steps=self.draw.randint(5, 30))
+        numbers = ChangeableSettings(inner_steps=self.draw.randint(5, 30))
         if self.draw.random() < 0.5:
             numbers = replaced(numbers, owner_s=self.draw.uniform(6.0, 9.0), lr=self.draw.random())
         if not self.world.faults.admits("amend", self.world.now, via.me):

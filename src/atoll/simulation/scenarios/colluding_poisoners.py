@@ -14,7 +14,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName, liars_among, members_needed
-from atoll.protocol.allreduce.events import RowUndecodable
+from atoll.protocol.allreduce.events import RowDecodeFailed
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import SwarmKnobs, peer_name
@@ -88,7 +88,7 @@ class PoisonHarm:
         if node.name in self.gang.liars:
             return
         match fact:
-            case RowUndecodable(peer=peer):
+            case RowDecodeFailed(peer=peer):
                 self.refused.add(peer)
                 if peer not in self.gang.liars:
                     raise InvariantBroken(f"{peer} is honest, and its row is called garbage")

@@ -12,7 +12,7 @@ from msgspec.structs import replace as replaced
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Fact, Send
-from atoll.peer.events import BranchPreferred, ForkBranchDetected
+from atoll.peer.events import BranchPollResult, ForkBranchDetected
 from atoll.peer.operator_commands import recover
 from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
@@ -38,7 +38,7 @@ def branches(stage: ScenarioContext) -> None:
     few = max(2, stage.peers // SHARE)
     minority = {CREATOR, *stage.draw.sample([peer_name(i) for i in range(1, stage.peers)], few - 1)}
     places = stage.draw.sample(range(1, stage.peers), stage.peers // SHARE)
-    told = BranchReports(stage, minority)
+    told = BranchRecorder(stage, minority)
     liars = {place: villain(told.lie(stage.draw.choice(sorted(LIES)))) for place in places}
     knobs = SwarmKnobs(
         stage.peers,
@@ -80,7 +80,7 @@ LIES: dict[str, Callable[[random.Random, Digest, Digest | None], Digest | None]]
 }
 
 
-class BranchReports:
+class BranchRecorder:
     """Facts about branches by peer, and a checker for each branch."""
 
     def __init__(self, stage: ScenarioContext, minority: set[PeerId]) -> None:
@@ -116,7 +116,7 @@ class BranchReports:
     def _hear(self, name: PeerId, fact: Fact) -> None:
         if isinstance(fact, ForkBranchDetected) and fact.recovered:
             self.recovered = fact.vertex
-        if isinstance(fact, BranchPreferred):
+        if isinstance(fact, BranchPollResult):
             self.prefers[name], self.settled[name] = fact.vertex, fact.settled
             self.queries[name] = fact.queries
 

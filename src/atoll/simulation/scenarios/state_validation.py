@@ -53,7 +53,7 @@ def wolves(stage: ScenarioContext) -> None:
         raise InvariantBroken(f"liars sent an honest run back: {played.returns}")
 
 
-class ValidationReports:
+class ValidationRecorder:
     """Validation reports of honest peers."""
 
     def __init__(self, stage: ScenarioContext) -> None:
@@ -95,14 +95,14 @@ def play_validated(
     rounds: Container[int],
     network: NetworkKnobs | None = None,
     rule: StateValidationTerms | None = None,
-) -> ValidationReports:
+) -> ValidationRecorder:
     stage.quorum = "two-thirds"
     stage.fault(f"{lie}{'+' if poison else ''}{poison.replace(' ', '_')}")
     settings = stage.settings(validation=rule or StateValidationTerms())
     knobs = SwarmKnobs(stage.peers, run=settings, network=network or NetworkKnobs())
     swarm = stage.gather(knobs, island=islands(places, lie, poison, rounds))
     swarm.checkers.villains = frozenset(peer_name(place) for place in places)
-    played = ValidationReports(stage)
+    played = ValidationRecorder(stage)
     stage.world.watchers.append(played.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     demand_near(stage)

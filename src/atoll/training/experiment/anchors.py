@@ -18,8 +18,8 @@ from atoll.training.experiment.two_level import RegionServers
 from atoll.training.recipe.local_anchor import LocalAnchor
 from atoll.training.recipe.outer import (
     Outer,
+    OuterStepInputs,
     RegionalNesterov,
-    UpdateConditions,
     agreed_moments,
     fresh_outer,
     move,
@@ -90,7 +90,7 @@ class AnchorSet:
             anchor_F, state = self.anchors[index], self.outers[index][flight.fragment]
             mean_anchor = flight.mean_anchor.get(index)
             near = None if mean_anchor is None else mean_anchor[:inside]
-            conditions = UpdateConditions(flight.begun, flight.agreement, near, flight.learned)
+            conditions = OuterStepInputs(flight.begun, flight.agreement, near, flight.learned)
             after_P, after = move(outer, state, anchor_F[lo : lo + inside], combined[:inside], conditions)
             if not bool(after_P.isfinite().all()):
                 raise ValueError(

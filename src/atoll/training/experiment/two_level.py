@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from atoll.training.recipe.outer import RegionalNesterov, UpdateConditions, fresh_outer, move
+from atoll.training.recipe.outer import OuterStepInputs, RegionalNesterov, fresh_outer, move
 
 
 class RegionServers:
@@ -37,7 +37,7 @@ class RegionServers:
         self.since[region] = 0
         update_F, cut = self.base_F[region] - anchor_F, self.parameters
         moved_P, self.state = move(
-            self.outer.above, self.state, self.anchor_F[:cut], update_F[:cut], UpdateConditions(step)
+            self.outer.above, self.state, self.anchor_F[:cut], update_F[:cut], OuterStepInputs(step)
         )
         self.anchor_F[:cut] = moved_P
         self.anchor_F[cut:] -= update_F[cut:] / self.outer.regions  # buffers are averaged

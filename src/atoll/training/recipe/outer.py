@@ -229,7 +229,7 @@ class OuterState:
 
 
 @dataclass(frozen=True)
-class UpdateConditions:
+class OuterStepInputs:
     """Further inputs of an outer step."""
 
     step: int  # step of the run
@@ -245,7 +245,7 @@ def fresh_outer(outer: Outer, parameters: int) -> OuterState:
 
 
 def move(
-    outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: UpdateConditions
+    outer: Outer, state: OuterState, anchor_P: Tensor, combined_P: Tensor, moment: OuterStepInputs
 ) -> tuple[Tensor, OuterState]:
     """(anchor', state') after one combined update. The arguments are not changed."""
     momentum_P = state.momentum_P

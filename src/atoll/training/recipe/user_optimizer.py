@@ -117,7 +117,7 @@ class GradientSums:
         return sum_P
 
 
-class AdamMoments:
+class TorchAdamAdapter:
     """Moments of a torch.optim.Adam or AdamW as an `InnerState`. State that the optimizer has not created yet is
     zero.
     """

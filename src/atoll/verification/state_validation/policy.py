@@ -28,7 +28,7 @@ from atoll.policy.capability_terms import SETS_MAX, StateValidationTerms
 from atoll.policy.ledger import Ledger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import ChangedNumbers, RollbackOrder, ValidationReport
+from atoll.wire.messages.statements import ChangedSettings, RollbackOrder, ValidationReport
 from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # losses travel in millionths
@@ -76,7 +76,7 @@ class ValidatedState:
     heard: int = -2  # round of the vertex with the last report on it
     bounds: Losses | None = None  # None: there is nothing to compare with
     opinion: Opinion = "open"
-    tuned: ChangedNumbers | UnsetType = UNSET  # changed numbers, valid from its vertex on
+    tuned: ChangedSettings | UnsetType = UNSET  # changed numbers, valid from its vertex on
 
     @property
     def values(self) -> Losses | None:

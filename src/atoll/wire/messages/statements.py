@@ -379,7 +379,7 @@ Above0 = Annotated[float, msgspec.Meta(gt=0, le=FACTOR_MOST)]
 Lasting = Annotated[float, msgspec.Meta(ge=WINDOW_LEAST_S, le=1e6)]  # seconds; longer windows would be no limit
 
 
-class RunNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChangeableSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Settings of a run that its members may agree to change. Unset ones stay; no other settings ever change."""
 
     rounds: Whole | msgspec.UnsetType = msgspec.UNSET  # training rounds of the run; 0: no end
@@ -398,10 +398,10 @@ class RunNumbers(msgspec.Struct, frozen=True, omit_defaults=True):
     outer_lr: Above0 | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChangedNumbers(msgspec.Struct, frozen=True, array_like=True):
+class ChangedSettings(msgspec.Struct, frozen=True, array_like=True):
     """Settings that differ from genesis, from a vertex on."""
 
-    to: RunNumbers
+    to: ChangeableSettings
     trained: int  # training rounds before the newest change
     steps: (
         int  # steps of one worker in these rounds, by the settings of the time; learning rates decay over all steps
@@ -425,7 +425,7 @@ class RollbackOrder(Statement, frozen=True, tag="RollbackOrder"):
     )
     without: tuple[PeerId, ...] | msgspec.UnsetType = msgspec.UNSET
     """Members that are expelled with it; unset: none."""
-    tuned: ChangedNumbers | msgspec.UnsetType = msgspec.UNSET  # changed settings of that vertex, valid again
+    tuned: ChangedSettings | msgspec.UnsetType = msgspec.UNSET  # changed settings of that vertex, valid again
 
     @property
     def sent_away(self) -> tuple[PeerId, ...]:
@@ -444,7 +444,7 @@ class ChangeSettings(Statement, frozen=True, tag="ChangeSettings"):
     """Order of the recovery identity: these settings change from the vertex that records it on."""
 
     after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
-    to: RunNumbers
+    to: ChangeableSettings
     signature: Signature  # recovery identity's signature over domain, run and all other fields
 
 

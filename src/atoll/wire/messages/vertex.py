@@ -18,7 +18,7 @@ from atoll.base.workload import WorkloadProgress
 from atoll.wire.data_ranges import DataPlace
 from atoll.wire.messages.statements import (
     AgreedWeights,
-    ChangedNumbers,
+    ChangedSettings,
     Extensions,
     Finite,
     QuorumCertificate,
@@ -168,7 +168,7 @@ class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     effort: WorkloadProgress | UnsetType = UNSET  # loss-driven workload: input of the next round's workload
     paused: int | UnsetType = UNSET  # pause: round of the vertex with the pause order; unset: the run trains
     invited: InvitationRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
-    tuned: ChangedNumbers | UnsetType = UNSET  # numbers that members changed since genesis
+    tuned: ChangedSettings | UnsetType = UNSET  # numbers that members changed since genesis
     extensions: tuple[MemberExtensions, ...] | UnsetType = UNSET  # of members that have some, in member order
     data: DataPositions | UnsetType = UNSET  # shared data set, from the first counted claim on
 

@@ -56,7 +56,7 @@ class ArrivingChunk(NamedTuple):
     then: Callable[[Payload], None]
 
 
-class ChunkPipeline:
+class ChunkDiskQueue:
     """Takes, stores and reads chunks for one peer. Used from one running loop."""
 
     def __init__(self, store: PeerStore, memory: Callable[[int], memoryview] | None = None) -> None:
