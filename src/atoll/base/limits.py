@@ -25,6 +25,7 @@ PART_BYTES_MAX = (
 )  # bytes of an encoded part: below a bulk frame, with room for the largest codec's overhead
 CODEC_EXTRA = 4  # a wire is at most 1/4 longer than its values in fp32: indices of a top-k of all values are 6 %
 HELD_BYTES_MAX = 128 * MIB  # bytes of combined parts in memory; parts of rounds before the current one go first
+ROUNDS_ON_DISK = 8  # rounds with larger parts in files while a member is behind: its state may take as long
 PART_GIVEN_MAX = 4  # times that a peer gets one part per attempt, or after the round: each may be lost
 PART_GIVEN_S = 60.0  # seconds until these times count anew: a group's attempts have no end, and connections break
 OWNERS_PER_PART = 6  # takeover chain: after five simultaneous deaths every part still has an owner

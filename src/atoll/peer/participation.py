@@ -187,7 +187,7 @@ class Participation:
             strikes=self.strikes,
             part_pace=self.part_pace,
             extension=self.capabilities.round_extension,
-            keeps_rows=self.verifiers.archived_rounds > 0,
+            keeps_rows=self.verifiers.keeps_rows,
         )
         agreement = self.known.open_agreement(ground, self.said.get(f"said/{plan.round}/agreement"))
         self.round = RoundMachine(ground, self.notary, agreement, env)
@@ -229,7 +229,7 @@ class Participation:
                 case MemberAccused():
                     out += self.words.accuse(effect.fact.statement, now)
                 case UpdateSharingBegan():
-                    self._drop_adopted_parts(effect.fact)
+                    out += self._arrange_old_parts(effect.fact)
                 case RoundAttemptFailed() if self.round is not None:
                     out += self.heartbeat.ping_unwatched(self.round.plan.committee, now, self.head())
                 case RollbackStateUnavailable(state=state):
@@ -242,11 +242,17 @@ class Participation:
                     pass
         return out
 
-    def _drop_adopted_parts(self, share: UpdateSharingBegan) -> None:
-        """Drop parts of earlier rounds once all members committed to this one: no member will request them."""
+    def _arrange_old_parts(self, share: UpdateSharingBegan) -> list[Effect]:
+        """Drop parts of earlier rounds once all members committed to this one: no member will request them.
+
+        If one did not, it is behind, and more rounds may pass before it can request them. An observer always lacks.
+        """
         assert self.round is not None
-        if {m.peer for m in self.round.plan.members if m.is_present} <= set(share.committed):
+        lacking = [m for m in self.round.plan.members if m.is_present and m.peer not in share.committed]
+        if not lacking:
             self.old_parts.keep_only(share.round)
+        is_behind = any(m.standing != "observer" for m in lacking)
+        return self.old_parts.move_to_disk(share.round) if is_behind else []
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:
         effects = self._send_to_affected(closed) + self.learn_vertex(closed.vertex, self.me, now)

@@ -178,6 +178,8 @@ class Peer:
                 return self.participation.on_earlier_found(job, result, now)
             case "pieces":
                 return self.downloads.made(event, now)
+            case "parts":
+                return self.participation.old_parts.on_moved(event)
             case "gather":
                 return self.downloads.gather(event, self.participation.is_quiet, now)
             case "serve":

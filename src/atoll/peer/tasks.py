@@ -414,6 +414,15 @@ class ArchivedRow(msgspec.Struct, frozen=True):
     payload: Payload
 
 
+class MovePartsToDisk(msgspec.Struct, frozen=True):
+    """Copy combined parts into files without a name -> tuple[Payload, ...], the same parts in the same order.
+
+    They take no memory that the system cannot use otherwise, and are gone with the process.
+    """
+
+    parts: tuple[Payload, ...]
+
+
 class StoreArchivedRows(msgspec.Struct, frozen=True):
     """Write these rows durably, each as a blob -> their digests, tuple[Digest, ...], in the same order."""
 

@@ -121,6 +121,10 @@ class RowArchive(VerifierMachine):
                 self.here[int(name[5:])] = _read(data)
         return self._hold() if self.here else []
 
+    @property
+    def keeps_rows(self) -> bool:
+        return self.rounds > 0
+
     # ---- keeping -------------------------------------------------------------------------------------------
 
     def on_round_closed(self, body: VertexBody, results: OwnedResults) -> list[Effect]:

@@ -15,7 +15,7 @@ from collections.abc import Container
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.peer.round.candidate import opened
-from atoll.protocol.allreduce.buffers import ComputedResult
+from atoll.protocol.allreduce.buffers import ComputedResults
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.wire.messages.statements import SignedStatement
 from atoll.wire.messages.vertex import VertexBody
@@ -23,7 +23,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 class OwnedResults:
     def __init__(self) -> None:
-        self.made: dict[Digest, ComputedResult] = {}  # results with their rows, while a body may hold them
+        self.made: ComputedResults = {}  # results with their rows, while a body may hold them
         self.seconded: dict[
             int, tuple[SignedStatement, ...]
         ] = {}  # part → signatures of peers other than its owner under its result
@@ -49,4 +49,4 @@ class OwnedResults:
         self.mine = mine
 
     def _keep_only(self, names: Container[Digest]) -> None:
-        self.made = {name: made for name, made in self.made.items() if name in names}
+        self.made = {key: made for key, made in self.made.items() if key[1] in names}

@@ -49,6 +49,11 @@ class VerifierContext:
 class VerifierMachine:
     """One peer's side of one check; sans-IO. Times are the driver's."""
 
+    @property
+    def keeps_rows(self) -> bool:
+        """True if it reads rows of own results in `on_round_closed`: audited rounds have them, others only then."""
+        return False
+
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
         """Continue after a restart; `kept` holds the rows on disk."""
         return []

@@ -56,6 +56,11 @@ class VerifierRegistry:
         """The machine of this class, if the run has it."""
         return next((machine for machine in self.machines.values() if isinstance(machine, kind)), None)
 
+    @property
+    def keeps_rows(self) -> bool:
+        """True if a machine reads rows of own results after the round."""
+        return any(machine.keeps_rows for machine in self.machines.values())
+
     # ---- events --------------------------------------------------------------------------------------------
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send
 from atoll.protocol.allreduce.broadcast import ResultBroadcast
-from atoll.protocol.allreduce.buffers import ComputedResult, GatheredRow, LocalRow, PartAccumulator, ReceivedResult
+from atoll.protocol.allreduce.buffers import ComputedResults, GatheredRow, LocalRow, PartAccumulator, ReceivedResult
 from atoll.protocol.allreduce.deferred_results import ReserveResultBuffer
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowDecodeFailed
@@ -55,7 +55,7 @@ class AttemptState:
         self.row_server = RowServer(plan, self.me, self.gathers, self.gone, around.can_see_rows)
         # rows of parts that the local peer hands on to an owner
         self.relays = {part: PartAccumulator(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
-        self.made: dict[Digest, ComputedResult] = {}  # own results by digest, kept if their rows may be inspected
+        self.made: ComputedResults = {}  # kept if rows may be inspected
         self.unread: dict[tuple[int, PeerId], GatheredRow] = {}  # rows that do not decode, by part and author
         self.started = self.finished = False
         self.begun_at: Seconds = 0.0

@@ -110,6 +110,10 @@ class ComputedResult:
     rows: tuple[GatheredRow, ...]
 
 
+# by part and digest: an owner's results for two parts may have equal bytes
+ComputedResults = dict[tuple[int, Digest], ComputedResult]
+
+
 def weights_digest(weighing: AgreedWeights) -> Digest:
     """The digest of exactly these rows with these weights, which results name."""
     return digest(encode(weighing))

@@ -439,7 +439,7 @@ class AllReduce:
         held = ReceivedResult(self.notary.sign(answered), answered, payload)
         if plan.is_audited or self.environment.keeps_rows:
             made_of = tuple(rows[name] for name in answered.contributors if name in rows)
-            self.computed_results[answered.digest] = ComputedResult(answered, payload, made_of)
+            self.computed_results[part, answered.digest] = ComputedResult(answered, payload, made_of)
         # durable before it is sent: a restarted owner must never give a second, different result
         durable = Persist(self.state.result_key(part), encode(answered))
         return [durable, *self.verification.publish_result(held, now)]

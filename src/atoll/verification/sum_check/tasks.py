@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening
-from atoll.protocol.allreduce.buffers import ComputedResult, weights_of
+from atoll.protocol.allreduce.buffers import ComputedResult, ComputedResults, weights_of
 from atoll.protocol.allreduce.tasks import TaskRow
 from atoll.verification.sum_check.policy import SumCheckCase
 from atoll.wire.messages.statements import SignedStatement
@@ -24,20 +24,22 @@ from atoll.wire.weights import RowWeights
 
 
 def lay_open(
-    openings: Sequence[SumCheckCase], body: VertexBody, made: Mapping[Digest, ComputedResult]
+    openings: Sequence[SumCheckCase], body: VertexBody, made: ComputedResults
 ) -> list[tuple[int, BuildSumOpening]]:
     """(part, work) for each part of these openings, all of locally made results, in their order."""
     by_part: dict[int, list[SumCheckCase]] = {}
     for opening in openings:
         by_part.setdefault(opening.answered.part, []).append(opening)
     held = {signed.signer: signed for signed in body.commits}
-    return [(part, _work(made[drawn[0].answered.digest], drawn, held)) for part, drawn in sorted(by_part.items())]
+    return [
+        (part, _work(made[part, drawn[0].answered.digest], drawn, held)) for part, drawn in sorted(by_part.items())
+    ]
 
 
-def made_here(opening: SumCheckCase, made: Mapping[Digest, ComputedResult]) -> bool:
+def made_here(opening: SumCheckCase, made: ComputedResults) -> bool:
     """True if the local peer made the same result from the same rows: as its owner or another owner of its part."""
     answered = opening.answered
-    mine = made.get(answered.digest)
+    mine = made.get((answered.part, answered.digest))
     return mine is not None and replace(mine.answered, owner_index=answered.owner_index) == answered
 
 
