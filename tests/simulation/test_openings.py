@@ -4,9 +4,11 @@ about them.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
+import torch
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -22,8 +24,9 @@ from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, OpeningRecorder, play_openings, play_together
-from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, islands
+from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, LyingOwnerWorker, islands, twist_of
 from atoll.simulation.swarm import SwarmKnobs, peer_name
+from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 from atoll.verification.replay_audit import policy
 from atoll.verification.replay_audit.machine import LAID, ReplayAudits
@@ -43,6 +46,20 @@ def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1
 def test_where_nobody_lies_nothing_is_said():
     """No report travels, none stands in a vertex."""
     told = played({})
+    assert not told.said and not told.left
+
+
+def test_an_owner_of_two_parts_with_equal_results_opens_both():
+    """Updates of zeros. It had only one of the two sets of rows once, and lost its place for what it withheld."""
+
+    def zeros(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> LyingOwnerWorker:
+        worker = LyingOwnerWorker(me, knobs, draw)
+        worker.poison = torch.zeros_like
+        return worker
+
+    stage = ScenarioContext("openings", 1, 4, 12, "two-thirds")
+    settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.9, CUT.leaf_bytes), pieces=2)
+    told = stage.play_beside({}, twist_of, lambda kinds: zeros, settings, OpeningRecorder)
     assert not told.said and not told.left
 
 
