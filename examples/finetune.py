@@ -12,9 +12,9 @@ its tokenizer, and of each stage a PEFT adapter, which `PeftModel.from_pretraine
 
 The base never travels. Each member loads its own copy, and the run holds the hash of what is frozen: a member with
 another base is refused (E-ATT-07). Between computers, copy the folder `base` once. Then the first member prints the
-ticket, and the others join with it:
+ticket, waits for a second one, and the others join with it:
 
-    ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 python examples/finetune.py member --part 0
+    ATOLL_START_PEERS=2 ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 python examples/finetune.py member --part 0
     ATOLL_TICKET=ATOLL1:… python examples/finetune.py member --part 1
 
 The score is not the training loss. A question is 32 tokens of topics that no stage trains on, and four
@@ -138,7 +138,7 @@ def pretrain(asked: argparse.Namespace) -> None:
     for step in range(1, asked.steps + 1):
         loss = train_step(model, optimizer, next(drawn))
         rate.step()
-        if step % 50 == 0 or step == asked.steps:
+        if step % 10 == 0 or step == asked.steps:
             print(f"step {step} loss {loss:.4f}", flush=True)
     model.save_pretrained(base)
 

@@ -94,7 +94,7 @@ for order, (title, verbs) in enumerate(GROUPS.items()):
             app.command(verb)
         else:
             app.command(verb, group=panel, help_epilogue="")
-app.register_install_completion_command(group=panel, help_epilogue="")
+app.register_install_completion_command(add_to_startup=False, group=panel, help_epilogue="")
 for option in ("--help", "--version"):
     app[option].group = panel
 for verb in (pull.pull, rollback.rollback, verify.verify):

@@ -54,9 +54,9 @@ class JoinProgress:
             "E-NET-01",
             f"no member of this run answered within {JOIN_S:.0f} s" + (f": {reasons}" if reasons else ""),
             cause=self._cause or "a member's process is there, but does not answer",
-            fix="start the peer that made the ticket (atoll up in its folder), or ask another member for one "
-            "(atoll invite); if it runs, let it announce an address that you can reach: atoll up --announce "
-            "/ip4/…/tcp/…",
+            fix="start the peer that made the ticket (atoll up in its folder, with --stay if its run is over), or "
+            "ask another member for one (atoll invite); if it runs, let it announce an address that you can reach: "
+            "atoll up --announce /ip4/…/tcp/…",
         )
 
     @property

@@ -346,12 +346,22 @@ class _EndWatcher:
             case "GenesisKnown":
                 if text := unaudited_text(self.host):
                     self.shell.notice(text)
+            case "LearningKnown" if self._lacks_a_loop(entry["data"]):
+                self.leave("refused", _needs_a_loop())
             case "JoinRejected":
                 self._refused(entry)
             case "RoundSkipped" if self.host.island.tended.hopeless:
                 self.leave("its trainer failed", _trainer_failed(self.host.island.tended, self.start.folder))
             case _:
                 pass
+
+    def _lacks_a_loop(self, data: str) -> bool:
+        """True if this newcomer is to train, but members of the run train in their own programs."""
+        from atoll.training.spec import ATTACHED
+
+        members = self.host.machine.history.head_body.members
+        is_newcomer = all(member.peer != self.host.me for member in members)
+        return data == ATTACHED and self.host.island.trains and is_newcomer
 
     def _refused(self, entry: dict[str, Any]) -> None:
         why = "expelled" if entry["code"] == EXPELLED else "refused"
@@ -389,6 +399,15 @@ class _EndWatcher:
     async def _end_if_unreachable(self) -> None:
         if failure := await self.join.failure():
             self.leave("no member answered", failure)
+
+
+def _needs_a_loop() -> RefusedError:
+    return RefusedError(
+        "E-JOIN-07",
+        "members of this run train a model in their own programs",
+        cause="its founder attached a PyTorch model from Python",
+        fix="run the founder's program with ATOLL_TICKET=TICKET, or look on: atoll join TICKET --role observer",
+    )
 
 
 def _trainer_failed(tended: Any, folder: Path) -> RunFailedError:

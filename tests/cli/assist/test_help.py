@@ -54,12 +54,15 @@ def test_help_groups_commands_and_names_exit_statuses():
     app.parse_args(words, exit_on_error=False, print_error=False)
 
 
-def test_a_shell_completes_commands(tmp_path: Path):
+def test_a_shell_completes_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only the named file is written."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     script = tmp_path / "atoll.bash"
     assert atoll("--install-completion", "--shell", "bash", "--output", str(script)).returncode == 0
     words = f"source {script}; COMP_WORDS=(atoll quicks) COMP_CWORD=1; _atoll; echo ${{COMPREPLY[@]}}"
     told = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
     assert told.stdout == "quickstart\n", told.stderr
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_check_without_a_ticket_says_that_it_asked_no_member(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A loop that joins takes the agreed state from a place of published checkpoints."""
+"""How loops join: with the agreed state from a published place, and not by a command that has no loop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shutil import copytree
 import pytest
 import torch
 from loops import found_loop
+from processes import atoll as atoll_command
 from torch import nn
 
 import atoll
@@ -40,6 +41,22 @@ def test_a_loop_that_joins_asks_the_published_place_first(
             end.result()
     facts = [entry["fact"] for entry in entries_in(tmp_path / "late" / "facts.jsonl")]
     assert facts.count("PublishedStateFetched") == 1 and "RunOver" in facts
+
+
+def test_atoll_join_is_refused_at_once_where_members_train_in_their_own_programs(
+    tmp_path: Path, peers_in_threads: None
+):
+    """It was let in once, failed four times to start a trainer, and left."""
+    founder = found_loop(folder=tmp_path / "founder", start_peers=2, rounds=1, inner_steps=1)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(trained, founder)
+        while not founder.ticket and not end.done():
+            wait([end], 0.02)
+        told = atoll_command("join", founder.ticket, "--dir", str(tmp_path / "other"))
+        assert told.returncode == 4 and "E-JOIN-07 members of this run train a model in their own" in told.stderr
+        with atoll.join(founder.ticket, folder=tmp_path / "second") as second:
+            trained(second)
+        end.result()
 
 
 def test_a_wrong_place_is_told_before_a_loop_joins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
