@@ -251,7 +251,7 @@ class Participation:
         lacking = [m for m in self.round.plan.members if m.is_present and m.peer not in share.committed]
         if not lacking:
             self.old_parts.keep_only(share.round)
-        is_behind = any(m.standing != "observer" for m in lacking)
+        is_behind = any(m.role != "observer" for m in lacking)
         return self.old_parts.move_to_disk(share.round) if is_behind else []
 
     def _round_closed(self, closed: RoundClosed, now: Seconds) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 A chain is read from the vector to the wire: first the stages that select or transform values, then one codec that
 makes bytes of them (default bf16), then at most one compressor. A name may come from an untrusted genesis, so its
-form is strict.
+form is strict. A codec needs neither a kernel nor a form for other devices (`compiled/`).
 """
 
 from __future__ import annotations
