@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-# What every honest peer must compute, on any processor; `golden.py` prints it for a new codec. A change of a line is a
-# change of the protocol: it needs a new version of the format in specs/codecs.md, since peers of both kinds would disagree for ever.
+# What every honest peer must compute, on any processor; `golden.py` prints it for a new codec. To change a line is
+# to change the protocol: it needs a new version of the format in specs/codecs.md, since peers of both kinds would
+# disagree for ever.
 GOLDEN = {
     "fp32 encode": "4886377d6bcb9b7e",
     "fp32 decode": "4886377d6bcb9b7e",

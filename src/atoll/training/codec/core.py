@@ -46,8 +46,8 @@ class Codec:
 
     sections: tuple[tuple[int, int], ...] = ()
     """(values, bytes) of the units of each section of a wire, in order. A range of values that begins at a multiple
-    of 4096 can then be cut out of all sections and is a wire of its own. Empty if it cannot; then no result can be opened
-    (specs/openings.md).
+    of 4096 can then be cut out of all sections and is a wire of its own. If it cannot, this is empty, and no result
+    can be opened (specs/openings.md).
     """
 
     hashing_codec: Callable[[Codec, Show], Codec] | None = None
