@@ -201,10 +201,10 @@ def test_a_model_folder_is_not_written_into_a_folder_that_another_user_may_have_
     (planted := tmp_path / "model.partial").mkdir()
     planted.chmod(0o777)
     with pytest.raises(UsageError, match=r"E-DIR-09 .*model\.partial(.*\n)+.*another place"):
-        write_files({"config.json": b"{}"}, to)
+        write_files({"config.json": (b"{}",)}, to)
     assert not os.listdir(planted) and not to.exists()
     planted.rmdir()
-    write_files({"config.json": b"{}"}, to)
+    write_files({"config.json": (b"{}",)}, to)
     assert stat.S_IMODE(to.stat().st_mode) == 0o755 and os.listdir(to) == ["config.json"]
 
 

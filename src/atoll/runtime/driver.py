@@ -295,9 +295,11 @@ class Driver:
         self.run_step(lambda: operator_commands.tune(self.machine, to, self._sign_for_long, self.clock.now()))
 
     def ticket_text(self) -> str | None:
-        """The ticket that founded or admitted this peer; None once it has expired."""
+        """The ticket that this peer made as it founded the run; None once it has expired."""
         text = self.store.startup_values().get("ticket", b"").decode()
-        return text if text and parse(text).expires_wall_s > self.clock.now() else None
+        if not text or (ticket := parse(text)).issuer != self.me:
+            return None
+        return text if ticket.expires_wall_s > self.clock.now() else None
 
     async def next_round(self, timeout_s: Seconds) -> None:
         """Wait until a round closes or the time is over."""

@@ -383,6 +383,7 @@ class _EndWatcher:
         while True:
             await self.over.wait()
             if self._not_alone():
+                self.shell.notice(f"members that are behind may fetch the end of the run, {LINGER_S:.0f} s more")
                 await asyncio.sleep(LINGER_S)
             if self.host.machine.over:
                 return self.leave("the run is over")

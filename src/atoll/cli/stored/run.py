@@ -112,7 +112,8 @@ def say_stored_status(s: dict[str, Any]) -> None:
         where = f"the agreed model is in {s['model_file']}" if s["model_file"] else "atoll export writes its model"
         say(f"  {where}")
     else:
-        say(f"  it goes on with its own program, or with atoll up --dir {s['folder']}")
+        how = "its own program goes" if s["model"] == "attached" else f"atoll up --dir {s['folder']} goes"
+        say(f"  {how} on from here")
 
 
 def export_stored(folder: Path, path: Path | None) -> dict[str, Any] | None:

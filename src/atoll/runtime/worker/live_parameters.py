@@ -101,7 +101,7 @@ class LiveParameters:
         await self._tended.wanted(work.seconds_max)
         async with self._tended.turn:
             if self.runs_on(learning.recipe) and work.round <= agreed.round:
-                raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+                raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
             self._left = None
             try:
                 await self.ready(learning)
@@ -236,7 +236,7 @@ class LiveParameters:
                 if work.round > agreed.round and agreed.head is not None:
                     await self.ready(learning)
                 if work.round <= agreed.round or agreed.head is None:  # possibly while a trainer started
-                    raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+                    raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
                 done = await self._away.train(work, agreed.head, learning.recipe)
             except TrainerFailed as failed:
                 await self._tended.failed(failed)

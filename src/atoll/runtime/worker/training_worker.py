@@ -240,7 +240,7 @@ class TrainingWorker:
 
     async def _encode_update(self, work: EncodeUpdate) -> UpdateEncoded:
         if work.round <= self.agreed.round:  # local state must not move any more
-            raise RunFailedError("E-RUN-09", f"round {work.round} is over: it was agreed without this peer")
+            raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
         encoded = await self.context.run_tensor_job(self._encode, work)
         if self.mine.own is not None:
             await self.live.follow(self.mine.own)
