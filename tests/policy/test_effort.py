@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.workload import (
+    AgreedWorkload,
     BatchGrowth,
     RoundWorkload,
     WorkloadPolicy,
-    WorkloadProgress,
     effort_problem,
     fastest_of,
     initial_progress,
@@ -35,7 +35,7 @@ RULE = BatchGrowth(target_loss=2.0, least=2, most=40)
 
 
 def body(
-    members: int = 4, step_s: float = 0.5, reached: WorkloadProgress | None = None, slow: float = 1.0
+    members: int = 4, step_s: float = 0.5, reached: AgreedWorkload | None = None, slow: float = 1.0
 ) -> VertexBody:
     """`slow`: factor on the last member's times."""
     steps_s = [step_s] * (members - 1) + [step_s * slow]
@@ -128,8 +128,8 @@ def test_rounds_shorten_with_the_root_of_the_loss_and_never_below_the_least():
 
 def test_a_round_that_nobody_trained_in_changes_nothing():
     effort = WorkloadPolicy(4, by_loss=True, batches=RULE)
-    before = WorkloadProgress(50, 10, 8, 4.0)
-    assert progress_after(effort, 100, before, []) == WorkloadProgress(50, 10, 10, 4.0)
+    before = AgreedWorkload(50, 10, 8, 4.0)
+    assert progress_after(effort, 100, before, []) == AgreedWorkload(50, 10, 10, 4.0)
     assert progress_after(effort, 100, UNSET, []) == initial_progress(effort, 100)
 
 
@@ -137,7 +137,7 @@ def test_liars_about_their_loss_move_it_no_further_than_another_members():
     effort = WorkloadPolicy(4, by_loss=True, batches=RULE)
     honest = [1.9, 2.0, 2.05, 2.1, 2.15]
     low, high = (
-        progress_after(effort, 100, WorkloadProgress(90, 10, 10, 4.0), [*honest, lie, lie]) for lie in (0.0, 1e12)
+        progress_after(effort, 100, AgreedWorkload(90, 10, 10, 4.0), [*honest, lie, lie]) for lie in (0.0, 1e12)
     )
     assert (low.batch, high.batch) == (10, 10)
     assert 68 <= low.steps <= high.steps <= 74
@@ -156,14 +156,14 @@ def test_the_batch_grows_above_the_target_shrinks_below_it_and_rests_between():
 def test_a_larger_batch_gets_the_time_that_its_steps_take():
     """Members report their steps' time of the batch before."""
     effort = WorkloadPolicy(10, batches=RULE)
-    same, grown = (planned(effort, reached=WorkloadProgress(100, batch, 10, 4.0)) for batch in (10, 12))
+    same, grown = (planned(effort, reached=AgreedWorkload(100, batch, 10, 4.0)) for batch in (10, 12))
     assert (same.batch, grown.batch) == (10, 12)
     assert grown.train_s - same.train_s == pytest.approx(0.2 * 1.5 * 0.5 * 100)
 
 
 def test_a_larger_batch_leaves_a_round_as_many_samples():
     effort = WorkloadPolicy(10, samples=2000, batches=RULE)
-    assert [planned(effort, reached=WorkloadProgress(100, b, b, 4.0)).steps for b in (5, 10, 20, 40)] == [
+    assert [planned(effort, reached=AgreedWorkload(100, b, b, 4.0)).steps for b in (5, 10, 20, 40)] == [
         100,
         50,
         25,
@@ -182,7 +182,7 @@ def test_a_larger_batch_leaves_a_round_as_many_samples():
 )
 def test_whatever_stands_in_a_vertex_the_next_round_is_within_genesis(steps, batch, before, first, losses, members):
     effort = WorkloadPolicy(8, samples=4000, steps_min=5, by_loss=True, batches=RULE)
-    reached = WorkloadProgress(steps, batch, before, first)
+    reached = AgreedWorkload(steps, batch, before, first)
     for one in (reached, progress_after(effort, 100, reached, losses)):
         quota = workload_of(effort, 100, one, members)
         assert 5 <= quota.steps <= 100 and 2 <= quota.batch <= 40 and 1.0 <= quota.stretch <= 40.0
@@ -279,6 +279,6 @@ def test_a_first_loss_that_was_an_outlier_does_not_keep_rounds_short_for_ever():
     reached = progress_after(effort, 400, UNSET, [1e30])
     for loss in (4.0, 4.0, 2.0):
         reached = progress_after(effort, 400, reached, [loss])
-    assert isinstance(reached, WorkloadProgress) and reached.first_loss == 128.0 and reached.steps == 50
-    usual = progress_after(effort, 400, WorkloadProgress(400, 4, 4, 8.0), [2.0])
-    assert isinstance(usual, WorkloadProgress) and usual.first_loss == 8.0 and usual.steps == 200
+    assert isinstance(reached, AgreedWorkload) and reached.first_loss == 128.0 and reached.steps == 50
+    usual = progress_after(effort, 400, AgreedWorkload(400, 4, 4, 8.0), [2.0])
+    assert isinstance(usual, AgreedWorkload) and usual.first_loss == 8.0 and usual.steps == 200

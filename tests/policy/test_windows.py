@@ -15,11 +15,11 @@ from atoll.base.ids import Digest, PeerId
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.fault_tolerance import STRIKES, OwnerStrikes
 from atoll.policy.plan import RoundSettings, plan_round
-from atoll.policy.timeouts import GROWTH, MARGIN, RoundTiming, next_window, patience_shown, within
+from atoll.policy.timeouts import GROWTH, MARGIN, ObservedRoundTiming, next_window, patience_shown, within
 from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
 
 SHORTEST_S, LONGEST_S = 1.5, 6.0
-QUICK = RoundTiming(took_s=0.4, training_s=0.2, attempt=0, late=False, whole=True, excused=False)
+QUICK = ObservedRoundTiming(took_s=0.4, training_s=0.2, attempt=0, late=False, whole=True, excused=False)
 FIXED = RoundSettings()
 PACED = RoundSettings(window_min_s=SHORTEST_S)
 HEAD = Digest(b"h" * 32)
@@ -27,13 +27,19 @@ HEAD = Digest(b"h" * 32)
 seconds = st.floats(0.0, 1e6)
 rounds = st.lists(
     st.builds(
-        RoundTiming, took_s=seconds, training_s=seconds, attempt=st.integers(0, 3), late=..., whole=..., excused=...
+        ObservedRoundTiming,
+        took_s=seconds,
+        training_s=seconds,
+        attempt=st.integers(0, 3),
+        late=...,
+        whole=...,
+        excused=...,
     ),
     max_size=40,
 )
 
 
-def after(*shown: RoundTiming, window_s: float = LONGEST_S) -> float:
+def after(*shown: ObservedRoundTiming, window_s: float = LONGEST_S) -> float:
     for each in shown:
         window_s = next_window(window_s, each, SHORTEST_S, LONGEST_S)
     return window_s
@@ -79,7 +85,7 @@ def test_a_failed_attempt_brings_all_the_patience_back():
 
 
 @given(rounds)
-def test_windows_stay_between_the_two_and_never_fall_in_trouble(story: list[RoundTiming]):
+def test_windows_stay_between_the_two_and_never_fall_in_trouble(story: list[ObservedRoundTiming]):
     window_s = LONGEST_S
     for shown in story:
         before_s, window_s = window_s, after(shown, window_s=window_s)

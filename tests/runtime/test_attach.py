@@ -304,7 +304,7 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
     monkeypatch.setattr(LoopModel, "copy_in", copy_in)
     with pytest.raises(KeyboardInterrupt):
         run._handle(WriteParameters(()))
-    assert words_in(theirs) == ["DetachLoop"], "what it wrote half is not said to be carried out"
+    assert words_in(theirs) == ["LoopDetached"], "what it wrote half is not said to be carried out"
     with pytest.raises(atoll.RunFailedError, match=r"E-ATT-14 .*KeyboardInterrupt"):
         optimizer.step()
     run.close()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST
 from atoll.cli.verdicts import judged_again, verdicts_text
 from atoll.crypto.identity import SessionVerifier
-from atoll.peer.verify.chain import ContributionShare, VerificationReport, reading
+from atoll.peer.verify.chain import ContributionTotals, VerificationReport, reading
 from atoll.runtime.training_spec import parse_training_spec
 from atoll.verification.offline import AuditorReport, DisputedCase, VerdictHistory
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, fallen
@@ -53,7 +53,7 @@ class Reader:
     def told(self) -> tuple[list[str], list[str]]:
         """By `atoll verify --verdicts`, had the history held this alone: codes of problems, and lines."""
         audit = VerificationReport(
-            RUN, self.swarm.founded.settings, shares={peer: ContributionShare(peer) for peer in NAMES}
+            RUN, self.swarm.founded.settings, shares={peer: ContributionTotals(peer) for peer in NAMES}
         )
         out = VerdictHistory()
         out.doubts[self.doubt.round, self.doubt.peer] = self.doubt

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.errors import RunFailedError
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.loop_log import LOOP_KILLED
-from atoll.runtime.embed.messages import DeclineRounds, DetachLoop, ToUser
+from atoll.runtime.embed.messages import DeclineRounds, LoopDetached, ToUser
 from atoll.runtime.embed.peer_process import farewell_of
 from atoll.runtime.trainer.protocol import LENGTH, StepsTrained, TrainSteps
 from atoll.training.recipe.recipes import custom_loop_recipe
@@ -59,7 +59,7 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[TrainStep
     return asyncio.run(told())
 
 
-@pytest.mark.parametrize(("says", "why"), [([DetachLoop()], "its training loop ended"), ([], LOOP_KILLED)])
+@pytest.mark.parametrize(("says", "why"), [([LoopDetached()], "its training loop ended"), ([], LOOP_KILLED)])
 def test_a_loop_that_was_killed_takes_leave_in_other_words(says: list[object], why: str):
     """Its peer process outlives it, and tells the others why it leaves."""
 

@@ -16,7 +16,7 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.runtime import driver as driver_module
 from atoll.runtime.bootstrap import identity_of
 from atoll.runtime.driver import Driver, PeerConfig
-from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketAddresses
+from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketDiscovery
 from atoll.runtime.storage.store import PeerStore
 
 pytestmark = pytest.mark.net
@@ -101,7 +101,7 @@ def test_addresses_of_a_ticket_are_a_source(tmp_path: Path):
         driver = driver_in(tmp_path)
         driver.bootstrap += ((ada.address, ada.name),)
         source: Discovery = driver.discovery
-        assert isinstance(source, TicketAddresses)
+        assert isinstance(source, TicketDiscovery)
         assert await source.find(RUN) == [FoundAddress(ada.address, ada.name)]
         await driver.listen([LOOPBACK])
         driver.start()

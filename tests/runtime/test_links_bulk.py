@@ -24,7 +24,7 @@ from atoll.runtime.network.connection_manager import SWEEP_S
 from atoll.runtime.network.control_channel import ControlFrameKind
 from atoll.runtime.network.file_slice import FileHandle, FileSlice
 from atoll.runtime.network.link_settings import LinkSettings
-from atoll.runtime.network.message_log import MessageLog
+from atoll.runtime.network.message_log import ResendQueue
 from atoll.runtime.network.tcp import TcpConnection
 from atoll.wire.libp2p.framing import frame
 
@@ -61,7 +61,7 @@ def test_the_bytes_of_the_specification():
         "MORE_BULK",
         "ACK",
     ]
-    assert MessageLog(b"", 0).state_count() == bytes(8)
+    assert ResendQueue(b"", 0).state_count() == bytes(8)
 
 
 @story

@@ -16,7 +16,7 @@ import atoll
 from atoll.peer.tasks import ValidateState
 from atoll.runtime.event_log import entries_in
 from atoll.runtime.trainer import TrainerFailed
-from atoll.worker.trainer_commands import NextBatch
+from atoll.worker.trainer_commands import ContinueMeasurement
 from training import network
 
 LOOPS, ROUNDS = 4, 8
@@ -121,7 +121,7 @@ def test_a_loop_that_looks_at_older_states_trains_as_if_it_never_did(tmp_path: P
         with pytest.raises(TrainerFailed, match="validate="):
             await plain.islands[0].run(ValidateState(0, first))
         with pytest.raises(TrainerFailed, match="validate="):
-            await watched.trainers[0].validate(NextBatch())
+            await watched.trainers[0].validate(ContinueMeasurement())
         await watched.close()
         await plain.close()
         assert len(seen) == 6 and not any(training for training, _ in seen)

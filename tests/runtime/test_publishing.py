@@ -27,7 +27,11 @@ from atoll.crypto.digest import blob_id, manifest_of
 from atoll.runtime.publishing import state_source
 from atoll.runtime.publishing.places import CheckpointPlace, ObjectStore, place_at, read_latest
 from atoll.runtime.publishing.published import LATEST, PublishedCheckpoint, decode_latest, encode_latest, state_file
-from atoll.runtime.publishing.state_source import PublishedStateFetched, PublishedStateNotFetched, StateSource
+from atoll.runtime.publishing.state_source import (
+    PublishedStateFetched,
+    PublishedStateFetcher,
+    PublishedStateNotFetched,
+)
 from atoll.runtime.storage.store import PeerStore
 
 STATE = bytes(range(256)) * 5000  # 1.28 MB, so more than a chunk
@@ -198,7 +202,7 @@ def asked(
 ) -> tuple[bool, list[Fact]]:
     """(whether the state is in a peer's store then, what the source told)."""
     store, told = PeerStore(folder), list[Fact]()
-    source = StateSource(place_at(url), store, told.append)
+    source = PublishedStateFetcher(place_at(url), store, told.append)
     try:
         came = asyncio.run(source.fetch(state, bytes_max))
         assert came == (store.read_blob(state) == STATE)
@@ -238,10 +242,10 @@ def test_a_slow_place_is_left_with_what_it_still_sends(tmp_path: Path, monkeypat
     monkeypatch.setattr(state_source, "STALL_S", 0.3)
     goes_on = Event()
     (folder := tmp_path / "peer").mkdir(mode=0o700)
-    store, told, sources = PeerStore(folder), list[Fact](), list[StateSource]()
+    store, told, sources = PeerStore(folder), list[Fact](), list[PublishedStateFetcher]()
 
     async def main(url: str) -> list[bool]:
-        sources.append(source := StateSource(place_at(url), store, told.append))
+        sources.append(source := PublishedStateFetcher(place_at(url), store, told.append))
         return [await source.fetch(NAME, 2 * len(STATE)) for _ in range(2)]
 
     with web_server({state_file(NAME): STATE}, goes_on.wait) as url:

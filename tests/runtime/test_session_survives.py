@@ -14,7 +14,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.machine import LinkUp
 from atoll.crypto.noise_pattern import HYBRID, RESUMPTION
 from atoll.runtime.network.control_channel import ControlChannel
-from atoll.runtime.network.message_log import ACK_MESSAGES, UNACKED_MAX, MessageLog
+from atoll.runtime.network.message_log import ACK_MESSAGES, UNACKED_MAX, ResendQueue
 from atoll.runtime.network.transport import TransportOptions
 from atoll.wire.libp2p.multiaddr import DialEndpoint
 
@@ -177,7 +177,7 @@ async def test_a_session_survives_on_real_sockets():
 
 
 def test_what_is_acknowledged_is_released_and_the_rest_is_repeated():
-    log = MessageLog(b"session", 1000)
+    log = ResendQueue(b"session", 1000)
     for n in range(5):
         log.push(b"%d" % n)
     assert [log.take() for _ in range(4)] == [b"0", b"1", b"2", b"3"]
@@ -192,7 +192,7 @@ def test_what_is_acknowledged_is_released_and_the_rest_is_repeated():
 
 def test_a_log_is_bounded():
     """Waiting messages are dropped, oldest first; a remote that never acknowledges costs the session its future."""
-    log = MessageLog(b"session", UNACKED_MAX)
+    log = ResendQueue(b"session", UNACKED_MAX)
     for _ in range(3):
         log.push(bytes(UNACKED_MAX // 2))
     assert log.dropped == 1 and len(log.waiting) == 2
@@ -206,7 +206,7 @@ def test_a_log_is_bounded():
 
 
 def test_an_acknowledgment_is_due_after_many_messages_or_bytes():
-    log = MessageLog(b"session", 1000)
+    log = ResendQueue(b"session", 1000)
     due = [number for number in range(200) if log.accept(number, 1) and log.take_due_ack()]
     assert due == [ACK_MESSAGES - 1, 2 * ACK_MESSAGES - 1, 3 * ACK_MESSAGES - 1]
     assert not log.accept(7, 1)  # again, on another connection

@@ -27,7 +27,7 @@ from atoll.runtime.training_spec import founding_blobs, parse_training_spec, sta
 from atoll.training.recipe.state import state_hash
 from atoll.verification.state_validation.policy import ValidatedState, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
-from atoll.worker.trainer_commands import BeginValidation, NextBatch
+from atoll.worker.trainer_commands import BeginValidation, ContinueMeasurement
 
 RECIPE = recipe_for({"overlap": 0, "fragments": 1}, rounds=9)
 
@@ -118,11 +118,11 @@ def test_looking_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
         trainer.child.mailbox.show(members.islands[0].head.anchor_F)
         batches = 1
         assert not trainer.ask(BeginValidation(SAMPLES)).done
-        while not (said := trainer.ask(NextBatch())).done:
+        while not (said := trainer.ask(ContinueMeasurement())).done:
             batches += 1
         assert batches == SAMPLES // 64 and torch.equal(trainer.read_x(), x_F)
         with pytest.raises(TrainerFailed, match="no measurement is in progress"):
-            trainer.ask(NextBatch())
+            trainer.ask(ContinueMeasurement())
         assert said.losses == pytest.approx([await looked(members, 0, members.state)]) and tended.lives == 1
 
     play(tmp_path, book, story)

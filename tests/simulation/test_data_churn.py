@@ -7,7 +7,7 @@ import pytest
 from atoll.policy.data import positions as data_positions
 from atoll.policy.data.claims import DataClaims
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
-from atoll.training.data.shards.dataset import ShardedDataset
+from atoll.training.data.shards.dataset import AssignedShardsDataset
 
 
 def test_no_sample_is_lost_without_account():
@@ -21,8 +21,8 @@ def test_no_sample_is_lost_without_account():
 def test_the_checker_notices_what_is_lost_or_counted_again(monkeypatch: pytest.MonkeyPatch, mutant: str):
     """A loop that skips a sample that it claims, one that forgets uncounted ones, a fold that moves too far."""
     if mutant == "skips":
-        take = ShardedDataset.take_step
-        monkeypatch.setattr(ShardedDataset, "take_step", lambda shards: take(shards)[:1])
+        take = AssignedShardsDataset.take_step
+        monkeypatch.setattr(AssignedShardsDataset, "take_step", lambda shards: take(shards)[:1])
     if mutant == "forgets":
         settle = DataClaims.settle
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.machine import Fact
-from atoll.base.workload import BatchGrowth, WorkloadPolicy, WorkloadProgress
+from atoll.base.workload import AgreedWorkload, BatchGrowth, WorkloadPolicy
 from atoll.peer.events import AuditFindingRecorded, LocalTrainingEnded, RoundClosed
 from atoll.peer.peer import Peer
 from atoll.peer.round.context import context_after
@@ -131,7 +131,7 @@ def test_losses_shorten_rounds_and_move_batches_alike_at_all_members():
     effort = WorkloadPolicy(16, steps_min=10, by_loss=True, batches=BatchGrowth(2.0, 8, 40))
     story = Story(effort).run(7)
     told = [story.closed[round].body.effort for round in range(7)]
-    assert all(isinstance(one, WorkloadProgress) for one in told)
+    assert all(isinstance(one, AgreedWorkload) for one in told)
     for before, round in zip(told, range(1, 7), strict=False):
         assert story.steps(round) == [before.steps] * 4
         assert {fact.samples for fact in story.trained[round].values()} == {before.steps * before.batch}
@@ -149,7 +149,7 @@ def test_a_vertex_that_asks_the_next_round_for_something_else_is_refused():
     for wrong in (UNSET, replace(asked, steps=asked.steps + 1), replace(asked, batch=8), replace(asked, before=1)):
         assert "does not follow from its losses" in str(_flaw(story, replace(body, effort=wrong)))
     plain = Story(None).run(2)
-    forged = replace(plain.closed[1].body, effort=WorkloadProgress(10, 16, 16, 5.0))
+    forged = replace(plain.closed[1].body, effort=AgreedWorkload(10, 16, 16, 5.0))
     assert "does not follow from its losses" in str(_flaw(plain, forged))
 
 

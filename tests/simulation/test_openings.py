@@ -23,7 +23,7 @@ from atoll.simulation.adversaries.byzantine import ByzantineMember, villain
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, OpeningRecorder, play_openings, play_together
+from atoll.simulation.scenarios.sum_check import TOGETHER_WITHIN, SumCheckRecorder, play_openings, play_together
 from atoll.simulation.sum_check import CUT, PROVEN, UNSHOWN, LyingOwnerWorker, islands, twist_of
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.worker import WorkerKnobs
@@ -39,7 +39,7 @@ from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContrib
 from atoll.wire.messages.statements import Commitment, OwnerResult
 
 
-def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> OpeningRecorder:
+def played(kinds: dict[int, str], peers: int = 4, rounds: int = 9, seed: int = 1, **more) -> SumCheckRecorder:
     return play_openings(ScenarioContext("openings", seed, peers, rounds, "two-thirds"), kinds, **more)
 
 
@@ -59,7 +59,7 @@ def test_an_owner_of_two_parts_with_equal_results_opens_both():
 
     stage = ScenarioContext("openings", 1, 4, 12, "two-thirds")
     settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.9, CUT.leaf_bytes), pieces=2)
-    told = stage.play_beside({}, twist_of, lambda kinds: zeros, settings, OpeningRecorder)
+    told = stage.play_beside({}, twist_of, lambda kinds: zeros, settings, SumCheckRecorder)
     assert not told.said and not told.left
 
 
@@ -126,7 +126,7 @@ def test_who_promises_twice_harms_no_owner_and_is_expelled():
     stage = ScenarioContext("openings", 1, 4, 8, "two-thirds")
     settings = replace(stage.settings(), tolerance=0.33, openings=SumCheckTerms(0.1, CUT.leaf_bytes))
     swarm = stage.gather(SwarmKnobs(4, run=settings), villains={2: villain(twice)}, island=islands({}))
-    told = OpeningRecorder(stage)
+    told = SumCheckRecorder(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(7, 1200.0)
     assert {name: how for name, (_, how) in told.left.items()} == {swarm.founders[2]: "expelled"}
@@ -234,7 +234,7 @@ def test_an_owner_that_crashes_after_its_answer_keeps_its_place_whatever_a_contr
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=SumCheckTerms(0.1, CUT.leaf_bytes), **trust)
     swarm = stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(shut)}, island=islands({}))
-    told = OpeningRecorder(stage)
+    told = SumCheckRecorder(stage)
     stage.world.watchers += [told.watch, crash_of(stage, swarm.founders[3], after_s=0.0)]
     stage.until_round(16, 1500.0)
     assert told.left.keys() <= {peer_name(6)}  # which owns parts, too
@@ -272,7 +272,7 @@ def test_who_points_to_what_never_comes_keeps_nobody_from_showing_the_answer():
     trust = {"tolerance": 0.33, "statistic": "trimmed_mean", "witnessed": True, "captured": 0.05}
     settings = stage.settings(openings=SumCheckTerms(0.1, CUT.leaf_bytes), **trust)
     stage.gather(SwarmKnobs(8, run=settings), villains={6: villain(staller)}, island=islands({}))
-    told = OpeningRecorder(stage)
+    told = SumCheckRecorder(stage)
     stage.world.watchers.append(told.watch)
     stage.until_round(11, 1500.0)
     assert not told.left and not told.complained, (told.left, told.complained, told.findings)

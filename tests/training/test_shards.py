@@ -11,14 +11,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from atoll.base.errors import UsageError
-from atoll.training.data.shards.dataset import ShardedDataset
+from atoll.training.data.shards.dataset import AssignedShardsDataset
 from atoll.training.data.shards.sources import MappedSource, source_of
 from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead
 
 
-def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> ShardedDataset:
+def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> AssignedShardsDataset:
     """Ends where these are used up."""
-    found = ShardedDataset(source, per_step, lambda: False)
+    found = AssignedShardsDataset(source, per_step, lambda: False)
     found.assign(ShardsToRead(tuple(AssignedShard(*one) for one in assigned)), ())
     return found
 
@@ -81,14 +81,14 @@ def test_a_stream_is_cut_into_every_nth_sample(caplog: pytest.LogCaptureFixture)
 def test_a_loop_is_told_once_that_its_shards_are_too_small_for_its_rounds(caplog: pytest.LogCaptureFixture):
     """Eight are the most; fewer of them grow by themselves, and the end of a run is no lack."""
     source = MappedSource(list(range(1000)), 100, 0, True)
-    found = ShardedDataset(source, 0, lambda: False)
+    found = AssignedShardsDataset(source, 0, lambda: False)
     for count in (7, 8, 8):
         found.assign(ShardsToRead(tuple(AssignedShard(g, 0) for g in range(count))), ())
         assert len(list(found)) == 10 * count
         assert ("pass fewer shards" in caplog.text) == (count == 8)
         found.take_step()
     assert caplog.text.count("pass fewer shards") == 1
-    found = ShardedDataset(source, 0, lambda: False)
+    found = AssignedShardsDataset(source, 0, lambda: False)
     found.assign(ShardsToRead(tuple(AssignedShard(g, 0) for g in range(8))), ())
     next(samples := iter(found))
     found.forget_places()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.workload import WorkloadProgress
+from atoll.base.workload import AgreedWorkload
 from atoll.crypto.digest import BlobManifest, digest
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
@@ -203,7 +203,7 @@ BODY_READING = replace(
     data=DataPositions(A, 7, (OpenShard(5, 496, 0), OpenShard(6, 0, -1)), 2048, 16, 32),
 )
 BODY_SAMPLED = replace(BODY, credits=((0, 64),))
-BODY_ASKING = replace(BODY, effort=WorkloadProgress(24, 12, 10, 5.5))
+BODY_ASKING = replace(BODY, effort=AgreedWorkload(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
 BODY_TUNED = replace(BODY, tuned=TUNED)
 BODY_INVITED = replace(BODY, invited=InvitationRecord((0, 1), (0, 300), (0, 1)))

@@ -60,11 +60,11 @@ class WorkloadPolicy(msgspec.Struct, frozen=True):
 
     @property
     def tracks_progress(self) -> bool:
-        """Whether vertices hold a WorkloadProgress."""
+        """Whether vertices hold a AgreedWorkload."""
         return self.by_loss is True or self.batches is not UNSET
 
 
-class WorkloadProgress(msgspec.Struct, frozen=True, array_like=True):
+class AgreedWorkload(msgspec.Struct, frozen=True, array_like=True):
     """Workload state in a vertex, from which the next round's workload follows."""
 
     steps: int  # steps of the next round, before the sample limit
@@ -82,7 +82,7 @@ class RoundWorkload(NamedTuple):
 
 
 def workload_of(
-    effort: WorkloadPolicy | UnsetType, inner_steps: int, reached: WorkloadProgress | UnsetType, members: int
+    effort: WorkloadPolicy | UnsetType, inner_steps: int, reached: AgreedWorkload | UnsetType, members: int
 ) -> RoundWorkload:
     """Workload of the round after a vertex with `reached`. `members`: members with rows of nonzero weight."""
     if effort is UNSET:
@@ -117,14 +117,14 @@ def steps_at(step_s: Seconds, fastest_s: Seconds, steps: int, least: int) -> int
     return _within(share, min(least, steps), steps)
 
 
-def initial_progress(effort: WorkloadPolicy, inner_steps: int) -> WorkloadProgress:
+def initial_progress(effort: WorkloadPolicy, inner_steps: int) -> AgreedWorkload:
     """Workload state before the first training round."""
-    return WorkloadProgress(inner_steps, effort.batch, effort.batch, 0.0)
+    return AgreedWorkload(inner_steps, effort.batch, effort.batch, 0.0)
 
 
 def progress_after(
-    effort: WorkloadPolicy, inner_steps: int, before: WorkloadProgress | UnsetType, losses: Sequence[float]
-) -> WorkloadProgress | UnsetType:
+    effort: WorkloadPolicy, inner_steps: int, before: AgreedWorkload | UnsetType, losses: Sequence[float]
+) -> AgreedWorkload | UnsetType:
     """Workload state after a round with these reported losses; unset if no rule follows losses.
 
     Steps: AdaComm's rule in its plain form, ceil(sqrt(loss / first loss) x the first round's steps).
@@ -134,7 +134,7 @@ def progress_after(
     now = initial_progress(effort, inner_steps) if before is UNSET else before
     loss = max(0.0, median(losses)) if losses else 0.0
     if loss == 0.0:
-        return WorkloadProgress(now.steps, now.batch, now.batch, now.first_loss)
+        return AgreedWorkload(now.steps, now.batch, now.batch, now.first_loss)
     first_loss = min(now.first_loss, FALL_MOST * loss) if now.first_loss > 0 else loss
     steps, batch = now.steps, now.batch
     if effort.by_loss is True:
@@ -142,7 +142,7 @@ def progress_after(
         steps = _within(ceil(sqrt(share) * inner_steps), min(effort.steps_min, inner_steps), inner_steps)
     if effort.batches is not UNSET:
         batch = next_batch(effort.batches, batch, loss)
-    return WorkloadProgress(steps, batch, now.batch, first_loss)
+    return AgreedWorkload(steps, batch, now.batch, first_loss)
 
 
 def next_batch(rule: BatchGrowth, batch: int, loss: float) -> int:

@@ -203,7 +203,7 @@ class NoiseHandshake:
         sign = self._authenticator.write
         return self._noise.write(lambda signed_hash, static: sign(self.role, signed_hash, static))
 
-    def _establish(self, claim: RemoteIdentity) -> NoiseConnection:
+    def _establish(self, claim: VerifiedRemotePeer) -> NoiseConnection:
         send, receive = self._noise.split()
         bulk_send, bulk_receive = self._noise.split(_BULK_LABEL + claim.aead.value.encode())
         if self.role is HandshakeRole.RESPONDER:
@@ -223,7 +223,7 @@ class NoiseHandshake:
             muxers=claim.muxers,
         )
 
-    def _ticket(self, presenter: HandshakeRole, claim: RemoteIdentity) -> SessionTicket:
+    def _ticket(self, presenter: HandshakeRole, claim: VerifiedRemotePeer) -> SessionTicket:
         return SessionTicket(*self._noise.split(_TICKET_LABEL + presenter.value), claim)
 
     def _terminate(self) -> None:
@@ -234,7 +234,7 @@ class NoiseHandshake:
 
 
 @dataclass(frozen=True)
-class RemoteIdentity:
+class VerifiedRemotePeer:
     """Verified content of the remote's payload."""
 
     peer: PeerId
@@ -250,7 +250,7 @@ class SessionTicket:
 
     identifier: bytes  # sent in clear
     secret: bytes = field(repr=False)
-    remote: RemoteIdentity
+    remote: VerifiedRemotePeer
 
 
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(min_length=1, max_length=8)]
@@ -299,7 +299,7 @@ class HybridAuthenticator:
         signature = self.identity.sign(_hybrid_signed_bytes(role, signed_hash, static, offer))
         return _ENCODER.encode(HybridPayload(offer, signature))
 
-    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
+    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> VerifiedRemotePeer:
         payload = canonical(data, _HYBRID_PAYLOAD, HYBRID.payload_max)
         offer = canonical(payload.offer, _OFFER, HYBRID.payload_max) if payload else None
         if payload is None or offer is None:
@@ -314,7 +314,7 @@ class HybridAuthenticator:
         aead = next((aead for aead in AeadCipher if aead in self._aeads and aead.value in offer.aeads), None)
         if aead is None:
             raise ValueError(f"{peer} offers only unsupported ciphers: {offer.aeads}")
-        return RemoteIdentity(peer, identity, aead, suites=offer.suites)
+        return VerifiedRemotePeer(peer, identity, aead, suites=offer.suites)
 
 
 class ClassicalAuthenticator:
@@ -339,7 +339,7 @@ class ClassicalAuthenticator:
             payload += protobuf_field(4, names)
         return payload
 
-    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
+    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> VerifiedRemotePeer:
         fields = dict(_bytes_fields(data))  # the last value of a repeated field counts, as in protobuf
         key, signature = fields.get(1, b""), fields.get(2, b"")
         ed25519 = ed25519_of_libp2p(key)
@@ -351,7 +351,7 @@ class ClassicalAuthenticator:
         if self._known(peer) is not None:
             raise ValueError(f"{peer} is a member with an ML-DSA key and must not use the classical suite")
         muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
-        return RemoteIdentity(peer, None, AeadCipher.CHACHA20_POLY1305, muxers=muxers)
+        return VerifiedRemotePeer(peer, None, AeadCipher.CHACHA20_POLY1305, muxers=muxers)
 
 
 class TicketAuthenticator:
@@ -365,7 +365,7 @@ class TicketAuthenticator:
     def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
         return b""
 
-    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> RemoteIdentity:
+    def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> VerifiedRemotePeer:
         peer, identity = self._remote.peer, self._remote.identity
         if identity is None or self._known(peer) not in (None, identity):
             raise ValueError(f"{peer} has another ML-DSA key in the agreed membership")

@@ -26,7 +26,7 @@ MARGIN = 1.5
 
 
 @dataclass(frozen=True)
-class RoundTiming:
+class ObservedRoundTiming:
     """Timing of a round as shown by its vertex."""
 
     took_s: Seconds  # from the parent's proposal to its own
@@ -37,7 +37,7 @@ class RoundTiming:
     excused: bool  # late only because of skipped owners, which draws no complaints
 
 
-def next_window(window_s: Seconds, shown: RoundTiming, shortest_s: Seconds, longest_s: Seconds) -> Seconds:
+def next_window(window_s: Seconds, shown: ObservedRoundTiming, shortest_s: Seconds, longest_s: Seconds) -> Seconds:
     """The window of the next round, rounded to the millisecond."""
     if shown.attempt > 0:
         return longest_s

@@ -68,7 +68,7 @@ from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, paused_t
 from atoll.runtime.network.addresses import advertised
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.network.connection_manager import ConnectionManager
-from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketAddresses
+from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketDiscovery
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
@@ -154,7 +154,7 @@ class Driver:
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols
         self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
-        self.discovery: Discovery = TicketAddresses(lambda: self.bootstrap)
+        self.discovery: Discovery = TicketDiscovery(lambda: self.bootstrap)
         self.contacts: ContactsPolicy = contact_all
         self._bandwidth = BandwidthEstimator()
         self._upload_bytes_s = 0  # upload cap; 0: none
@@ -297,9 +297,8 @@ class Driver:
     def ticket_text(self) -> str | None:
         """The ticket that this peer made as it founded the run; None once it has expired."""
         text = self.store.startup_values().get("ticket", b"").decode()
-        if not text or (ticket := parse(text)).issuer != self.me:
-            return None
-        return text if ticket.expires_wall_s > self.clock.now() else None
+        is_own = bool(text) and parse(text).issuer == self.me
+        return text if is_own and parse(text).expires_wall_s > self.clock.now() else None
 
     async def next_round(self, timeout_s: Seconds) -> None:
         """Wait until a round closes or the time is over."""

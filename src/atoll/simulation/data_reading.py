@@ -1,6 +1,6 @@
 """Virtual loop that reads the run's data set, and the checker of its positions.
 
-The loop reads with the real `ShardedDataset` and claims with the real `DataClaims`; only its samples are virtual.
+The loop reads with the real `AssignedShardsDataset` and claims with the real `DataClaims`; its samples are virtual.
 It notes which samples are in its updates. The checker counts these by name, without the code of the positions.
 
 Invariants that are checked:
@@ -27,7 +27,7 @@ from atoll.policy.data.claims import DataClaims, UncountedSamples
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
-from atoll.training.data.shards.dataset import ShardedDataset
+from atoll.training.data.shards.dataset import AssignedShardsDataset
 from atoll.wire.codec import statement_in
 from atoll.wire.data_ranges import DataRange
 from atoll.wire.messages.statements import Commitment
@@ -75,7 +75,7 @@ class ReadingWorker(VirtualWorker):
         self._begin()
 
     def _begin(self) -> None:
-        self._shards, self._round = ShardedDataset(_VirtualSource(), 0, lambda: False), -1
+        self._shards, self._round = AssignedShardsDataset(_VirtualSource(), 0, lambda: False), -1
 
     def _read(self, work: TrainRound, trained: TrainingResult) -> TrainingResult:
         if work.round < self._round:  # a real loop ends this training before it begins the next one

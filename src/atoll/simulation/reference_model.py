@@ -35,7 +35,7 @@ class ModelDiffers(Exception):
 
 
 @dataclass
-class ModelVertex:
+class ExpectedVertex:
     """What the model knows of one vertex. `sums`: peer → parts that count it in the state."""
 
     round: int = -1
@@ -53,7 +53,7 @@ class ModelVertex:
 @dataclass
 class ReferenceModel:
     settings: RunSettings = field(default_factory=RunSettings)
-    vertices: dict[Digest, ModelVertex] = field(default_factory=dict[Digest, ModelVertex])
+    vertices: dict[Digest, ExpectedVertex] = field(default_factory=dict[Digest, ExpectedVertex])
     heights: dict[int, Digest] = field(default_factory=dict[int, Digest])
     heads: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
 
@@ -95,7 +95,7 @@ class ReferenceModel:
 
     # ---- rounds --------------------------------------------------------------------------------------------
 
-    def _sums(self, before: ModelVertex, body: VertexBody) -> dict[PeerId, int]:
+    def _sums(self, before: ExpectedVertex, body: VertexBody) -> dict[PeerId, int]:
         commits = [(signed.signer, statement_in(signed)) for signed in body.commits]
         names, sums = [peer for peer, _ in commits], dict(before.sums)
         for rows in _rows(body):
@@ -116,7 +116,7 @@ class ReferenceModel:
 
     # ---- membership ----------------------------------------------------------------------------------------
 
-    def _next(self, before: ModelVertex, body: VertexBody) -> ModelVertex:
+    def _next(self, before: ExpectedVertex, body: VertexBody) -> ExpectedVertex:
         """Lines, tickets, roots and counted rounds that the vertex must have."""
         reports, counted = _reports(body), _contributors(body)
         for by, word in reports:
@@ -135,7 +135,7 @@ class ReferenceModel:
             self._earn_votes(change, reports, counted)
         return after
 
-    def _flaw(self, before: ModelVertex, by: PeerId, word: Any) -> str:
+    def _flaw(self, before: ExpectedVertex, by: PeerId, word: Any) -> str:
         line, about = before.lines.get(by), before.lines.get(getattr(word, "peer", by))
         match word:
             case said.JoinRequest(after=known):
@@ -256,7 +256,7 @@ class ReferenceModel:
 class _VoterChange:
     """Lines before and after, and how many more voters may change in this vertex."""
 
-    def __init__(self, before: ModelVertex, after: ModelVertex) -> None:
+    def __init__(self, before: ExpectedVertex, after: ExpectedVertex) -> None:
         self.before, self.after = before, after
         self.before_voters = {peer for peer, line in before.lines.items() if _votes(line)}
         self.budget = max(1, (len(self.before_voters) - 1) // 3)
@@ -326,7 +326,7 @@ def _apply_invites(change: _VoterChange, reports: Reports) -> None:
             known.add(invite.ticket)
 
 
-def _recovered(before: ModelVertex, seen: ModelVertex) -> ModelVertex:
+def _recovered(before: ExpectedVertex, seen: ExpectedVertex) -> ExpectedVertex:
     """A recovery sends voters away and may replace one key; nothing else changes."""
     if (seen.state, seen.trained) != (before.state, before.trained):
         _differ("a recovery changes the state")
@@ -343,9 +343,9 @@ def _recovered(before: ModelVertex, seen: ModelVertex) -> ModelVertex:
 # ---- reading a body ----------------------------------------------------------------------------------------
 
 
-def _read(body: VertexBody) -> ModelVertex:
+def _read(body: VertexBody) -> ExpectedVertex:
     names, ids = [m.peer for m in body.members], [t.ticket for t in body.tickets]
-    seen = ModelVertex(body.round, body.epoch, body.time_s, body.trained, body.state)
+    seen = ExpectedVertex(body.round, body.epoch, body.time_s, body.trained, body.state)
     seen.lines = {
         m.peer: {"role": m.role, "standing": m.standing, "since": m.since, "key": m.vote_key} for m in body.members
     }

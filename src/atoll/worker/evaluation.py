@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.worker.context import WorkerContext
-from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch, TrainerFailed
+from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerFailed
 
 SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
 BEGUN_MAX = 3  # starts of one measurement: a trainer that keeps failing must not be kept busy for ever
@@ -26,7 +26,7 @@ async def measure_losses(
     """Losses at these parameters and buffers (F,). `then` is called in the last turn, before it is given back."""
     tended = context.trainer
     await tended.equipped()
-    work: Look | NextBatch = wish
+    work: Look | ContinueMeasurement = wish
     life, begun = -1, 0
     async with tended.looking:
         while True:
@@ -42,7 +42,9 @@ async def measure_losses(
                             cause="it crashes, or the run rolls back again and again",
                             fix="run the same command once more",
                         )
-                    found = await tended.trainer.validate(work, None if isinstance(work, NextBatch) else x_F)
+                    found = await tended.trainer.validate(
+                        work, None if isinstance(work, ContinueMeasurement) else x_F
+                    )
                     if found.done:
                         then()
                 except TrainerFailed as failed:
@@ -51,4 +53,4 @@ async def measure_losses(
                     raise
             if found.done:
                 return found
-            work = NextBatch()
+            work = ContinueMeasurement()

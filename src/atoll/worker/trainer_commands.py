@@ -81,7 +81,7 @@ class BeginReplay(msgspec.Struct, frozen=True, tag="BeginReplay"):
     horizon: ScheduleHorizon | None = None
 
 
-class NextBatch(msgspec.Struct, frozen=True, tag="NextBatch"):
+class ContinueMeasurement(msgspec.Struct, frozen=True, tag="ContinueMeasurement"):
     """The next batch of a measurement, or the next step of a replay."""
 
 

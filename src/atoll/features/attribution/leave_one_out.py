@@ -38,7 +38,7 @@ OF_THE_OTHERS = 2.0  # multiple of the median gain from the absence of the other
 
 
 @dataclass(frozen=True)
-class LeaveOneOutTask:
+class ReplayableRound:
     """A round that can be replayed, if its rows are found."""
 
     ground: RoundContext
@@ -92,7 +92,7 @@ class LeaveOneOutTask:
         return PartRows(rows, weights_of(weighing, answer.contributors))
 
 
-def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
+def question_of(peer: Peer, round: int) -> ReplayableRound:
     """The leave-one-out task for a round, which its rows are needed for. ValueError if it cannot be replayed."""
     if peer.is_lost:
         raise ValueError("this peer does not know the run yet")
@@ -110,7 +110,7 @@ def question_of(peer: Peer, round: int) -> LeaveOneOutTask:
     ground = context_after(settings, plan, parent, peer.known.pool.recent(), history.notary.run)
     answers = tuple(None if signed is None else opened(signed) for signed in body.parts)
     weights = {peer: commit.weight for peer, commit in commits_in(body).items()}
-    return LeaveOneOutTask(ground, body, answers, weights)
+    return ReplayableRound(ground, body, answers, weights)
 
 
 def gather_rows(peer: Peer, round: int) -> list[Effect]:

@@ -21,7 +21,7 @@ from atoll.peer.events import ProposalRejected
 from atoll.peer.round.candidate import CandidateVertex, trial_of
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.part_exchange import CombinedPartExchange, MissingPart
-from atoll.peer.round.state_transition import StateTransition
+from atoll.peer.round.state_transition import NextStateTasks
 from atoll.peer.round.update_sharing import UpdateSharing
 from atoll.peer.round.vertex_body import check_body
 from atoll.protocol.agreement.events import ProposalReceived
@@ -41,7 +41,7 @@ class CandidateVertexTracker:
         notary: StatementSigner,
         agreement: ConsensusEngine,
         parts: CombinedPartExchange,
-        next_state: StateTransition,
+        next_state: NextStateTasks,
         sharing: UpdateSharing,
     ) -> None:
         self.ground, self.plan, self.notary, self.me = ground, ground.plan, notary, notary.me

@@ -57,7 +57,7 @@ from atoll.peer.round.outcome import adopted, closed_by, left_open, told_by
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.round.part_exchange import CombinedPartExchange
 from atoll.peer.round.proposal import ProposalBuilder
-from atoll.peer.round.state_transition import StateTransition
+from atoll.peer.round.state_transition import NextStateTasks
 from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
 from atoll.peer.round.view_timer import ViewTimer
 from atoll.peer.tasks import RoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
@@ -114,7 +114,7 @@ class RoundMachine:
         self.extension = env.extension(ground, self.me, env.gone)
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
-        self.next_state = StateTransition(ground, self.parts.held)
+        self.next_state = NextStateTasks(ground, self.parts.held)
         self.candidates = CandidateVertexTracker(
             ground, notary, agreement, self.parts, self.next_state, self.sharing
         )

@@ -14,7 +14,7 @@ from atoll.peer.governance.orders import amend_of, amends_in, tunes_in
 from atoll.peer.round.candidate import StateStep, named_in, step_of
 from atoll.peer.round.commitments import CommitmentTable
 from atoll.peer.round.context import RoundContext
-from atoll.peer.round.state_transition import StateTransition
+from atoll.peer.round.state_transition import NextStateTasks
 from atoll.peer.round.vertex_body import amend_among, write_body
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import AgreedWeights, RollbackOrder, SignedStatement
@@ -31,7 +31,7 @@ class ProposalBuilder:
         ground: RoundContext,
         notary: StatementSigner,
         committed: CommitmentTable,
-        next_state: StateTransition,
+        next_state: NextStateTasks,
         reports: Callable[[], Sequence[SignedStatement]],
     ) -> None:
         self.ground, self.notary = ground, notary

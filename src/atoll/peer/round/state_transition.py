@@ -18,7 +18,7 @@ from atoll.peer.round.state_rollback import RollbackJobs
 from atoll.wire.messages.statements import RollbackOrder
 
 
-class StateTransition:
+class NextStateTasks:
     """`held`: combined parts by digest, including those of any requested step."""
 
     def __init__(self, ground: RoundContext, held: Mapping[Digest, Payload]) -> None:

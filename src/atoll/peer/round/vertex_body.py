@@ -23,7 +23,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.fair_draw import Credit
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_WRONG_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.base.workload import WorkloadProgress, progress_after
+from atoll.base.workload import AgreedWorkload, progress_after
 from atoll.crypto.digest import digest
 from atoll.peer.governance.orders import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.peer.governance.settings_change import tuned_after
@@ -38,7 +38,7 @@ from atoll.policy.membership import VerifiedReport
 from atoll.policy.membership_change import NextMembership, next_members
 from atoll.policy.participation import next_credits
 from atoll.policy.plan import RoundPlan
-from atoll.policy.timeouts import RoundTiming, next_window
+from atoll.policy.timeouts import ObservedRoundTiming, next_window
 from atoll.policy.votes import next_votes
 from atoll.protocol.allreduce.buffers import weights_digest
 from atoll.protocol.allreduce.plan import with_reserves
@@ -441,7 +441,7 @@ def _window(inputs: BodyInputs) -> Seconds | UnsetType:
     # where owners check each other a late owner may be reported; a merely slow one shall get its time
     excused = not ground.trust.witnessed and any(a.owner_index > 0 for a in said)
     training_s = median(c.steps_now * c.step_s for c in commits)
-    shown = RoundTiming(took_s, training_s, inputs.attempt, took_s >= plan.pace.train_s, whole, excused)
+    shown = ObservedRoundTiming(took_s, training_s, inputs.attempt, took_s >= plan.pace.train_s, whole, excused)
     return next_window(plan.pace.owner_s, shown, settings.window_min_s, settings.owner_s)
 
 
@@ -452,7 +452,7 @@ def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
-def _effort(inputs: BodyInputs) -> WorkloadProgress | UnsetType:
+def _effort(inputs: BodyInputs) -> AgreedWorkload | UnsetType:
     """Workload progress after this round where it follows losses, from settled members' losses.
 
     A state undone by a rollback contributes no losses.

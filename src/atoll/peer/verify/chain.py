@@ -145,7 +145,7 @@ class BranchRecord(msgspec.Struct, frozen=True):
     voters: int  # number of voters after it
 
 
-class ContributionShare(msgspec.Struct):
+class ContributionTotals(msgspec.Struct):
     """One peer's contribution to the run, by the valid vertices."""
 
     name: str = ""
@@ -200,7 +200,7 @@ class VerificationReport:
     members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
     outcomes: defaultdict[type[Statement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Settled cases of each ledger, by outcome."""
-    shares: dict[PeerId, ContributionShare] = field(default_factory=dict[PeerId, ContributionShare])
+    shares: dict[PeerId, ContributionTotals] = field(default_factory=dict[PeerId, ContributionTotals])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
 
     @property
@@ -548,11 +548,11 @@ class _HistoryWalk:
         audit.pauses += [PauseRecord(body.round, pause.paused) for _, pause in pauses_in(body.reports)]
         audit.tunes += [SettingsRecord(body.round, numbers_in(word.to)) for _, word in tunes_in(body.reports)]
         for m in body.members:
-            audit.shares.setdefault(m.peer, ContributionShare()).name = m.name
+            audit.shares.setdefault(m.peer, ContributionTotals()).name = m.name
         for signed in body.commits:
             commit = statement_in(signed)
             if isinstance(commit, Commitment):
-                share = audit.shares.setdefault(signed.signer, ContributionShare())
+                share = audit.shares.setdefault(signed.signer, ContributionTotals())
                 share.rounds, share.steps = share.rounds + 1, share.steps + commit.steps
                 share.samples += commit.samples
                 share.late += commit.late.steps if commit.late is not None else 0

@@ -12,7 +12,7 @@ from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
 from atoll.base.units import spans_of, spans_text
 from atoll.features.attribution.leave_one_out import (
-    LeaveOneOutTask,
+    ReplayableRound,
     archived_rows,
     notable,
     question_of,
@@ -60,7 +60,7 @@ def cannot_replay(round: int, why: ValueError) -> RefusedError:
 
 
 async def measure_effects(
-    peer: Peer, island: TrainingWorker, asked: LeaveOneOutTask, gone: tuple[tuple[int, PeerId], ...]
+    peer: Peer, island: TrainingWorker, asked: ReplayableRound, gone: tuple[tuple[int, PeerId], ...]
 ) -> dict[str, Any]:
     """Replay the round with the rows on this disk; `gone` are the others. Raises UsageError if there are none."""
     round, archived = asked.body.round, archived_rows(peer)

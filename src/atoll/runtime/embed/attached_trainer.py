@@ -19,8 +19,8 @@ from atoll.crypto.digest import Buffer
 from atoll.policy.data.claims import DataClaims
 from atoll.runtime.embed.messages import (
     DeclineRounds,
-    DetachLoop,
     FromUser,
+    LoopDetached,
     RoundsBegin,
     ToUser,
 )
@@ -45,7 +45,7 @@ from atoll.training.codec.blocks import Room, new_wire
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.recipes import Recipe
 from atoll.wire.data_ranges import AssignedShard
-from atoll.worker.trainer_commands import BeginValidation, Look, LossesMeasured, NextBatch
+from atoll.worker.trainer_commands import BeginValidation, ContinueMeasurement, Look, LossesMeasured
 
 T = TypeVar("T")
 _FROM_USER: msgspec.msgpack.Decoder[FromUser] = msgspec.msgpack.Decoder(FromUser)
@@ -76,7 +76,7 @@ class AttachedTrainer:
             while True:
                 (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
                 message = _FROM_USER.decode(await self._reader.readexactly(size))
-                if isinstance(message, DetachLoop):
+                if isinstance(message, LoopDetached):
                     self.has_detached = True
                     break
                 if isinstance(message, DeclineRounds):
@@ -157,7 +157,7 @@ class AttachedTrainer:
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
         raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
 
-    async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
+    async def validate(self, work: Look | ContinueMeasurement, of_F: Tensor | None = None) -> LossesMeasured:
         if not isinstance(work, BeginValidation) or of_F is None or not self.validates:
             raise TrainerFailed("refused", "this attached loop has no held-out loss (validate=)", alive=True)
         async with self._lock:

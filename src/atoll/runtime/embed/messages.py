@@ -89,7 +89,7 @@ class LoopRoundClosed(msgspec.Struct, frozen=True, tag="LoopRoundClosed"):
     loss: float | None  # None: no member reported one
 
 
-class LoopLog(msgspec.Struct, frozen=True, tag="LoopLog"):
+class LoopLogLine(msgspec.Struct, frozen=True, tag="LoopLogLine"):
     """A line for the loop's logger."""
 
     level: int  # of the module logging
@@ -120,7 +120,7 @@ class DeclineRounds(msgspec.Struct, frozen=True, tag="DeclineRounds"):
     rounds: int
 
 
-class DetachLoop(msgspec.Struct, frozen=True, tag="DetachLoop"):
+class LoopDetached(msgspec.Struct, frozen=True, tag="LoopDetached"):
     """Last message of the user's process."""
 
 
@@ -135,7 +135,7 @@ ToUser = (
     | RoundsBegin
     | PeerIdentityAnnouncement
     | LoopRoundClosed
-    | LoopLog
+    | LoopLogLine
     | LoopRunOver
     | PeerError
 )
@@ -147,7 +147,7 @@ FromUser = (
     | LossesMeasured
     | CommandFailed
     | DeclineRounds
-    | DetachLoop
+    | LoopDetached
 )
 
 

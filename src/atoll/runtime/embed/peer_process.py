@@ -44,7 +44,7 @@ from atoll.runtime.embed.ignored import ignored_arguments
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
-    LoopLog,
+    LoopLogLine,
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
@@ -183,7 +183,7 @@ def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> 
     if config:
         write_durably(host.folder / MODEL_CONFIG, [config.encode()])
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
-    join = JoinProgress(host, lambda text: trainer.send(LoopLog(logging.WARNING, text)))
+    join = JoinProgress(host, lambda text: trainer.send(LoopLogLine(logging.WARNING, text)))
 
     def tell(entry: dict[str, Any]) -> None:
         join.entry(entry)

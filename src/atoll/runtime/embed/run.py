@@ -44,7 +44,7 @@ from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
     DeclineRounds,
-    LoopLog,
+    LoopLogLine,
     LoopRoundClosed,
     LoopRunOver,
     PeerError,
@@ -76,7 +76,7 @@ from atoll.runtime.trainer.protocol import (
     WriteParameters,
 )
 from atoll.training.codec.blocks import largest_of
-from atoll.training.data.shards.dataset import ShardedDataset
+from atoll.training.data.shards.dataset import AssignedShardsDataset
 from atoll.training.data.shards.sources import source_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.user_optimizer import is_skipped
@@ -123,7 +123,7 @@ class Run(RunReadings):
         self._merging: MergeAnchorIntoParameters | None = (
             None  # merge that waits until the queued gradients are complete
         )
-        self._data: ShardedDataset | None = None  # the run's data set, if the loop reads it
+        self._data: AssignedShardsDataset | None = None  # the run's data set, if the loop reads it
         self._is_starved = False  # True while the loop waits for shards to read
         self._hooks: list[Any] = []
         self._in_step = False  # True during optimizer.step()
@@ -269,7 +269,7 @@ class Run(RunReadings):
         shuffle: bool = True,
         per_step: Whole = 0,
         window: Whole = 0,
-    ) -> ShardedDataset:
+    ) -> AssignedShardsDataset:
         """Samples of one data set that all members share. Each is used once, also if members are killed.
 
         `dataset` must be the same at all members, and so must the arguments: anything with a length and an index
@@ -293,7 +293,7 @@ class Run(RunReadings):
             raise UsageError(
                 "E-DATA-02", f"run.data: {why}", fix="pass a list, a Dataset, a stream, an array or a path"
             ) from None
-        self._data = ShardedDataset(source, per_step, self._wait_for_data)
+        self._data = AssignedShardsDataset(source, per_step, self._wait_for_data)
         if self._job is not None and self._job.data is not None:
             self._data.assign(self._job.data, ())
         return self._data
@@ -513,7 +513,7 @@ class Run(RunReadings):
                 self._announce(message)
             case LoopRoundClosed():
                 self._seen.closed(message)
-            case LoopLog(level, text):
+            case LoopLogLine(level, text):
                 log.log(level, "%s", text)
             case LoopRunOver(rounds, model):
                 self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model

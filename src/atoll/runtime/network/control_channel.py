@@ -21,7 +21,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Lane
-from atoll.runtime.network.message_log import COUNT_BYTES, MessageLog
+from atoll.runtime.network.message_log import COUNT_BYTES, ResendQueue
 from atoll.runtime.network.secure_channel import ChannelOpened, ForeignPeer, SecureSession
 from atoll.runtime.network.transport import Connection, ConnectionChannel, run_guarded
 from atoll.wire.libp2p.multiaddr import DialEndpoint
@@ -64,7 +64,7 @@ class ControlChannel:
     session: SecureSession
     peer: PeerId
     lane: Lane
-    log: MessageLog  # of the session
+    log: ResendQueue  # of the session
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ControlChannel:
         self._carries_messages = False
         self._repeats.clear()
 
-    def welcome(self, log: MessageLog | None) -> None:
+    def welcome(self, log: ResendQueue | None) -> None:
         """Listener: this connection is the link. Offer to continue its session, if there is one."""
         body = b""
         if log is not None and log.can_continue:
@@ -119,7 +119,7 @@ class ControlChannel:
             body = log.session_id + self._state_count()
         self.send_frame(ControlFrameKind.WELCOME, body)
 
-    def receive_welcome(self, body: bytes, log: MessageLog | None) -> None:
+    def receive_welcome(self, body: bytes, log: ResendQueue | None) -> None:
         """Dialer: continue the session that the listener offers, if this end has it, too."""
         if not body:
             return
@@ -135,7 +135,7 @@ class ControlChannel:
         No count: the remote does not have the offered session, so a new one begins.
         """
         if self._awaits_count and not body:
-            self.log, self._number = MessageLog(self.session.session_id, self._queue_bytes), 0
+            self.log, self._number = ResendQueue(self.session.session_id, self._queue_bytes), 0
         elif len(body) != COUNT_BYTES:
             raise PeerFault(self.peer, "a count of another size", body[:16])
         elif self._awaits_count:
@@ -212,7 +212,7 @@ class ControlChannel:
         for item in items if not self._finishing else ():  # else: sent before the remote knew of the end
             if isinstance(item, ChannelOpened):
                 self.peer, self.lane = item
-                self.log = MessageLog(self.session.session_id, self._queue_bytes)
+                self.log = ResendQueue(self.session.session_id, self._queue_bytes)
                 self._owner.on_opened(self)
             elif isinstance(item, ForeignPeer):
                 self.peer = item.peer

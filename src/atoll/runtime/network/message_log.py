@@ -20,7 +20,7 @@ UNACKED_MAX = 8 * MIB  # an honest remote leaves at most its window, one message
 ACK_MESSAGES, ACK_BYTES = 64, MIB // 16  # received since the last acknowledgment, when the next one is due
 
 
-class MessageLog:
+class ResendQueue:
     """Both directions of one session."""
 
     def __init__(self, session_id: bytes, queue_bytes: int) -> None:
@@ -48,7 +48,7 @@ class MessageLog:
             self._pop_waiting()
             self.dropped += 1
 
-    def move_waiting(self, other: MessageLog) -> None:
+    def move_waiting(self, other: ResendQueue) -> None:
         while self.waiting:
             other.push(self._pop_waiting())
 

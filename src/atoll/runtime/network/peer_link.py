@@ -12,7 +12,7 @@ import msgspec
 from atoll.base.ids import PeerId
 from atoll.runtime.network.bulk_channel import BulkLane
 from atoll.runtime.network.control_channel import ControlChannel
-from atoll.runtime.network.message_log import MessageLog
+from atoll.runtime.network.message_log import ResendQueue
 from atoll.wire.libp2p.multiaddr import DialEndpoint
 
 
@@ -42,7 +42,7 @@ class PeerLink:
         self.peer, self.bulk = peer, bulk
         self.endpoints: tuple[DialEndpoint, ...] = ()  # empty: only the remote can dial
         self.control: ControlChannel | None = None
-        self.log: MessageLog | None = None  # of the session; outlives its connections until the link is down
+        self.log: ResendQueue | None = None  # of the session; outlives its connections until the link is down
         self.retiring: dict[ControlChannel, None] = {}  # oldest first
         self.up = False  # LinkUp was reported
         self.may_be_refused = False  # LinkDown was reported, and no redial was refused since
@@ -82,7 +82,7 @@ class PeerLink:
         new.carry_messages()
         return old
 
-    def use_log(self, log: MessageLog) -> None:
+    def use_log(self, log: ResendQueue) -> None:
         """Continue this session, or begin it. Messages that another one has not sent yet leave in this one."""
         if self.log is not None and self.log is not log:
             self.log.move_waiting(log)

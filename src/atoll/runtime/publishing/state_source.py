@@ -102,7 +102,7 @@ class StateDownload:
             raise
 
 
-class StateSource:
+class PublishedStateFetcher:
     """Source of states at one place. `tell` takes facts, on the event loop."""
 
     def __init__(self, place: CheckpointPlace, store: PeerStore, tell: Callable[[Fact], None]) -> None:
@@ -162,7 +162,7 @@ def ask_published_first(peer: TrainingPeer, url: str) -> None:
         for listener in peer.listeners:
             listener(fact)
 
-    source = StateSource(place_at(url), peer.store, tell)
+    source = PublishedStateFetcher(place_at(url), peer.store, tell)
 
     async def fetch(state: Digest) -> bool:
         learning = island.learning

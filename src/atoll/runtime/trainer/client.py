@@ -61,7 +61,7 @@ from atoll.verification.replay_audit.trainer_commands import (
     NextAuditStep,
     ShowSegment,
 )
-from atoll.worker.trainer_commands import Look, LossesMeasured, NextBatch, TrainerFailed, TrainerSpec
+from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerFailed, TrainerSpec
 
 STEPS_OF_SILENCE = 20  # a step that takes 20 times longer than the last ones counts as hung
 # Arguments of Python, before the descriptor of the mailbox. -P: no module comes from the working directory, which
@@ -225,7 +225,7 @@ class TrainerClient:
         """One step of showing or judging a segment: no round waits for the rest."""
         return await self._ask(work, AuditStepCompleted)
 
-    async def validate(self, work: Look | NextBatch, of_F: Tensor | None = None) -> LossesMeasured:
+    async def validate(self, work: Look | ContinueMeasurement, of_F: Tensor | None = None) -> LossesMeasured:
         """One batch of a measurement at these parameters (F,): no round waits for the rest."""
         return await self._ask(work, LossesMeasured, before=lambda: self._mailbox.show(of_F))
 

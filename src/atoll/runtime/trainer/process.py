@@ -76,8 +76,8 @@ from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
     BeginValidation,
+    ContinueMeasurement,
     LossesMeasured,
-    NextBatch,
 )
 
 BEAT_EVERY_S = 0.5  # seconds between heartbeats, sent at step boundaries; more would only wake the peer
@@ -208,7 +208,7 @@ class TrainerProcess:
                 return self.auditing.go_on()
             case BeginValidation() | BeginScoring() | BeginReplay():
                 return self._publish_update(self.validating.start(command, self.mailbox.shown()))
-            case NextBatch():
+            case ContinueMeasurement():
                 return self._publish_update(self.validating.go_on())
             case CancelTraining():
                 raise AssertionError("CommandReader handles these")

@@ -30,8 +30,8 @@ from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
     BeginValidation,
+    ContinueMeasurement,
     LossesMeasured,
-    NextBatch,
     TrainerSpec,
     Why,
 )
@@ -123,7 +123,7 @@ Command = (
     | BeginValidation
     | BeginScoring
     | BeginReplay
-    | NextBatch
+    | ContinueMeasurement
 )
 
 

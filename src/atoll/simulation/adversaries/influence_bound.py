@@ -76,12 +76,12 @@ class RowLedger:
         """Workers of each peer: these send poison, all others honest rows."""
 
         def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
-            return ValuedWorker(me, knobs, draw, self, poisons.get(me), chains(me))
+            return NumericRowWorker(me, knobs, draw, self, poisons.get(me), chains(me))
 
         return make
 
 
-class ValuedWorker(VirtualWorker):
+class NumericRowWorker(VirtualWorker):
     """Symbolic worker with valued rows."""
 
     def __init__(

@@ -56,7 +56,7 @@ def accomplices(stage: ScenarioContext) -> None:
     play_together(stage, dict.fromkeys(stage.draw_places(), "accomplice"))
 
 
-class OpeningRecorder:
+class SumCheckRecorder:
     """Opening reports in the vertices of honest peers, each once, and departures."""
 
     def __init__(self, stage: ScenarioContext) -> None:
@@ -92,11 +92,11 @@ def play_openings(
     network: NetworkKnobs | None = None,
     share: float = SHARE,
     statistic: str = "mean",
-) -> OpeningRecorder:
+) -> SumCheckRecorder:
     stage.quorum = "two-thirds"
     terms = SumCheckTerms(share, CUT.leaf_bytes)
     settings = replace(stage.settings(), tolerance=0.33, openings=terms, statistic=statistic)
-    told = stage.play_beside(kinds, twist_of, islands, settings, OpeningRecorder, network)
+    told = stage.play_beside(kinds, twist_of, islands, settings, SumCheckRecorder, network)
     swarm = stage.swarm
     for place, kind in kinds.items():
         name = swarm.keys.name(place)
@@ -116,7 +116,7 @@ class ColludingOwners:
     """Liars that own parts by themselves: their agreed lies, and the consequences."""
 
     def __init__(self, stage: ScenarioContext, places: Collection[int]) -> None:
-        self.stage, self.told = stage, OpeningRecorder(stage)
+        self.stage, self.told = stage, SumCheckRecorder(stage)
         self.names = {peer_name(place) for place in places}
         self.lied: dict[PeerId, int] = {}  # signer of an agreed wrong result → first round
         self.false: list[tuple[int, int]] = []  # (round, part) of these results

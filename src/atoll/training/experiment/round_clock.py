@@ -13,9 +13,9 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.workload import (
+    AgreedWorkload,
     RoundWorkload,
     WorkloadPolicy,
-    WorkloadProgress,
     effort_problem,
     fastest_of,
     progress_after,
@@ -44,7 +44,7 @@ class RoundClock:
         self._taken = [0] * peers  # samples of each member since its last round
         self._quota: RoundWorkload | None = None  # None: between two rounds
         self._own: dict[int, int] = {}  # steps of each member in this round, if they follow its speed
-        self._reached: WorkloadProgress | UnsetType = UNSET
+        self._reached: AgreedWorkload | UnsetType = UNSET
 
     def begin_round(self, members: Sequence[int]) -> None:
         """Called before every step. If a round begins with it, `members` take part."""

@@ -76,7 +76,7 @@ class LaidOpening(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class AuditTurn:
+class LocalAuditDuty:
     """An audit or an opening that the local peer has to judge."""
 
     case: AuditCase | SumCheckCase
@@ -101,7 +101,7 @@ class ReplayAudits(VerifierMachine):
     def __init__(self, context: VerifierContext) -> None:
         self.me, self.settings, self.history = context.me, context.settings, context.history
         self.docket = context.pool.ledgers.get(AuditLedger)
-        self.turns: dict[Key, AuditTurn] = {}
+        self.turns: dict[Key, LocalAuditDuty] = {}
         self.ahead: dict[Key, dict[PeerId, Finding]] = {}  # received signed findings against members
         self.seconded: dict[Place, Sequence[SignedStatement]] = {}  # other owners' signatures under a result
         self.unshown: set[tuple[int, PeerId]] = set()  # round, owner with results not shown: noted once
@@ -149,7 +149,7 @@ class ReplayAudits(VerifierMachine):
         doubted = (t for t in self.turns.values() if t.case.peer not in here and t.case.against)
         return [kept for turn in doubted if turn.said is not None for kept in self._kept(turn)]
 
-    def _kept(self, turn: AuditTurn) -> list[StoredEvidence]:
+    def _kept(self, turn: LocalAuditDuty) -> list[StoredEvidence]:
         """The judged exhibit, with all that a second judgment needs."""
         case, parent = turn.case, self.history.bodies.get(turn.case.round - 1)
         state = parent.state if parent is not None and isinstance(case, AuditCase) else None
@@ -248,7 +248,7 @@ class ReplayAudits(VerifierMachine):
                 continue
             if (turn := self.turns.get(key)) is None:
                 if not here.isdisjoint(makers := self._makers(case)):
-                    turn = self.turns[key] = AuditTurn(case, head, now, makers)
+                    turn = self.turns[key] = LocalAuditDuty(case, head, now, makers)
                     effects += self._ask(turn)
             elif turn.said == "accepted" and not turn.told and case.against:
                 effects += self._end(turn, turn.said, "as seen before others doubted it", turn.blob)
@@ -339,7 +339,7 @@ class ReplayAudits(VerifierMachine):
         waiting = (turn for turn in self.turns.values() if turn.said is None and not turn.judging)
         return [effect for turn in waiting for effect in self._ask(turn, len(turn.makers))]
 
-    def _ask(self, turn: AuditTurn, most: int = 1) -> list[Effect]:
+    def _ask(self, turn: LocalAuditDuty, most: int = 1) -> list[Effect]:
         """Request the exhibit from the next peers, except the one with an exhibit under way; others may have it."""
         wish = ExhibitRequest(turn.case.round, _number(turn.case))
         left = [peer for peer in turn.makers[:most] if peer not in turn.useless]
@@ -406,14 +406,14 @@ class ReplayAudits(VerifierMachine):
             case _:
                 return []
 
-    def _turn_of(self, job: str) -> AuditTurn | None:
+    def _turn_of(self, job: str) -> LocalAuditDuty | None:
         if not job.startswith("audit/judge/"):
             return None
         _, _, round, peer, *number = job.split("/")
         return self.turns.get(_key(int(round), PeerId(peer), int(number[0]) if number else UNSET))
 
     def _judged(
-        self, turn: AuditTurn, finding: Finding, why: str, others: Sequence[SignedStatement]
+        self, turn: LocalAuditDuty, finding: Finding, why: str, others: Sequence[SignedStatement]
     ) -> list[Effect]:
         try:
             twice = twice_promised(turn.case, others, self.history)
@@ -425,7 +425,7 @@ class ReplayAudits(VerifierMachine):
         ended = self._end(turn, finding, why, turn.blob)
         return [*(_fact(fact, self.history.head) for fact in accused), *ended]
 
-    def _shown_nothing(self, turn: AuditTurn, why: str, exhibit: Digest | None = None) -> list[Effect]:
+    def _shown_nothing(self, turn: LocalAuditDuty, why: str, exhibit: Digest | None = None) -> list[Effect]:
         """Drop an exhibit that cannot be judged; the exhibit of another maker counts as much."""
         if turn.shower is not None:
             turn.useless.add(turn.shower)
@@ -435,7 +435,7 @@ class ReplayAudits(VerifierMachine):
         turn.blob, turn.shower, turn.tries, turn.judging = None, None, 0, False
         return self._ask(turn, len(turn.makers))
 
-    def _end(self, turn: AuditTurn, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
+    def _end(self, turn: LocalAuditDuty, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
         """End the turn with this finding. `exhibit`: the judged blob; None if there was nothing to judge."""
         turn.judging, turn.said = False, finding
         case, opening = turn.case, turn.case.number if isinstance(turn.case, SumCheckCase) else None

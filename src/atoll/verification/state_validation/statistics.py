@@ -28,7 +28,7 @@ from atoll.verification.state_validation.policy import (
 from atoll.wire.messages.vertex import VertexBody
 
 
-class StateLosses(msgspec.Struct, frozen=True):
+class StateValidationRecord(msgspec.Struct, frozen=True):
     """Validators' losses for the state of `round`. None: not a number, or nothing to compare with."""
 
     round: int
@@ -83,7 +83,7 @@ def refusals(bodies: Iterable[VertexBody]) -> list[StateRefusal]:
 
 def blame_by_validation(
     bodies: Mapping[int, VertexBody], ids: Mapping[int, Digest], validations: ValidationLedger
-) -> tuple[list[LossSuspicion], list[StateLosses]]:
+) -> tuple[list[LossSuspicion], list[StateValidationRecord]]:
     """Peers with the largest rise of held-out loss after their updates, and the states that validators judged.
 
     `bodies` in the order of rounds; `validations` is fresh, and of the run's own rule.
@@ -105,7 +105,7 @@ def blame_by_validation(
             since = before.round if before is not None else round - 1
             found[round] = candidate, before, {p for r, who in moved if r > since for p in who}
     names = names_of(members.items())
-    judged: list[StateLosses] = []
+    judged: list[StateValidationRecord] = []
     risen: dict[PeerId, dict[int, float]] = {}
     for candidate, before, who in found.values():
         losses = _nats(candidate)
@@ -114,7 +114,9 @@ def blame_by_validation(
         now, was = losses[0], next(iter(_nats(before)), None) if before is not None else None
         by = now - was if now is not None and was is not None else None
         shares = tuple(one / ALL for one in candidate.accuracy or ())
-        judged.append(StateLosses(candidate.round, losses, candidate.opinion, by, names_among(who, names), shares))
+        judged.append(
+            StateValidationRecord(candidate.round, losses, candidate.opinion, by, names_among(who, names), shares)
+        )
         for peer in who:
             risen.setdefault(peer, {})
             if by is not None:

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.base.workload import WorkloadProgress
+from atoll.base.workload import AgreedWorkload
 from atoll.wire.data_ranges import DataPlace
 from atoll.wire.messages.statements import (
     AgreedWeights,
@@ -165,7 +165,7 @@ class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     window_s: Finite | UnsetType = UNSET  # adaptive windows: an owner's window in the next round, in seconds
     reputation: tuple[Score, ...] | UnsetType = UNSET  # reputation: score per line of `members`
     credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # drawn trainers: credits per member line
-    effort: WorkloadProgress | UnsetType = UNSET  # loss-driven workload: input of the next round's workload
+    effort: AgreedWorkload | UnsetType = UNSET  # loss-driven workload: input of the next round's workload
     paused: int | UnsetType = UNSET  # pause: round of the vertex with the pause order; unset: the run trains
     invited: InvitationRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
     tuned: ChangedSettings | UnsetType = UNSET  # numbers that members changed since genesis

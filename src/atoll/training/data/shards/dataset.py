@@ -30,7 +30,7 @@ FEW_SAMPLES = (
 log = logging.getLogger("atoll")  # messages for the user of a loop
 
 
-class ShardedDataset(IterableDataset[Any]):
+class AssignedShardsDataset(IterableDataset[Any]):
     """Endless samples of the run's data set for this member; ends when the run is over.
 
     An `IterableDataset`: give it to a `DataLoader` without workers, or iterate over it.
