@@ -60,7 +60,7 @@ class WorkloadPolicy(msgspec.Struct, frozen=True):
 
     @property
     def tracks_progress(self) -> bool:
-        """Whether vertices hold a AgreedWorkload."""
+        """Whether vertices hold an AgreedWorkload."""
         return self.by_loss is True or self.batches is not UNSET
 
 
