@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from statistics import median
+
 import pytest
 from msgspec.structs import replace as changed
 
@@ -9,7 +12,7 @@ from atoll.base.limits import MIB
 from atoll.base.machine import Broadcast, Effect, Send
 from atoll.peer.events import AgreedStateMissing, RoundClosed
 from atoll.peer.settings import PIECES_BY_SIZE, RunSettings
-from atoll.peer.tasks import AdvanceState
+from atoll.peer.tasks import AdvanceState, RestoreState
 from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.agreement.events import BodyDecided
@@ -94,6 +97,39 @@ def test_a_newcomer_on_a_slow_link_gets_each_part_once_and_no_round_before_it_ca
     assert not gave_up and not unasked
     assert swarm.head(far) >= swarm.head(ada) - 1
     assert len(set(came)) >= 4 and len(came) <= 1.25 * len(set(came))
+
+
+def test_no_round_waits_for_a_newcomer_that_is_still_behind():
+    """It has a state of five rounds ago, and needs 16 s for the parts of each. It once said that it was ready."""
+    run = RunSettings(
+        open_to_all=True, round=RoundSettings(20, first_train_s=60), update_bytes=80 * MIB, pieces=PIECES_BY_SIZE
+    )
+    swarm = VirtualSwarm(
+        1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(1.0, update_bytes=20_000_000), run=run)
+    )
+    ada, far, world = peer_name(0), peer_name(3), swarm.world
+    closed: list[tuple[float, str]] = []  # time, and the newcomer's standing before it
+
+    def watch(now: float, node, fact) -> None:
+        if isinstance(fact, RoundClosed) and node.name == ada:
+            history = node.machine.history
+            standing = next((m.standing for m in history.bodies[fact.round - 1].members if m.peer == far), "")
+            closed.append((now, "counted" if far in fact.counted else standing))
+
+    world.watchers.append(watch)
+    world.run(200)
+    came = world.now
+    world.network.downlink_bytes_s[far] = world.network.uplink_bytes_s[far] = 1.25e6
+    swarm.join(3, via=ada)
+    island = world.nodes[far].island
+    takes_s = island.takes_s
+    island.takes_s = lambda work: 110.0 if isinstance(work, RestoreState) else takes_s(work)
+    world.run(came + 1500, stop=lambda: closed[-1][1] == "counted")
+    took = [(end - begin, standing) for (begin, _), (end, standing) in pairwise(closed)]
+    usual_s = median(s for s, standing in took if not standing)
+    behind = [s for s, standing in took if standing == "observer"]
+    assert len(behind) > 5 and max(behind) < 1.15 * usual_s
+    assert [standing for _, standing in took[-3:]] == ["observer", "new", "counted"]
 
 
 NO_CLOCK = RoundSettings(inner_steps=1, first_train_s=1e8, train_max_s=1e8, owner_s=60)  # as a group's

@@ -128,7 +128,7 @@ TABLE: dict[str, tuple[type, tuple[str, ...], Callable[[], object]]] = {
     "download": (
         BlobDownload,
         ("handle", "on_link_up", "add_sources", "add_candidates", "set_allowance"),
-        lambda: bad_weather(2),
+        lambda: bad_weather(12),
     ),
     "download of pieces": (
         ErasureDownload,

@@ -416,6 +416,8 @@ def _train_s(
         return min(settings.first_train_s, settings.train_max_s)
     # half as much again: a busy machine is not dead, and the last combined part reaches the last member late
     steps_s, limit_s = 1.5 * slowest * quota.steps, _limit_s(settings)
+    if any(m.may_train and m.standing == "member" and not m.step_s and m.missed < 2 for m in body.members):
+        steps_s += slowest * quota.steps  # its first update; it began late, when the last parts had arrived
     if quota.stretch > 1.0:
         steps_s *= quota.stretch
     if limit_s is not None:

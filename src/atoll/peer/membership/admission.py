@@ -25,6 +25,7 @@ from atoll.wire.messages.membership import JoinRefused, RefusalCode
 from atoll.wire.messages.statements import Extensions, JoinRequest, ReadyReport, Statement
 
 JOIN_AGAIN_S = 3.0  # seconds before a JoinRequest or ReadyReport without a vertex is repeated
+READY_LAG_S = 5.0  # most run time between the local state and the head's for a ReadyReport
 REFUSALS_MAX = 3  # consecutive refused requests before giving up: a ticket may be newer than what a member knows
 
 
@@ -107,13 +108,22 @@ class AdmissionRequest:
                 wish.admission,
                 extensions,
             )
-        # the rest comes with the next rounds; they may be faster than the local disk
-        near = history.head - at <= RECENT // 4
         waits = mine.standing == "observer" and mine.role != "observer"
         changed = mine.may_train and unaudited != (mine.standing == "unaudited")
-        if (waits or changed) and at in history.ids and near:
+        if (waits or changed) and _is_near(history, at):
             return ReadyReport(history.ids[at], history.bodies[at].state, unaudited or UNSET)
         return None
+
+
+def _is_near(history: VertexChain, at: int) -> bool:
+    """True if a peer with the state of round `at` reaches the head within seconds.
+
+    A member is awaited, so one that says this while it still downloads long rounds would stop the others. Rounds of
+    milliseconds may be faster than the local disk, so the head itself is not required.
+    """
+    if at not in history.ids or history.head - at > RECENT // 4:
+        return False
+    return history.head_body.time_s - history.bodies[at].time_s <= READY_LAG_S
 
 
 UNTOLD = "no vertex says yet that its work cannot be replayed"  # pass reason, for people
