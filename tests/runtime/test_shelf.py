@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -66,6 +69,36 @@ def test_what_verdicts_do_not_take_of_their_share_is_there_for_rows(tmp_path: Pa
     retention.rows.hold(rows)
     retention.tidy(set(), 0)
     assert [store.has_blob(blob) for blob in (exhibit, *rows)] == [True] * 10 + [False]
+
+
+def agreed_state(retention: BlobRetention, store: PeerStore, number: int) -> Digest:
+    name = store.put_blob(bytes([number]) * MIB)
+    with retention.adding:
+        retention.add_state(name)
+        retention.set_head(name)
+    return name
+
+
+def test_the_head_before_stays_only_where_a_restart_would_read_it(tmp_path: Path):
+    store = PeerStore(tmp_path, durable=False)
+    retention = BlobRetention(store, KeepSection(bytes_max=0))
+    first, second, third = (agreed_state(retention, store, n) for n in range(3))
+    retention.tidy(set(), 2)
+    assert [store.has_blob(state) for state in (first, second, third)] == [False, True, True]
+    retention.tidy(set(), 2, keeps_before=False)
+    assert [store.has_blob(state) for state in (second, third)] == [False, True]
+
+
+def test_older_states_go_before_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Within the limit of the settings they stay as long as two states more would fit."""
+    store = PeerStore(tmp_path, durable=False)
+    retention = BlobRetention(store)
+    older = [agreed_state(retention, store, n) for n in range(4)]
+    retention.tidy(set(), 3)
+    assert all(store.has_blob(state) for state in older)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB))
+    retention.tidy(set(), 3, keeps_before=False)
+    assert sum(map(store.has_blob, older)) == 3 and store.has_blob(older[-1])
 
 
 def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from atoll.base.errors import UsageError
+from atoll.base.errors import RunFailedError, UsageError
 from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer import (
     TrainerClient,
@@ -21,6 +22,7 @@ from atoll.runtime.trainer import (
     TrainerSpec,
     check_device,
     chosen_device,
+    shared_memory,
     threads_per_trainer,
 )
 from atoll.runtime.trainer.process import TrainerProcess
@@ -276,6 +278,22 @@ def test_shared_memory_has_no_name_that_could_be_left_behind():
     assert theirs.x_F.tolist() == [2.5] * 10 and theirs.take(5) == b"inner"
     with pytest.raises(ValueError, match="do not fit"):
         ours.put(b"too long.")
+
+
+def test_a_full_disk_under_the_mailbox_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch):
+    """A write into a file without blocks would kill the process."""
+
+    def refuse(_handle: int, _size_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fd = anonymous_file()
+    mailbox = SharedMailbox(fd, 2, 8)
+    os.close(fd)
+    monkeypatch.setattr(shared_memory, "reserve_blocks", refuse)
+    for write in (lambda: mailbox.put(b"inner"), lambda: mailbox.show(torch.ones(2))):
+        with pytest.raises(RunFailedError, match="No space left on device") as full:
+            write()
+        assert full.value.code == "E-DISK-01"
 
 
 def test_a_gpu_that_is_not_here_is_said_before_anything_begins():

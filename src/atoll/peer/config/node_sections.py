@@ -48,8 +48,8 @@ class KeepSection(ConfigSection, frozen=True):
         "keep.newest: a round is recomputed from the state before it.", "rounds")] = 0
     bytes_max: Annotated[Bytes, Setting(
         "Most bytes of stored updates, evidence of verdicts (a fourth at most) and older states together. States "
-        "are deleted first, oldest first; pieces (keep.coded) are not deleted. 0 stores the head, the state "
-        "before it and what members fetch.", "bytes")] = 10_000_000_000
+        "are deleted first, oldest first; pieces (keep.coded) are not deleted. The disk "
+        "keeps room for two states more. 0 stores the head and what members fetch.", "bytes")] = 10_000_000_000
     coded: Annotated[Text, Setting(
         'Erasure code of older states (specs/pieces.md). "6/10": a state of every keep.every_rounds-th round is '
         "cut into 10 pieces, one per drawn member; any 6 restore it, so 4 members may vanish, and all together "

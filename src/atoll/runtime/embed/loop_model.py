@@ -76,7 +76,7 @@ class LoopModel:
         `folder`: the mailbox is a file there instead of memory.
         """
         room_bytes = mailbox_room_bytes(self.layout)
-        memory = anonymous_file() if folder is None else unnamed_file(folder, 4 * self.layout.floats + room_bytes)
+        memory = anonymous_file() if folder is None else unnamed_file(folder, 4 * self.layout.floats)
         self.mailbox = SharedMailbox(memory, self.layout.floats, room_bytes)
         self.mailbox.pin(tensors_of(self.model, self.layout)[0][1].device)
         return memory

@@ -23,8 +23,8 @@ PROCESS_BYTES = 256 * MIB  # a peer without a model, and its buffers
 # Models of fp32 in the peer's memory: values handed over, what the codec left, and encoded updates of int8, its own
 # and those of others. Its state is in files. With `disk` only encoded updates remain.
 MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.5, "disk": 1.2}
-# Three states of two vectors, two private files, and with `disk` the mailbox and what else is in memory
-MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 8.5, "disk": 12.5}
+# Two states of two vectors, two private files, and with `disk` the mailbox and what else is in memory
+MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 6.5, "disk": 8.5}
 BYTES_A_VALUE = 1.01  # of an int8 update
 SLOW_BYTES_S = 6.25e6  # 50 Mbit/s
 

@@ -1,16 +1,18 @@
 """Retention of blobs on disk: what stays beside the head, for how long and within which limits.
 
 Older states stay for a time for laggards that still fetch them. Some stay for long (retention.py), so that the run
-can go back to them. Both together take at most `keep.bytes_max`, and what is being fetched right now.
+can go back to them. Both together take at most `keep.bytes_max`, less on a disk that fills up, and what is being
+fetched right now.
 
 Invariants:
-- The head and the one before it stay, and so do the newest states staged since.
+- The head stays, and so do the newest states staged since; the head before it while it is needed.
 - What was just written, read or served is not removed meanwhile.
 Not responsible for: reading and writing states (state_files.py).
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -30,6 +32,7 @@ STATES_KEPT_S = 60.0  # older states stay on disk this long, for laggards that b
 STATES_KEPT_MAX = 64  # such states; rounds of one second would fill the disk
 # of such states; larger ones go at once, since writing over their files costs a tenth of new files
 STATES_KEPT_BYTES = 256 * MIB
+STATES_FREE = 2  # states for which the disk keeps room: older ones go first
 VERDICTS_SHARE = 4  # at most a fourth of `keep.bytes_max` goes to the evidence of verdicts
 PINNED_MAX = 4  # pinned earlier states; the oldest pin is dropped
 
@@ -43,7 +46,7 @@ class BlobRetention:
         self.adding = Lock()
         self.head: Digest | None = None
         self._staged: OrderedDict[Digest, None] = OrderedDict()  # since the head
-        self._before: Digest | None = None  # the head before this one: a restart may need it
+        self._before: Digest | None = None  # the head before this one
         self._replaced: dict[Digest, float] = {}  # earlier state → time at which it was replaced
         self._pinned: OrderedDict[Digest, None] = OrderedDict()
         self._verdicts: Sequence[Digest] = ()  # exhibits and the states that replays need, newest first
@@ -104,22 +107,31 @@ class BlobRetention:
         """Keep these exhibits and states, as far as there is room."""
         self._verdicts = blobs
 
-    def tidy(self, needed: set[Digest], round: int) -> None:
-        """Remove blobs that are neither needed nor recent. `round` is the head's."""
-        most = self._retention.keep.bytes_max
+    def tidy(self, needed: set[Digest], round: int, keeps_before: bool = True) -> None:
+        """Remove blobs that are neither needed nor recent. `round` is the head's.
+
+        `keeps_before`: a restart would read the head before this one.
+        """
+        most = self._bytes_max()
         verdicts = self._store.blobs_within(self._verdicts, most // VERDICTS_SHARE)
         beside = verdicts | self.rows.kept(most - self._retention.size_of(verdicts))
-        to_keep = beside | self._retention.states(round, beside)
+        to_keep = beside | self._retention.states(round, beside, most)
         room_bytes = most - self._retention.size_of(to_keep)
         with self.adding:
             self._kept_since, self._replaced = _recent(self._kept_since), _recent(self._replaced)
             kept = {*self._staged, *self._kept_since, *self._pinned, *self._pieces, *to_keep, *needed}
-            kept |= {name for name in (self.head, self._before) if name is not None}
+            kept |= {name for name in (self.head, self._before if keeps_before else None) if name is not None}
             recent = [name for name in reversed(self._replaced) if name not in kept]
             kept |= self._store.blobs_within(recent, min(room_bytes, STATES_KEPT_BYTES))
             served = self._store.served_since(time.monotonic() - SERVED_KEPT_S)
             fetched = [name for name in served if name not in kept and self._store.has_blob(name)]
             self._store.drop_blobs(kept.union(fetched[:SERVED_MAX]))
+
+    def _bytes_max(self) -> int:
+        """Most bytes beside the head: `keep.bytes_max`, but the disk keeps room for `STATES_FREE` states more."""
+        head_bytes = self._retention.size_of((self.head,)) if self.head is not None else 0
+        free_bytes = shutil.disk_usage(self._store.folder).free + self._store.blob_bytes() - head_bytes
+        return max(0, min(self._retention.keep.bytes_max, free_bytes - STATES_FREE * head_bytes))
 
 
 def _recent(since: dict[Digest, float]) -> dict[Digest, float]:

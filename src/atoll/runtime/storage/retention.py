@@ -40,8 +40,8 @@ class StateRetention:
         spaced = range(last, max(-2, last - SPACED_MAX * every), -every)
         return list(dict.fromkeys(r for r in chain(newest, spaced) if -1 <= r < head))
 
-    def states(self, head: int, rows: Collection[Digest] = ()) -> set[Digest]:
-        """States to keep on this disk, within the limit beside pieces and kept rows."""
+    def states(self, head: int, rows: Collection[Digest], bytes_max: int) -> set[Digest]:
+        """States to keep on this disk, within this limit beside pieces and kept rows."""
         rounds = self.rounds(head)
         self._agreed = {r: self._agreed[r] for r in rounds if r in self._agreed}
         if self._whole is None:
@@ -55,7 +55,7 @@ class StateRetention:
             if state is None or state in kept:
                 continue
             size += self.size_of((state,))
-            if size > self.keep.bytes_max:
+            if size > bytes_max:
                 break
             kept.add(state)
         return kept

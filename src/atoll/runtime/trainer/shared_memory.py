@@ -1,11 +1,13 @@
 """Shared memory without a name between a peer and its trainer: nothing is left behind when either process dies.
 
 The parent makes an anonymous file, the child inherits its descriptor and sets the size; both map it. Pages are
-taken when they are touched. The kernel frees the file with its last user.
+taken when they are touched, and reserved before what lies behind x is written: a file on a full disk is then an
+error and no crash. The kernel frees the file with its last user.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
 import os
@@ -16,7 +18,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
+from atoll.runtime.system import reserve_blocks
 from atoll.training.codec.blocks import Room, new_wire, tensor_over
 
 log = logging.getLogger(__name__)
@@ -30,7 +34,8 @@ class SharedMailbox:
         size_bytes = 4 * floats + room_bytes
         if os.fstat(fd).st_size < size_bytes:
             os.ftruncate(fd, size_bytes)
-        self._map = mmap.mmap(fd, size_bytes)
+        self._map, self._handle, self._reserved_bytes = mmap.mmap(fd, size_bytes), os.dup(fd), 0
+        weakref.finalize(self, os.close, self._handle)
         self.x_F: Tensor = torch.frombuffer(self._map, dtype=torch.float32, count=floats)
 
     def pin(self, where: torch.device) -> None:
@@ -51,23 +56,48 @@ class SharedMailbox:
                 torch.zeros(1, dtype=torch.float32, device=where)
 
     def put(self, *pieces: Buffer) -> int:
-        """Write pieces of bytes one after the other behind x; returns their total size in bytes."""
+        """Write pieces of bytes one after the other behind x; returns their total size in bytes.
+
+        Raises RunFailedError if a disk has no room for them.
+        """
         size_bytes, at = sum(map(len, pieces)), 4 * self.floats
         if size_bytes > self.room_bytes:
             raise ValueError(f"{size_bytes} bytes do not fit the {self.room_bytes} kept for the inner state")
+        self._reserve(size_bytes)
         for piece in pieces:
             self._map[at : at + len(piece)] = piece
             at += len(piece)
         return size_bytes
 
     def show(self, of_F: Tensor | None) -> None:
-        """Write a second model (F,) behind x; x itself may still be read."""
+        """Write a second model (F,) behind x; x itself may still be read.
+
+        Raises RunFailedError if a disk has no room for it.
+        """
         if of_F is not None:
+            self._reserve(4 * self.floats)
             self._room_F().copy_(of_F)
 
     def shown(self) -> Tensor:
         """The second model (F,) that was written last."""
         return self._room_F().clone()
+
+    def _reserve(self, size_bytes: int) -> None:
+        if size_bytes <= self._reserved_bytes:
+            return
+        try:
+            reserve_blocks(self._handle, 4 * self.floats + size_bytes)
+        except OSError as why:
+            if why.errno not in (errno.ENOSPC, errno.EDQUOT):  # this file system reserves nothing
+                return
+            raise RunFailedError(
+                "E-DISK-01",
+                f"cannot make room for {size_bytes / 1e9:.2f} GB in the file that a loop shares with its peer: "
+                f"{why.strerror}",
+                cause='state_memory = "disk" keeps vectors of the model\'s size in files',
+                fix="free some space on that disk, then start again",
+            ) from why
+        self._reserved_bytes = size_bytes
 
     def _room_F(self) -> Tensor:
         if self.room_bytes < 4 * self.floats:

@@ -576,7 +576,8 @@ class TrainingWorker:
             mine.use_mapped(private, write_private(self.store, private))
         needed = frozenset[Digest]().union(*self.needed.values())
         data = [self._learning.data_blob, *self._learning.beside]
-        self.retention.tidy({*data, *needed}, self.agreed.round)
+        # private parameters may still be those of the state before
+        self.retention.tidy({*data, *needed}, self.agreed.round, keeps_before=mine.kept is not None)
         self._memory.sweep()
 
     def _learning_in(self, round: int) -> TrainingSpec:
