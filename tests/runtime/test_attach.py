@@ -144,6 +144,18 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
         atoll.found(recipe=over_tokens(METHODS["diloco"](), 10**6))
 
 
+@pytest.mark.parametrize(("width", "owner_s", "agree_s"), [(64, 6.0, 10.0), (2**14, 16.1, 26.8)])
+def test_a_large_model_gets_windows_in_which_its_state_can_be_written(
+    tmp_path: Path, width: int, owner_s: float, agree_s: float
+):
+    """A billion values once ran out of time: its state takes half a minute on a slow disk."""
+    with torch.device("meta"):
+        layout = layout_of(nn.Linear(width, width, bias=False))
+    run = atoll.found(folder=tmp_path, start_peers=2)
+    _, settings = _run_start(AttachLoop(run._request, layout), torch.zeros(1).expand(layout.floats))
+    assert (round(settings.round.owner_s, 1), round(settings.round.agree_s, 1)) == (owner_s, agree_s)
+
+
 def test_of_two_loops_one_may_end_early_and_the_other_goes_on(tmp_path: Path, peers_in_threads: None):
     """The two cannot agree that one is gone unless it stays for that; the other once waited for ever."""
     late, early = two_loops(tmp_path, leaves=True, inner_steps=2)

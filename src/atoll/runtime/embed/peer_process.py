@@ -73,6 +73,9 @@ if TYPE_CHECKING:
     from atoll.runtime.training_spec import RunStart
 
 log = logging.getLogger(__name__)
+# windows of an owner and of agreement per GB of the fp32 model, longer than the defaults from 0.4 GB on: disks that
+# write 0.3 GB/s need so long for a state
+OWNER_S_PER_GB, AGREE_S_PER_GB = 15.0, 25.0
 FAREWELL_S = 10.0  # seconds for the others to agree on this leave; below `peer_channel.LEAVE_S`
 
 
@@ -311,6 +314,8 @@ def _run_start(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
             sample=request.sample or msgspec.UNSET,
             effort=replace(request.effort, batch=wish.batch) if request.effort else msgspec.UNSET,
             committee=msgspec.UNSET if request.trust == "private" else COMMITTEE_MOST,
+            owner_s=max(RoundSettings().owner_s, OWNER_S_PER_GB * 4 * layout.floats / 1e9),
+            agree_s=max(RoundSettings().agree_s, AGREE_S_PER_GB * 4 * layout.floats / 1e9),
         ),
     )
     return beginning, settings
