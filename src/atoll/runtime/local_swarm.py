@@ -107,7 +107,8 @@ def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
-    return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
+    default = {"ATOLL_QUIET": "1"}  # all would print the same rounds below the bar
+    return subprocess.Popen(words, env=default | os.environ | own | said)  # noqa: S603  # the caller's script, no shell
 
 
 def _cause(base: Path, n: int) -> str:

@@ -41,7 +41,7 @@ from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
-from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
+from atoll.runtime.embed.loop_log import LOOP_KILLED, LoopLog
 from atoll.runtime.embed.messages import (
     AttachLoop,
     LoopLogLine,
@@ -185,9 +185,11 @@ def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> 
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
     join = JoinProgress(host, lambda text: trainer.send(LoopLogLine(logging.WARNING, text)))
 
+    messages = LoopLog(host.me)
+
     def tell(entry: dict[str, Any]) -> None:
         join.entry(entry)
-        for message in messages_of(entry, host.progress, host.me):
+        for message in messages.messages_of(entry, host.progress):
             trainer.send(message)
 
     host.on_entry = tell

@@ -38,8 +38,9 @@ from atoll.base.errors import AtollError, RunFailedError, UsageError, short_trac
 from atoll.base.units import counted_text
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
-from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd
+from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd, refuse_steps
 from atoll.runtime.embed.loop_model import HandedOver, LoopModel, hugging_face_config, number_of
+from atoll.runtime.embed.loop_output import is_quiet, log, write_line
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
@@ -56,12 +57,16 @@ from atoll.runtime.embed.messages import (
 from atoll.runtime.embed.notices import (
     UNREPORTED,
     UNVALIDATED,
+    comeback_text,
     error_of,
     ignored_text,
     outer_step_text,
+    over_before_text,
+    over_text,
     print_invitation,
 )
 from atoll.runtime.embed.peer_channel import PeerChannel
+from atoll.runtime.embed.program_end import on_interrupt
 from atoll.runtime.embed.readings import RunProgress, RunReadings
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
@@ -84,7 +89,6 @@ from atoll.wire.data_ranges import DataRange, joined
 from atoll.worker.trainer_commands import BeginValidation
 
 T = TypeVar("T")
-log = logging.getLogger("atoll")  # messages for the user of a loop
 
 
 @dataclass
@@ -107,7 +111,7 @@ class Run(RunReadings):
         self._request = request
         self._seen = RunProgress(request.ticket)
         self._channel = PeerChannel()
-        self._joined = False
+        self._joined = self._quiet = False
         self._warned: set[str] = set()  # notices that were given
         self._after_end = StepsAfterEnd("warn")
         self._validate: Callable[[], SupportsFloat] | None = None
@@ -157,6 +161,7 @@ class Run(RunReadings):
         validate: Callable[[], SupportsFloat] | None = None,
         state_memory: StateMemory = "memory",
         after_end: AfterEnd = "warn",
+        quiet: bool = False,
     ) -> Run:
         """Join with this model; returns when the first round begins. The model then holds the agreed parameters.
 
@@ -176,7 +181,8 @@ class Run(RunReadings):
         `after_end` sets what `optimizer.step()` does once the run is over: "warn" (train on alone, after one
         warning), "raise" (RunEnded, which ends loops of other libraries) or "skip" (change nothing).
 
-        Messages about members, rounds and problems go to `logging.getLogger("atoll")`.
+        Members, rounds and problems are logged by `logging.getLogger("atoll")`, or printed on stderr if the
+        program configured no logging. `quiet=True`, or ATOLL_QUIET=1, prints problems only.
 
         Raises RefusedError if the model is not the run's, UsageError if nothing could be exchanged, or the ticket's
         own error.
@@ -187,7 +193,7 @@ class Run(RunReadings):
                 "this run is attached already",
                 fix="call atoll.join again for another place in it, or to come back after close()",
             )
-        request = self._request
+        request, self._quiet = self._request, quiet or is_quiet()
         if request.effort is not None and batch > BATCH_MOST:
             raise UsageError(
                 "E-ATT-11",
@@ -459,7 +465,7 @@ class Run(RunReadings):
         except BaseException as why:
             self.close()
             if self._joined:
-                self._hooks.append(self._local.optimizer.register_step_pre_hook(_refuse_steps(type(why).__name__)))
+                self._hooks.append(self._local.optimizer.register_step_pre_hook(refuse_steps(type(why).__name__)))
             raise
 
     @contextmanager
@@ -514,34 +520,32 @@ class Run(RunReadings):
             case LoopRoundClosed():
                 self._seen.closed(message)
             case LoopLogLine(level, text):
-                log.log(level, "%s", text)
+                self._show(text, level)
             case LoopRunOver(rounds, model):
                 self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model
-                after = counted_text(rounds, "round")
                 self._is_starved = False
                 if self._data is not None:
                     self._data.forget_places()
-                if not self._joined:
-                    log.warning(
-                        "this run was over after %s: the model holds their result; to begin another run, "
-                        "use another folder than %s",
-                        after,
-                        self._request.folder,
-                    )
-                elif model:
-                    log.info("the run is over after %s; the agreed model is in %s", after, model)
+                if self._joined:
+                    self._show(over_text(rounds, model))
+                else:
+                    log.warning("%s", over_before_text(rounds, self._request.folder))
             case PeerError():
                 self.close()
                 raise error_of(message)
 
     def _announce(self, message: PeerIdentityAnnouncement) -> None:
         self._seen.ticket, self._seen.peer = message.ticket, message.me
+        on_interrupt(lambda: comeback_text(self._request, self._seen, self._quiet))
         for text in message.lacks:
             log.warning("%s", text)
         if message.ignored:
             log.warning("%s", ignored_text(self._request.folder, message.ignored))
         if not self._request.ticket and message.ticket:
             print_invitation(message.ticket, self._request)
+
+    def _show(self, text: str, level: int = logging.INFO) -> None:
+        write_line(level, text, quiet=self._quiet)
 
     def _warn(self, text: str) -> None:
         """Log a warning once."""
@@ -586,15 +590,3 @@ class Run(RunReadings):
                 cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
                 fix="fix that and start the program again in the same folder: the last agreed state is good",
             )
-
-
-def _refuse_steps(why: str) -> Callable[..., None]:
-    def refuse(*_: object) -> None:
-        raise RunFailedError(
-            "E-ATT-14",
-            f"this loop has left its run: {why} interrupted a merge or a hand-over",
-            cause="its model may be half of one state and half of another",
-            fix="start the program again in the same folder: it continues from the last agreed state",
-        )
-
-    return refuse
