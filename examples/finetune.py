@@ -252,7 +252,7 @@ def large(asked: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model = adapted(llama(asked.tokens, asked.width, asked.layers), 0)
     optimizer, draw = optimizer_of(model), torch.Generator().manual_seed(part_of(asked))
-    run = atoll.join(or_found={"rounds": 3, "inner_steps": 2}).attach(model, optimizer)
+    run = atoll.join(or_found={"rounds": 3, "inner_steps": 2}).attach(model, optimizer, batch=1)
     while not run.done:
         train_step(model, optimizer, torch.randint(asked.tokens, (1, WINDOW), generator=draw), run=run)
     loop = psutil.Process()

@@ -36,19 +36,18 @@ while not run.done:
 """
 
 
-def trains(folder: Path, quiet: bool = False) -> str:
-    """The name of the only member of a run of two rounds, once the run is over."""
+def trains(folder: Path, quiet: bool = False, batch: int | None = 4) -> None:
+    """The only member of a run of two rounds."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with found_loop(folder=folder, inner_steps=2, rounds=2, name="ada") as run:
-        run.attach(model, optimizer, quiet=quiet)
+        run.attach(model, optimizer, batch=batch, quiet=quiet)
         while not run.done:
             loss = model(torch.ones(4, 8)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             run.report(loss)
             optimizer.step()
-    return str(folder)
 
 
 def expected(folder: Path) -> str:
@@ -68,8 +67,10 @@ def test_a_program_that_configured_no_logging_prints_members_and_rounds(
     """Each message once, on stderr: by itself, or by the handlers that the program has. `quiet` prints problems."""
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
-    trains(tmp_path / "one")
-    assert re.fullmatch(expected(tmp_path / "one"), capsys.readouterr().err)
+    trains(tmp_path / "one", batch=None)
+    no_batch, *lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert no_batch.startswith("attach got no batch=, so a step counts as one sample;")
+    assert re.fullmatch(expected(tmp_path / "one"), "".join(lines))
     trains(tmp_path / "two", quiet=True)
     monkeypatch.setenv("ATOLL_QUIET", "1")
     trains(tmp_path / "three")

@@ -26,7 +26,7 @@ EXCHANGES = {
     "tree": "updates are combined along a tree of members",
     "star": "one member combines all updates",
 }
-REASONS = {"every row goes to its owner directly": "no sums on the way"}
+REASONS = {"every row goes to its owner directly": "sent there directly"}
 LATE_SHOWN = 3  # newest contributions of members that were apart
 
 

@@ -21,6 +21,7 @@ UNVALIDATED = (
     "members of this run may lie, and this loop cannot see whether an agreed model is bad. If too few members can, "
     "the run never goes back behind a bad one. Give it a held-out loss: run.attach(model, optimizer, validate=…)"
 )
+NO_BATCH = "attach got no batch=, so a step counts as one sample; pass it at all members or at none"
 UNREPORTED = (
     "this loop reports no training loss, so members see none: call run.report(loss) after each optimizer step"
 )

@@ -55,6 +55,7 @@ from atoll.runtime.embed.messages import (
     ToUser,
 )
 from atoll.runtime.embed.notices import (
+    NO_BATCH,
     UNREPORTED,
     UNVALIDATED,
     comeback_text,
@@ -155,7 +156,7 @@ class Run(RunReadings):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        batch: Count = 1,
+        batch: Count | None = None,
         pass_steps: Whole = 0,
         only: Sequence[str] = (),
         validate: Callable[[], SupportsFloat] | None = None,
@@ -165,8 +166,9 @@ class Run(RunReadings):
     ) -> Run:
         """Join with this model; returns when the first round begins. The model then holds the agreed parameters.
 
-        `batch` is the number of samples per optimizer step; it weighs this peer's update. `pass_steps` is the
-        number of optimizer steps per pass over your own data, `len(loader)`, for runs that count epochs.
+        `batch` is the number of samples per optimizer step; it weighs this peer's update. If it is left out, a step
+        counts as one sample: pass it at all members or at none. `pass_steps` is the number of optimizer steps per
+        pass over your own data, `len(loader)`, for runs that count epochs.
         Parameters that require no gradient are not exchanged: every member must hold the same ones. `only` names
         the exchanged parameters instead, in shell style: `only=["*lora*", "head.*"]`.
 
@@ -194,14 +196,8 @@ class Run(RunReadings):
                 fix="call atoll.join again for another place in it, or to come back after close()",
             )
         request, self._quiet = self._request, quiet or is_quiet()
-        if request.effort is not None and batch > BATCH_MOST:
-            raise UsageError(
-                "E-ATT-11",
-                f"run.attach(batch={batch}): a step has at most {BATCH_MOST} samples in a run of adaptive rounds",
-                cause="batch counts tokens, or other parts of samples",
-                fix="count samples, in target_samples= as well",
-            )
-        self._local, self._batch, self._validate = LoopModel(model, optimizer, only), batch, validate
+        self._batch, self._validate = self._samples_per_step(batch), validate
+        self._local = LoopModel(model, optimizer, only)
         optimizer = self._local.optimizer  # without the wrapper of Accelerate or Lightning
         self._seen.exchanged, self._seen.base = self._local.layout.floats, self._local.base_digest
         self._after_end = StepsAfterEnd(after_end)
@@ -213,7 +209,7 @@ class Run(RunReadings):
         self._channel.start(memory)
         config, validates = hugging_face_config(model), validate is not None
         self._channel.send(
-            AttachLoop(request, self._local.layout, batch, pass_steps, validates, state_memory, config)
+            AttachLoop(request, self._local.layout, self._batch, pass_steps, validates, state_memory, config)
         )
         self._wait_for_turn()
         self._joined = True
@@ -316,6 +312,18 @@ class Run(RunReadings):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _samples_per_step(self, batch: int | None) -> int:
+        if batch is None:
+            self._show(NO_BATCH)
+        elif self._request.effort is not None and batch > BATCH_MOST:
+            raise UsageError(
+                "E-ATT-11",
+                f"run.attach(batch={batch}): a step has at most {BATCH_MOST} samples in a run of adaptive rounds",
+                cause="batch counts tokens, or other parts of samples",
+                fix="count samples, in target_samples= as well",
+            )
+        return batch or 1
 
     def _checked_folder(self, state_memory: StateMemory) -> Path | None:
         """The folder for the mailbox, None: memory. Tells what a large model needs; UsageError if it cannot fit."""
