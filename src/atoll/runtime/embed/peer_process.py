@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,8 +184,11 @@ def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> 
     if config:
         write_durably(host.folder / MODEL_CONFIG, [config.encode()])
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
-    join = JoinProgress(host, lambda text: trainer.send(LoopLogLine(logging.WARNING, text)))
 
+    def send(level: int, text: str) -> None:
+        trainer.send(LoopLogLine(level, text))
+
+    join = JoinProgress(host, partial(send, logging.WARNING), routine=partial(send, logging.INFO))
     messages = LoopLog(host.me)
 
     def tell(entry: dict[str, Any]) -> None:

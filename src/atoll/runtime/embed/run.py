@@ -206,6 +206,7 @@ class Run(RunReadings):
         memory = self._local.open_mailbox(self._checked_folder(state_memory))
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
+        on_interrupt(lambda: comeback_text(request, self._seen, self._quiet))
         self._channel.start(memory)
         config, validates = hugging_face_config(model), validate is not None
         self._channel.send(
@@ -544,7 +545,6 @@ class Run(RunReadings):
 
     def _announce(self, message: PeerIdentityAnnouncement) -> None:
         self._seen.ticket, self._seen.peer = message.ticket, message.me
-        on_interrupt(lambda: comeback_text(self._request, self._seen, self._quiet))
         for text in message.lacks:
             log.warning("%s", text)
         if message.ignored:
