@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -16,8 +17,15 @@ from loops import found_loop
 from torch import nn
 
 import atoll
+from atoll.runtime.embed.program_end import on_interrupt
 from atoll.runtime.event_log import RunStatus
 
+SWARM = """
+import sys
+import atoll
+
+atoll.local(sys.argv[1], sys.argv[2] + "/peer-1", peers=1, folder=sys.argv[2])
+"""
 LOOP = """
 import sys
 import torch
@@ -103,11 +111,28 @@ def test_ctrl_c_ends_the_loop_without_a_traceback_and_its_peer(tmp_path: Path):
     assert len(peers) == 1 and not peers[0].is_running()
 
 
+def test_ctrl_c_ends_a_swarm_on_this_computer_with_one_message(tmp_path: Path):
+    """The interrupt reaches all processes of a terminal; the one that called `atoll.local` reports it for all."""
+    loop, script = tmp_path / "loop.py", tmp_path / "swarm.py"
+    loop.write_text(LOOP + "    print(run.trained, flush=True)\n")
+    script.write_text(SWARM)
+    words = [sys.executable, str(script), str(loop), str(tmp_path / "swarm")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as program:
+        assert program.stdout is not None and program.stderr is not None
+        assert next(line for line in program.stdout if line == "2\n")
+        os.killpg(program.pid, signal.SIGINT)
+        last, where = program.stderr.read().splitlines()
+    assert last == f"stopped by Ctrl-C; the same call goes on with the run in {tmp_path / 'swarm'}"
+    assert where.startswith(f"  at {script}, line ")
+
+
 def test_an_error_that_ends_a_program_prints_its_text_and_the_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     """Python's own hook prints all other exceptions, and a hook of the program stays."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    on_interrupt(None)
     with pytest.raises(atoll.UsageError) as refused:
         atoll.join("ATOLL1:ABC", folder=tmp_path)
     sys.excepthook(refused.type, refused.value, refused.tb)

@@ -24,6 +24,7 @@ from typing import Any
 
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
+from atoll.runtime.embed.program_end import end_plainly, on_interrupt
 from atoll.runtime.event_log import RunStatus, entries_in
 from atoll.runtime.local_function import forget_failures, read_failure, read_result, write_call
 from atoll.runtime.local_progress import SwarmProgress
@@ -73,6 +74,8 @@ def local(
             f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
         )
     progress = SwarmProgress(founder / "facts.jsonl")
+    end_plainly()
+    on_interrupt(lambda: f"stopped by Ctrl-C; the same call goes on with the run in {base}")
     try:
         first = {"ATOLL_START_PEERS": str(peers), "ATOLL_TICKET_USES": str(peers)}
         children.append(_started(commands[0], founder, **first))
@@ -80,6 +83,7 @@ def local(
         for n in range(2, peers + 1):
             children.append(_started(commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket))
         _wait(children, lambda: _trained(founder) > before, progress, base)
+        on_interrupt(None)
     finally:
         _end(children)
         progress.close()

@@ -70,10 +70,10 @@ def over_before_text(rounds: int, folder: str) -> str:
     )
 
 
-def comeback_text(request: RunRequest, seen: RunProgress, quiet: bool) -> str:
-    """Line after Ctrl-C; empty if there is nothing to come back to, or `quiet`."""
+def comeback_text(request: RunRequest, seen: RunProgress, quiet: bool) -> str | None:
+    """Line after Ctrl-C; empty if `quiet`, None if the run is over."""
     if seen.done or quiet:
-        return ""
+        return None if seen.done else ""
     return f"stopped by Ctrl-C; the same command goes on as the same member (its folder is {request.folder})"
 
 

@@ -22,7 +22,7 @@ LIBRARIES = tuple(
     {str(Path(__file__).parents[2])} | {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
 )  # folders whose code is not the user's
 
-_comeback: Callable[[], str] = str  # text about the newest run; empty if it is over or none is attached
+_comeback: Callable[[], str | None] | None = None  # see `on_interrupt`
 
 
 def end_plainly() -> None:
@@ -31,8 +31,11 @@ def end_plainly() -> None:
         sys.excepthook = _print_end
 
 
-def on_interrupt(comeback: Callable[[], str]) -> None:
-    """After Ctrl-C, print what this function returns; if that is empty, Python prints its traceback."""
+def on_interrupt(comeback: Callable[[], str | None] | None) -> None:
+    """After Ctrl-C, print how to come back, as this function returns it; nothing if that is empty.
+
+    Python prints its traceback if it returns None (the run is over), or without a function.
+    """
     global _comeback
     _comeback = comeback
 
@@ -40,8 +43,10 @@ def on_interrupt(comeback: Callable[[], str]) -> None:
 def _print_end(kind: type[BaseException], why: BaseException, trace: TracebackType | None) -> None:
     if isinstance(why, AtollError):
         text = str(why)
-    elif kind is not KeyboardInterrupt or not (text := _comeback()):
+    elif kind is not KeyboardInterrupt or _comeback is None or (text := _comeback()) is None:
         sys.__excepthook__(kind, why, trace)
+        return
+    if not text:
         return
     frames = extract_tb(trace)
     place = next((one for one in reversed(frames) if not one.filename.startswith(LIBRARIES)), None)
