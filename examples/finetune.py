@@ -7,6 +7,7 @@
     python examples/finetune.py score        losses and scores of all of them, beside the base
     python examples/finetune.py size         another story: what a base of 100 million parameters costs
 
+A first try takes two minutes and learns little: `pretrain --steps 20`, `tune --rounds 2`, `score --questions 30`.
 Needs `pip install transformers peft`; nothing is downloaded. All of it lies in the folder `finetune`: the base and
 its tokenizer, and of each stage a PEFT adapter, which `PeftModel.from_pretrained` loads. `--seed` repeats a stage.
 
@@ -31,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -44,6 +46,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 import atoll
+
+# PEFT 0.21 reads a property that transformers 5 renamed
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 MEMBERS, WINDOW, BATCH, RATE = 4, 64, 4, 3e-3
 HELD_OUT = 6  # of the topics, every sixth asks the questions
@@ -252,7 +257,7 @@ def large(asked: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model = adapted(llama(asked.tokens, asked.width, asked.layers), 0)
     optimizer, draw = optimizer_of(model), torch.Generator().manual_seed(part_of(asked))
-    run = atoll.join(or_found={"rounds": 3, "inner_steps": 2}).attach(model, optimizer)
+    run = atoll.join(or_found={"rounds": 3, "inner_steps": 2}).attach(model, optimizer, batch=1)
     while not run.done:
         train_step(model, optimizer, torch.randint(asked.tokens, (1, WINDOW), generator=draw), run=run)
     loop = psutil.Process()
@@ -271,21 +276,25 @@ def large(asked: argparse.Namespace) -> None:
 STAGES = {stage.__name__: stage for stage in (pretrain, tune, twin, single, score, size, member, large)}
 
 
+class DescriptionAndDefaults(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Help with the description as it stands, and the default of each option."""
+
+
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("stage", choices=STAGES)
-    asked.add_argument("--folder", type=Path, default=Path("finetune"))
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--part", type=int, help="of text B, 0 to 3")
-    asked.add_argument("--rounds", type=int, default=8)
-    asked.add_argument("--inner-steps", type=int, default=10)
-    asked.add_argument("--questions", type=int, default=300)
-    base = asked.add_argument_group("of the base")
-    base.add_argument("--steps", type=int, default=200)
-    base.add_argument("--batch", type=int, default=16)
-    base.add_argument("--tokens", type=int, default=2048)
-    base.add_argument("--width", type=int, default=256)
-    base.add_argument("--layers", type=int, default=6)
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=DescriptionAndDefaults)
+    asked.add_argument("stage", choices=STAGES, help="see above")
+    asked.add_argument("--folder", type=Path, default=Path("finetune"), help="place of base, run and adapters")
+    asked.add_argument("--seed", type=int, default=0, help="of drawn values and batches")
+    asked.add_argument("--part", type=int, help=f"of text B, 0 to {MEMBERS - 1}; None: by ATOLL_NAME")
+    asked.add_argument("--rounds", type=int, default=8, help="rounds of tune, twin and single")
+    asked.add_argument("--inner-steps", type=int, default=10, help="steps of a member in each round")
+    asked.add_argument("--questions", type=int, default=300, help="questions of score")
+    base = asked.add_argument_group("pretrain")
+    base.add_argument("--steps", type=int, default=200, help="steps in all")
+    base.add_argument("--batch", type=int, default=16, help=f"windows of {WINDOW} tokens in a step")
+    base.add_argument("--tokens", type=int, default=2048, help="tokens of the vocabulary")
+    base.add_argument("--width", type=int, default=256, help="values of a hidden state")
+    base.add_argument("--layers", type=int, default=6, help="layers of the model")
     options = asked.parse_args()
     disable_progress_bar()
     STAGES[options.stage](options)

@@ -54,7 +54,7 @@ def test_a_newcomer_reads_who_is_here_and_a_leaver_nothing_of_its_own_end():
     progress = RunStatus(me="m")
     assert _change(progress, joined="ab") == "" and _change(progress, left="b", away="b") == ""
     assert _change(progress, joined="m", away="b") == "this peer is a member now  a is here"
-    assert _change(progress, joined="b") == "+ b joined"
+    assert _change(progress, joined="b") == "+ b is back: its updates count again"
     assert _change(progress, left="a", away="a") == "- a is gone"
     assert _change(progress, left="m", away="am") == "the others go on without this peer"
 

@@ -8,11 +8,12 @@ import json
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 from processes import atoll
@@ -25,11 +26,14 @@ from atoll.cli.main import app
 from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
 from atoll.cli.say import qr, say, say_json, say_trouble, ticket_of
-from atoll.cli.status import preference_lines
+from atoll.cli.status import exchange_text, preference_lines
 from atoll.cli.watch import JsonLinesView, LiveTerminalView, PlainLinesView, introduction, line_of
 from atoll.crypto.identity import Identity
 from atoll.peer.config.sections import RunConfig
 from atoll.peer.events import ProtocolFault
+from atoll.peer.settings import TopologyName
+from atoll.policy.topology_cost import AgreedLinks, choose
+from atoll.protocol.allreduce.topology import butterfly, star
 from atoll.runtime.bootstrap import prepare_folder
 from atoll.runtime.config import load_config
 from atoll.runtime.driver import Driver
@@ -547,3 +551,18 @@ def test_a_ticket_file_with_a_byte_order_mark_holds_the_ticket(tmp_path: Path):
     """As an editor on Windows saves it."""
     (file := tmp_path / "ticket").write_bytes(b"\xef\xbb\xbfATOLL1:AAAA\r\n")
     assert ticket_of("", file) == "ATOLL1:AAAA"
+
+
+def test_status_says_in_plain_words_how_updates_travel():
+    """The reason is the planner's own; its predictions become the time that people can expect."""
+    links = AgreedLinks(tuple(PeerId(name) for name in "abc"), [[0.05] * 3] * 3, [1e6] * 3, [1e6] * 3)
+    both = [star(links.peers, b"seed"), butterfly(links.peers, b"seed")]
+    found = choose(both, 4_000_000, links)
+    assert re.fullmatch(
+        r"each member combines one part of the updates \(butterfly; about [\d.]+ s at the measured speeds\)",
+        exchange_text(found.topology.name, found.reason),
+    )
+    shown = [exchange_text(name, "links are not known yet") for name in get_args(TopologyName) if name != "auto"]
+    assert len(set(shown)) == 5 and all(line.endswith("; links are not known yet)") for line in shown)
+    assert not any(line.startswith("updates are combined (") for line in shown)
+    assert "row" not in exchange_text("star", "every row goes to its owner directly")

@@ -43,6 +43,7 @@ def test_members_go_on_without_one_and_leave_an_adapter_that_loads(tmp_path: Pat
     line_with(founder, "round 1 ")
     joined[1].kill()
     assert "round 6 " in said_by(founder)
+    assert "Warning" not in founder.stderr.read()
     assert "the base of hash" in said_by(joined[0])
     ours, theirs = (
         load_file(tmp_path / place / "adapter_model.safetensors")

@@ -194,8 +194,10 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
                 stop.set()
                 thread.join()
     name = f"{platform.node()}/two"
-    assert caplog.text.count(f"{name} joined") == 2 and f"{name} has left" in caplog.text
-    assert "joined the run; its other members: ada" in caplog.text and "ada joined" not in caplog.text
+    assert caplog.text.count(f"{name} joined") == 1 and f"{name} has left" in caplog.text
+    assert caplog.text.count(f"{name} is back: its updates count again") == 1
+    assert f"as {name}, after " in caplog.text and "other members: ada\n" in caplog.text
+    assert "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
 
 
@@ -205,7 +207,9 @@ MEMBERS = [
     {"peer": "S", "name": "sue", "role": "trainer", "standing": "away", "since": 5},
     {"peer": "K", "name": "kim", "role": "trainer", "standing": "away", "since": 5},
     {"peer": "L", "name": "lee", "role": "trainer", "standing": "away", "since": 5},
+    {"peer": "C", "name": "cid", "role": "trainer", "standing": "member", "since": 6},
 ]
+NEW = {"peer": "N", "name": "nan", "role": "trainer", "standing": "observer", "since": 9}
 FAREWELLS = {"K": LOOP_KILLED, "L": "its training loop ended"}
 
 
@@ -249,7 +253,16 @@ CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
             "WARNING",
             "bob is expelled; why: atoll verify --verdicts",
         ),
-        ({"fact": "MembershipChanged", "members": MEMBERS, "joined": ["C", "A"], "left": []}, "INFO", "ada"),
+        (
+            {"fact": "MembershipChanged", "members": MEMBERS, "joined": ["S"], "left": []},
+            "INFO",
+            "sue is back: its updates count again",
+        ),
+        (
+            {"fact": "MembershipChanged", "members": [*MEMBERS, NEW], "joined": ["N"], "left": []},
+            "INFO",
+            "nan joined",
+        ),
         (_gone("S"), "WARNING", "sue is lost: it stopped responding"),
         (_gone("K"), "WARNING", "kim has left (its program was killed or crashed)"),
         (_gone("L"), "INFO", "lee has left (its training loop ended)"),

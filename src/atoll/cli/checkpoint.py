@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory
     from atoll.wire.messages.vertex import Member
 
-LISTED = 18  # newest rounds shown, 20 lines with the two above them; --all and --json have every one
+LISTED = 17  # newest rounds shown, 20 lines with the three above them; --all and --json have every one
 
 checkpoint = cyclopts.App(
     name="checkpoint",
@@ -46,8 +46,9 @@ def listing(
     """List the agreed rounds, one line each: rounds trained, time, loss, contributors, state, and size if it is
     here.
 
-    Rounds that only assembled members are agreed as well, so `trained` is the count of `atoll up` and `status`. The
-    first line lists the rounds that the run can go back to from here; a mark shows where it went back.
+    Rounds that only admit members have a number as well: `trained` is the count of `atoll up` and `atoll status`,
+    while commands take the number. `counted`: members whose updates counted, of those that train. The first line
+    lists the rounds that the run can go back to from here; a mark shows where it went back.
     """
     from atoll.features.archive.machine import placed_rounds
 
@@ -65,12 +66,15 @@ def listing(
     if placed:
         say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
     say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
+    say("  round: its number in the history, for commands; trained: rounds that trained until then, as in status")
     say(f"  {'round':>6}  {'trained':>7}  {'after':>12}  {'loss':>8}  {'counted':>9}  {'state':<8}  {'size':>9}")
     for row in rows:
         size = bytes_text(row["size_bytes"]) if row["size_bytes"] is not None else "-"
         loss = f"{row['loss']:.4f}" if row["loss"] is not None else "-"
         after = seconds_text(row["time_s"] - begin)
-        counted = f"{len(row['contributors'])} of {row['trainers']}"
+        counted = (
+            f"{len(row['contributors'])} of {row['trainers']}" if row["contributors"] or row["missing"] else "-"
+        )
         back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
         back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
         back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""

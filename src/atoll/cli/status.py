@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,9 +15,18 @@ from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json
-from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, say_stored_status, stored_status
+from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, model_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
+PREDICTED = re.compile(r"\w+: (\S+) s predicted\b")
+EXCHANGES = {
+    "butterfly": "each member combines one part of the updates",
+    "hierarchical": "members near each other combine their updates first",
+    "ring": "updates go from member to member in a ring",
+    "tree": "updates are combined along a tree of members",
+    "star": "one member combines all updates",
+}
+REASONS = {"every row goes to its owner directly": "sent there directly"}
 LATE_SHOWN = 3  # newest contributions of members that were apart
 
 
@@ -99,11 +109,11 @@ def _say_running(s: dict[str, Any]) -> None:
     if s["trained"]:
         say(f"  {learned_text(s)}, {s['tokens_per_s']:,.0f} {s['unit']}/s")
     beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
-    say(f"  {s['model']}, {s['parameters']:,} parameters{beside}, state {s['state'][:16] or 'not agreed yet'}")
+    say(f"  {model_text(s)}{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
     say(f"  sent {bytes_text(s['bytes_out'])}{less}, received {bytes_text(s['bytes_in'])}")
     if s["topology"] and len(s["members"]) > 1:
-        say(f"  updates go through a {s['topology']} ({s['topology_why']})")
+        say(f"  {exchange_text(s['topology'], s['topology_why'])}")
     if s.get("statistic", "mean") != "mean":
         say(f"  combining rule: {s['statistic']}")
     if data := s.get("data"):
@@ -125,6 +135,13 @@ def _say_running(s: dict[str, Any]) -> None:
         if text:
             say(f"  ! {text}")
     _say_members(s["members"])
+
+
+def exchange_text(topology: str, why: str) -> str:
+    """How updates travel and why, or how long they take; --json and facts.jsonl have the other topologies, too."""
+    predicted = PREDICTED.match(why)
+    reason = f"about {predicted[1]} s at the measured speeds" if predicted else REASONS.get(why, why)
+    return f"{EXCHANGES.get(topology, 'updates are combined')} ({topology}; {reason})"
 
 
 def _say_checks(s: dict[str, Any]) -> None:

@@ -235,7 +235,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "LearningKnown" if entry.get("data") == "own data":
             return "this peer trains on data of its own, which never leave this computer"
         case "StateDownloadBegan":
-            return f"downloading the agreed model ({entry['why']})"
+            return progress.download_text
         case "JoinRejected":
             return f"! {name(entry['by'])} reports: {one_line(entry['what'])}"
         case "ProtocolFault":
@@ -265,7 +265,7 @@ def _membership_lines(entry: dict[str, Any], progress: RunStatus) -> str:
         return "  ".join(["this peer is a member now", *(f"{name(p)} is here" for p in present if p != me)])
     out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
     told = "  ".join(
-        [f"+ {name(p)} joined" for p in joined]
+        [f"+ {progress.arrival_text(p)}" for p in joined]
         + ["the others go on without this peer" for p in left if p == me]
         + [f"- {progress.parting_text(p)}" for p in left if p not in out and p != me]
         + [f"! {name(p)} is expelled; why: atoll verify --verdicts" for p in left if p in out and p != me]

@@ -13,6 +13,8 @@ from atoll.peer.settings import RunSettings
 from atoll.wire.messages.statements import Accusation, Finding, Lapse, OwnerComplaint
 from atoll.wire.messages.vertex import Member, Vertex, VertexBody
 
+UNSERVED = "no other member could serve it"  # end of the reason of a state download without a source
+
 
 class GenesisKnown(Fact, frozen=True, kw_only=True, tag="GenesisKnown"):
     phase = "join"

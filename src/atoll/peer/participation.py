@@ -31,6 +31,7 @@ from atoll.base.machine import (
 from atoll.crypto.signer import SignatureVerifier, Signer
 from atoll.peer.capabilities import PeerCapabilities
 from atoll.peer.events import (
+    UNSERVED,
     AgreedStateMissing,
     LocalStateCaughtUp,
     MemberAccused,
@@ -404,7 +405,7 @@ class Participation:
     def _fetch_state(self, why: str, now: Seconds) -> list[Effect]:
         history = self.known.history
         if not self.regain.fetch_from(self.within_reach(), self.linked, history, now):
-            return [self.fact(StateDownloadBegan(why=f"{why}; no other member could serve it"))]
+            return [self.fact(StateDownloadBegan(why=f"{why}; {UNSERVED}"))]
         return [self.fact(StateDownloadBegan(why=why)), *self.to_fetch(Start({}), now)]
 
     def on_restored(self, found: StateRestored | None, now: Seconds) -> list[Effect]:

@@ -25,6 +25,7 @@ from atoll.base.ids import NAME_SHOWN_MAX, PeerId, names_of, one_line, short_id
 from atoll.base.limits import SCORE_ONE
 from atoll.base.machine import Fact, tag_of
 from atoll.peer.events import (
+    UNSERVED,
     GenesisKnown,
     MembershipChanged,
     RoundClosed,
@@ -270,6 +271,9 @@ class RunStatus:
     apart_steps: int = 0  # steps taken since this peer lost its quorum
     farewells: dict[str, str] = field(default_factory=dict)  # members that left in order in the last round, and why
     suspected: set[str] = field(default_factory=set)  # members that stopped responding to this peer
+    returning: list[str] = field(default_factory=list)  # newest arrivals that were members before
+    download_reasons: list[str] = field(default_factory=list)  # of the download in progress
+    download_text: str = ""  # message about the newest download; empty if it goes on with one that was reported
     returned: str = ""  # the suspected member that responded again last
     closed_at_s: float = 0.0  # agreed time of the last round
     round_s: float = 0.0  # duration of a training round, a mean that follows the newest ones
@@ -307,8 +311,9 @@ class RunStatus:
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "LocalStateCaughtUp":
                 self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
+                self.download_reasons.clear()
             case "StateDownloadBegan":
-                self.phase = "downloading"
+                self._download_began(entry["why"])
             case "RoundBegan":
                 self.phase, self.step = ("assembling" if entry["assembling"] else "training"), 0
                 self.over = False  # members may agree on more rounds after the end
@@ -329,6 +334,7 @@ class RunStatus:
             case "PartsReduced":
                 self.phase = "agreeing"
             case "MembershipChanged":
+                self.returning = [peer for peer in entry["joined"] if self.is_member(peer)]
                 self.members = entry["members"]
             case "RoundClosed":
                 self._round_closed(entry)
@@ -402,6 +408,18 @@ class RunStatus:
                 self.farewells = entry.get("farewells", {})
             case _:
                 pass
+
+    def _download_began(self, why: str) -> None:
+        """A download that turns to a newer state is the same one for people, unless no member could serve it."""
+        reasons, self.phase = self.download_reasons, "downloading"
+        is_same = why in reasons or (bool(reasons) and not why.endswith(UNSERVED))
+        self.download_text = "" if is_same else f"downloading the agreed model ({why})"
+        reasons.append(why)
+
+    def arrival_text(self, peer: str) -> str:
+        """How this member came: for the first time, or back."""
+        back = "is back: its updates count again"
+        return f"{self.name_of(peer)} {back if peer in self.returning else 'joined'}"
 
     def parting_text(self, peer: str) -> str:
         """How this member parted: in order, with its reason, or lost."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from atoll.base.arguments import Peers, arguments
 from atoll.base.errors import RunFailedError, UsageError
+from atoll.runtime.embed.program_end import end_plainly, on_interrupt
 from atoll.runtime.event_log import RunStatus, entries_in
 from atoll.runtime.local_function import forget_failures, read_failure, read_result, write_call
 from atoll.runtime.local_progress import SwarmProgress
@@ -73,6 +74,8 @@ def local(
             f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
         )
     progress = SwarmProgress(founder / "facts.jsonl")
+    end_plainly()
+    on_interrupt(lambda: f"stopped by Ctrl-C; the same call goes on with the run in {base}")
     try:
         first = {"ATOLL_START_PEERS": str(peers), "ATOLL_TICKET_USES": str(peers)}
         children.append(_started(commands[0], founder, **first))
@@ -80,6 +83,7 @@ def local(
         for n in range(2, peers + 1):
             children.append(_started(commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket))
         _wait(children, lambda: _trained(founder) > before, progress, base)
+        on_interrupt(None)
     finally:
         _end(children)
         progress.close()
@@ -107,7 +111,8 @@ def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
-    return subprocess.Popen(words, env=os.environ | own | said)  # noqa: S603  # the caller's script, no shell
+    default = {"ATOLL_QUIET": "1"}  # all would print the same rounds below the bar
+    return subprocess.Popen(words, env=default | os.environ | own | said)  # noqa: S603  # the caller's script, no shell
 
 
 def _cause(base: Path, n: int) -> str:

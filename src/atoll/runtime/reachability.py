@@ -18,10 +18,12 @@ STILL_TRYING_S = 8.0  # between two lines of a peer that no member has answered 
 
 
 class JoinProgress:
-    """Progress of `host` towards its run; `notice` is called with lines for people."""
+    """Progress of `host` towards its run; `notice` is called with lines for people, `routine` with the usual."""
 
-    def __init__(self, host: Any, notice: Callable[[str], None]) -> None:
-        self._host, self._notice = host, notice
+    def __init__(
+        self, host: Any, notice: Callable[[str], None], routine: Callable[[str], None] | None = None
+    ) -> None:
+        self._host, self._notice, self._routine = host, notice, routine or notice
         self._reasons: dict[str, str] = {}  # address -> newest reason why it cannot be reached
         self._cause = ""  # of the newest reason
 
@@ -39,7 +41,7 @@ class JoinProgress:
         """Wait until the run is known, then None; or the error once no member has answered in time."""
         if self._is_known:
             return None
-        self._notice(f"trying {', '.join(address for address, _ in self._host.bootstrap)} …")
+        self._routine(f"trying {', '.join(address for address, _ in self._host.bootstrap)} …")
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:

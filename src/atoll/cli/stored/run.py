@@ -31,6 +31,12 @@ def learned_text(s: dict[str, Any]) -> str:
     return f"training loss {loss}, {s['tokens']:,} {s['unit']} learned"
 
 
+def model_text(s: dict[str, Any]) -> str:
+    """The model of a status and its size, for people."""
+    model = "model of an own loop" if s["model"] == "attached" else s["model"]
+    return f"{model}, {s['parameters']:,} parameters"
+
+
 def stored_status(folder: Path) -> dict[str, Any] | None:
     """How the run of this folder stood when its peer ended; None if the folder holds no run."""
     from contextlib import suppress
@@ -102,7 +108,7 @@ def say_stored_status(s: dict[str, Any]) -> None:
     if s["trained"]:
         say(f"  {learned_text(s)}")
     if s["model"]:
-        say(f"  {s['model']}, {s['parameters']:,} parameters, state {s['state'][:16]}")
+        say(f"  {model_text(s)}, state {s['state'][:16]}")
     say(f"  sent {bytes_text(s['bytes_out'])}, received {bytes_text(s['bytes_in'])}")
     names = ", ".join(
         names_of((PeerId(m["peer"]), m["name"] or short_id(m["peer"])) for m in s["members"]).values()

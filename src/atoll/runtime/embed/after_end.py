@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from atoll.base.errors import RunEnded, UsageError
+from atoll.base.errors import RunEnded, RunFailedError, UsageError
 
 log = logging.getLogger("atoll")
 
@@ -71,3 +71,17 @@ class StepsAfterEnd:
         for p in held:
             p.grad = None
         return None if closure is None else ((optimizer, lambda: loss), {})
+
+
+def refuse_steps(why: str) -> Callable[..., None]:
+    """Hook before a step of a loop that has left its run, since `why` came in the middle of a hand-over."""
+
+    def refuse(*_: object) -> None:
+        raise RunFailedError(
+            "E-ATT-14",
+            f"this loop has left its run: {why} interrupted a merge or a hand-over",
+            cause="its model may be half of one state and half of another",
+            fix="start the program again in the same folder: it continues from the last agreed state",
+        )
+
+    return refuse

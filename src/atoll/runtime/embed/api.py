@@ -23,6 +23,7 @@ from atoll.policy.participation import THOUSAND, ParticipationPolicy, group_prob
 from atoll.policy.presets import PRESETS, Trust
 from atoll.runtime.embed.messages import RunRequest
 from atoll.runtime.embed.options import INNER_STEPS, RunOptions
+from atoll.runtime.embed.program_end import end_plainly
 from atoll.runtime.embed.run import Run
 from atoll.runtime.embed.trust_defaults import rule_of
 from atoll.runtime.network.addresses import listening
@@ -55,6 +56,7 @@ def join(
     `atoll publish` that is asked for the agreed state before the members.
     Raises UsageError if the ticket is invalid, or if there is none and no `or_found`.
     """
+    end_plainly()
     ticket, folder = ticket or os.environ.get("ATOLL_TICKET", ""), _folder(folder)
     name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
@@ -113,6 +115,7 @@ def found(
     `options` holds everything else, see help(atoll.RunOptions). Batches and rates are the loop's: there is no
     total_tokens and no adaptive_batching here. Raises UsageError for arguments that do not fit together.
     """
+    end_plainly()
     wish = options or RunOptions()
     numbers: dict[str, Any] = {"rounds": rounds, "inner_steps": inner_steps}
     numbers |= {name: getattr(wish, name) for name in RECIPE_OPTIONS}

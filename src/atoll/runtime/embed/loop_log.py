@@ -21,9 +21,31 @@ from atoll.runtime.event_log import RunStatus, alike_text
 
 TROUBLES = ("EraSignaturesOverdue", "HistoryVertexLost")  # facts that RunStatus explains in its `trouble`
 LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
+NAMED_MAX = 8  # other members named when a loop begins; more are counted
 UNMOVED = "no update counted in round {trained}: the model is unchanged"
 
 Entry = Mapping[str, Any]
+
+
+class LoopLog:
+    """Messages of one loop; before its first round, where it takes part or what it waits for."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me, self._has_begun, self._waits_for = me, False, ""
+
+    def messages_of(self, entry: Entry, progress: RunStatus) -> Iterator[LoopLogLine]:
+        """Messages about one line of the event log, which `progress` has folded already."""
+        if entry["fact"] == "RoundBegan" and not self._has_begun and self._me in entry["members"]:
+            yield from self._before_first_round(entry, progress)
+        yield from messages_of(entry, progress, self._me)
+
+    def _before_first_round(self, entry: Entry, progress: RunStatus) -> Iterator[LoopLogLine]:
+        self._has_begun, before = not entry["assembling"], self._waits_for
+        self._waits_for = waiting_text(progress) if entry["assembling"] else ""
+        if self._has_begun:
+            yield LoopLogLine(logging.INFO, attached_text(progress, self._me))
+        elif self._waits_for != before:
+            yield LoopLogLine(logging.INFO, self._waits_for)
 
 
 def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopLogLine]:
@@ -51,24 +73,37 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
         case "WorkRefused":
             what = f"this computer cannot do its part of the round, and tries again: {entry['why']}"
             yield LoopLogLine(logging.WARNING, what)
-        case "StateDownloadBegan":
-            yield LoopLogLine(logging.INFO, f"downloading the agreed model ({entry['why']})")
+        case "StateDownloadBegan" if progress.download_text:
+            yield LoopLogLine(logging.INFO, progress.download_text)
         case fact if fact in TROUBLES and progress.trouble:
             yield LoopLogLine(logging.WARNING, progress.trouble)
         case _:
             return
 
 
+def waiting_text(progress: RunStatus) -> str:
+    """Message of a loop whose run waits for members."""
+    return progress.waiting_text() or "waiting for more members before training begins"
+
+
+def attached_text(progress: RunStatus, me: PeerId) -> str:
+    """Message of a loop that begins its first round: its run and name, rounds so far, who else is here."""
+    here = [m["peer"] for m in progress.members if m["standing"] not in ("away", "expelled")]
+    names = [progress.name_of(peer) for peer in here if peer != me]
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    of = f" of {progress.rounds}" if progress.rounds else ""
+    return (
+        f"attached to run {progress.run} as {progress.name_of(me)}, after {progress.trained}{of} rounds; "
+        f"other members: {', '.join(names[:NAMED_MAX]) or 'none yet'}{more}"
+    )
+
+
 def _membership(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopLogLine]:
-    since = {m["peer"]: m["since"] for m in entry["members"]}
+    if not progress.is_member(me):
+        return  # this peer reads the history from before it joined
     standing = {m["peer"]: m["standing"] for m in entry["members"]}
-    if me in entry["joined"]:
-        others = [progress.name_of(p) for p, how in standing.items() if p != me and how not in ("away", "expelled")]
-        yield LoopLogLine(logging.INFO, f"joined the run; its other members: {', '.join(others) or 'none'}")
-    for peer in entry["joined"]:
-        if peer != me:
-            came = "is here" if since.get(peer, 0) < since.get(me, 0) else "joined"
-            yield LoopLogLine(logging.INFO, f"{progress.name_of(peer)} {came}")
+    for peer in entry["joined"] if me not in entry["joined"] else ():  # else `attached_text` names them
+        yield LoopLogLine(logging.INFO, progress.arrival_text(peer))
     for peer in entry["left"]:
         if standing.get(peer) == "expelled":
             yield LoopLogLine(

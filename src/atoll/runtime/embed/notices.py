@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from atoll.base.errors import AtollError, RunFailedError
+from atoll.base.units import counted_text
 from atoll.runtime.control.socket import ERRORS
 from atoll.runtime.embed.messages import PeerError, RunRequest
 from atoll.runtime.embed.python_fix import in_python
+from atoll.runtime.embed.readings import RunProgress
 from atoll.runtime.network.addresses import LOOPBACK
 from atoll.training.recipe.recipes import Recipe
 from atoll.wire.ticket import parse
@@ -19,6 +21,7 @@ UNVALIDATED = (
     "members of this run may lie, and this loop cannot see whether an agreed model is bad. If too few members can, "
     "the run never goes back behind a bad one. Give it a held-out loss: run.attach(model, optimizer, validate=…)"
 )
+NO_BATCH = "attach got no batch=, so a step counts as one sample; pass it at all members or at none"
 UNREPORTED = (
     "this loop reports no training loss, so members see none: call run.report(loss) after each optimizer step"
 )
@@ -50,6 +53,28 @@ def outer_step_text(recipe: Recipe, optimizer: torch.optim.Optimizer) -> str:
         f"members of this run agree on gradients: optimizer.step() takes the step of its recipe, "
         f"{type(outer).__name__}({numbers}); rates and moments of your {type(optimizer).__name__} have no effect"
     )
+
+
+def over_text(rounds: int, model: str) -> str:
+    """Message about the end of the run. `model`: file with the agreed model, empty if it could not be written."""
+    return f"the run is over after {counted_text(rounds, 'round')}" + f"; the agreed model is in {model}" * bool(
+        model
+    )
+
+
+def over_before_text(rounds: int, folder: str) -> str:
+    """Warning that the run was over when the loop came."""
+    return (
+        f"this run was over after {counted_text(rounds, 'round')}: the model holds their result; to begin another "
+        f"run, use another folder than {folder}"
+    )
+
+
+def comeback_text(request: RunRequest, seen: RunProgress, quiet: bool) -> str | None:
+    """Line after Ctrl-C; empty if `quiet`, None if the run is over."""
+    if seen.done or quiet:
+        return None if seen.done else ""
+    return f"stopped by Ctrl-C; the same command goes on as the same member (its folder is {request.folder})"
 
 
 def error_of(message: PeerError) -> AtollError:

@@ -54,7 +54,7 @@ class PeerChannel:
         theirs.close()
         os.close(memory)
         self._owner_pid = os.getpid()
-        atexit.register(self.stop)
+        atexit.register(self._stop_at_exit)
 
     def send(self, message: FromUser) -> None:
         """Send a message. RunFailedError if the peer process has ended and left no message: that has the reason."""
@@ -150,6 +150,14 @@ class PeerChannel:
             process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
             process.kill()
+        except KeyboardInterrupt:  # a second Ctrl-C: the others notice the loss of this peer
+            process.kill()
+            raise
+        finally:
             process.wait()
-        self._socket.close()
-        atexit.unregister(self.stop)
+            self._socket.close()
+            atexit.unregister(self._stop_at_exit)
+
+    def _stop_at_exit(self) -> None:
+        with suppress(KeyboardInterrupt):
+            self.stop()

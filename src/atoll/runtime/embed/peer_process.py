@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
-from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
+from atoll.runtime.embed.loop_log import LOOP_KILLED, LoopLog
 from atoll.runtime.embed.messages import (
     AttachLoop,
     LoopLogLine,
@@ -186,11 +187,16 @@ def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> 
     if config:
         write_durably(host.folder / MODEL_CONFIG, [config.encode()])
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
-    join = JoinProgress(host, lambda text: trainer.send(LoopLogLine(logging.WARNING, text)))
+
+    def send(level: int, text: str) -> None:
+        trainer.send(LoopLogLine(level, text))
+
+    join = JoinProgress(host, partial(send, logging.WARNING), routine=partial(send, logging.INFO))
+    messages = LoopLog(host.me)
 
     def tell(entry: dict[str, Any]) -> None:
         join.entry(entry)
-        for message in messages_of(entry, host.progress, host.me):
+        for message in messages.messages_of(entry, host.progress):
             trainer.send(message)
 
     host.on_entry = tell

@@ -38,8 +38,9 @@ from atoll.base.errors import AtollError, RunFailedError, UsageError, short_trac
 from atoll.base.units import counted_text
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
-from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd
+from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd, refuse_steps
 from atoll.runtime.embed.loop_model import HandedOver, LoopModel, hugging_face_config, number_of
+from atoll.runtime.embed.loop_output import is_quiet, log, write_line
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
     AttachLoop,
@@ -54,14 +55,19 @@ from atoll.runtime.embed.messages import (
     ToUser,
 )
 from atoll.runtime.embed.notices import (
+    NO_BATCH,
     UNREPORTED,
     UNVALIDATED,
+    comeback_text,
     error_of,
     ignored_text,
     outer_step_text,
+    over_before_text,
+    over_text,
     print_invitation,
 )
 from atoll.runtime.embed.peer_channel import PeerChannel
+from atoll.runtime.embed.program_end import on_interrupt
 from atoll.runtime.embed.readings import RunProgress, RunReadings
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
@@ -84,7 +90,6 @@ from atoll.wire.data_ranges import DataRange, joined
 from atoll.worker.trainer_commands import BeginValidation
 
 T = TypeVar("T")
-log = logging.getLogger("atoll")  # messages for the user of a loop
 
 
 @dataclass
@@ -107,7 +112,7 @@ class Run(RunReadings):
         self._request = request
         self._seen = RunProgress(request.ticket)
         self._channel = PeerChannel()
-        self._joined = False
+        self._joined = self._quiet = False
         self._warned: set[str] = set()  # notices that were given
         self._after_end = StepsAfterEnd("warn")
         self._validate: Callable[[], SupportsFloat] | None = None
@@ -151,17 +156,19 @@ class Run(RunReadings):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        batch: Count = 1,
+        batch: Count | None = None,
         pass_steps: Whole = 0,
         only: Sequence[str] = (),
         validate: Callable[[], SupportsFloat] | None = None,
         state_memory: StateMemory = "memory",
         after_end: AfterEnd = "warn",
+        quiet: bool = False,
     ) -> Run:
         """Join with this model; returns when the first round begins. The model then holds the agreed parameters.
 
-        `batch` is the number of samples per optimizer step; it weighs this peer's update. `pass_steps` is the
-        number of optimizer steps per pass over your own data, `len(loader)`, for runs that count epochs.
+        `batch` is the number of samples per optimizer step; it weighs this peer's update. If it is left out, a step
+        counts as one sample: pass it at all members or at none. `pass_steps` is the number of optimizer steps per
+        pass over your own data, `len(loader)`, for runs that count epochs.
         Parameters that require no gradient are not exchanged: every member must hold the same ones. `only` names
         the exchanged parameters instead, in shell style: `only=["*lora*", "head.*"]`.
 
@@ -176,7 +183,8 @@ class Run(RunReadings):
         `after_end` sets what `optimizer.step()` does once the run is over: "warn" (train on alone, after one
         warning), "raise" (RunEnded, which ends loops of other libraries) or "skip" (change nothing).
 
-        Messages about members, rounds and problems go to `logging.getLogger("atoll")`.
+        Members, rounds and problems are logged by `logging.getLogger("atoll")`, or printed on stderr if the
+        program configured no logging. `quiet=True`, or ATOLL_QUIET=1, prints problems only.
 
         Raises RefusedError if the model is not the run's, UsageError if nothing could be exchanged, or the ticket's
         own error.
@@ -187,15 +195,9 @@ class Run(RunReadings):
                 "this run is attached already",
                 fix="call atoll.join again for another place in it, or to come back after close()",
             )
-        request = self._request
-        if request.effort is not None and batch > BATCH_MOST:
-            raise UsageError(
-                "E-ATT-11",
-                f"run.attach(batch={batch}): a step has at most {BATCH_MOST} samples in a run of adaptive rounds",
-                cause="batch counts tokens, or other parts of samples",
-                fix="count samples, in target_samples= as well",
-            )
-        self._local, self._batch, self._validate = LoopModel(model, optimizer, only), batch, validate
+        request, self._quiet = self._request, quiet or is_quiet()
+        self._batch, self._validate = self._samples_per_step(batch), validate
+        self._local = LoopModel(model, optimizer, only)
         optimizer = self._local.optimizer  # without the wrapper of Accelerate or Lightning
         self._seen.exchanged, self._seen.base = self._local.layout.floats, self._local.base_digest
         self._after_end = StepsAfterEnd(after_end)
@@ -204,10 +206,11 @@ class Run(RunReadings):
         memory = self._local.open_mailbox(self._checked_folder(state_memory))
         self._local.copy_out(self._local.mailbox.x_F, 0, self.exchanged)
         self._require_finite(self._local.mailbox.x_F)
+        on_interrupt(lambda: comeback_text(request, self._seen, self._quiet))
         self._channel.start(memory)
         config, validates = hugging_face_config(model), validate is not None
         self._channel.send(
-            AttachLoop(request, self._local.layout, batch, pass_steps, validates, state_memory, config)
+            AttachLoop(request, self._local.layout, self._batch, pass_steps, validates, state_memory, config)
         )
         self._wait_for_turn()
         self._joined = True
@@ -310,6 +313,18 @@ class Run(RunReadings):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _samples_per_step(self, batch: int | None) -> int:
+        if batch is None:
+            self._show(NO_BATCH)
+        elif self._request.effort is not None and batch > BATCH_MOST:
+            raise UsageError(
+                "E-ATT-11",
+                f"run.attach(batch={batch}): a step has at most {BATCH_MOST} samples in a run of adaptive rounds",
+                cause="batch counts tokens, or other parts of samples",
+                fix="count samples, in target_samples= as well",
+            )
+        return batch or 1
 
     def _checked_folder(self, state_memory: StateMemory) -> Path | None:
         """The folder for the mailbox, None: memory. Tells what a large model needs; UsageError if it cannot fit."""
@@ -459,7 +474,7 @@ class Run(RunReadings):
         except BaseException as why:
             self.close()
             if self._joined:
-                self._hooks.append(self._local.optimizer.register_step_pre_hook(_refuse_steps(type(why).__name__)))
+                self._hooks.append(self._local.optimizer.register_step_pre_hook(refuse_steps(type(why).__name__)))
             raise
 
     @contextmanager
@@ -514,22 +529,16 @@ class Run(RunReadings):
             case LoopRoundClosed():
                 self._seen.closed(message)
             case LoopLogLine(level, text):
-                log.log(level, "%s", text)
+                self._show(text, level)
             case LoopRunOver(rounds, model):
                 self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model
-                after = counted_text(rounds, "round")
                 self._is_starved = False
                 if self._data is not None:
                     self._data.forget_places()
-                if not self._joined:
-                    log.warning(
-                        "this run was over after %s: the model holds their result; to begin another run, "
-                        "use another folder than %s",
-                        after,
-                        self._request.folder,
-                    )
-                elif model:
-                    log.info("the run is over after %s; the agreed model is in %s", after, model)
+                if self._joined:
+                    self._show(over_text(rounds, model))
+                else:
+                    log.warning("%s", over_before_text(rounds, self._request.folder))
             case PeerError():
                 self.close()
                 raise error_of(message)
@@ -542,6 +551,9 @@ class Run(RunReadings):
             log.warning("%s", ignored_text(self._request.folder, message.ignored))
         if not self._request.ticket and message.ticket:
             print_invitation(message.ticket, self._request)
+
+    def _show(self, text: str, level: int = logging.INFO) -> None:
+        write_line(level, text, quiet=self._quiet)
 
     def _warn(self, text: str) -> None:
         """Log a warning once."""
@@ -586,15 +598,3 @@ class Run(RunReadings):
                 cause="training diverged: the learning rate is too large, or a batch or a loss holds nan",
                 fix="fix that and start the program again in the same folder: the last agreed state is good",
             )
-
-
-def _refuse_steps(why: str) -> Callable[..., None]:
-    def refuse(*_: object) -> None:
-        raise RunFailedError(
-            "E-ATT-14",
-            f"this loop has left its run: {why} interrupted a merge or a hand-over",
-            cause="its model may be half of one state and half of another",
-            fix="start the program again in the same folder: it continues from the last agreed state",
-        )
-
-    return refuse

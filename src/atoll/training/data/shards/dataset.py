@@ -119,7 +119,9 @@ class AssignedShardsDataset(IterableDataset[Any]):
             raise UsageError(
                 "E-DATA-04",
                 f"the loop reads more than the {self._per_step} samples per step that run.data(per_step=) names",
-                fix="name the samples of one optimizer step, accumulated ones included; or leave per_step out",
+                cause="a step has more samples, or GradScaler left out steps, without a call of optimizer.step()",
+                fix="name the samples of one optimizer step, accumulated ones included; with GradScaler, leave "
+                "per_step out or make the optimizer with fused=True",
             )
         return taken
 

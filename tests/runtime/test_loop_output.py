@@ -1,0 +1,162 @@
+"""What the terminal of a user's program shows while its loop takes part in a run, and when it ends early."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from loops import found_loop
+from torch import nn
+
+import atoll
+from atoll.runtime.embed.program_end import on_interrupt
+from atoll.runtime.event_log import RunStatus
+
+SWARM = """
+import sys
+import atoll
+
+atoll.local(sys.argv[1], sys.argv[2] + "/peer-1", peers=1, folder=sys.argv[2])
+"""
+LOOP = """
+import sys
+import torch
+import atoll
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+run = atoll.found(folder=sys.argv[1], inner_steps=5)
+run.attach(model, optimizer, batch=4)
+while not run.done:
+    loss = model(torch.randn(4, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    run.report(loss)
+"""
+
+
+def trains(folder: Path, quiet: bool = False, batch: int | None = 4) -> None:
+    """The only member of a run of two rounds."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with found_loop(folder=folder, inner_steps=2, rounds=2, name="ada") as run:
+        run.attach(model, optimizer, batch=batch, quiet=quiet)
+        while not run.done:
+            loss = model(torch.ones(4, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            run.report(loss)
+            optimizer.step()
+
+
+def expected(folder: Path) -> str:
+    return (
+        r"attached to run ada as ada, after 0 of 2 rounds; other members: none yet\n"
+        r"round 1 of 2: loss \d+\.\d{4}, 1 member\nround 2 of 2: loss \d+\.\d{4}, 1 member\n"
+        rf"the run is over after 2 rounds; the agreed model is in {re.escape(str(folder))}/model\.safetensors\n"
+    )
+
+
+def test_a_program_that_configured_no_logging_prints_members_and_rounds(
+    tmp_path: Path,
+    peers_in_threads: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """Each message once, on stderr: by itself, or by the handlers that the program has. `quiet` prints problems."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    trains(tmp_path / "one", batch=None)
+    no_batch, *lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert no_batch.startswith("attach got no batch=, so a step counts as one sample;")
+    assert re.fullmatch(expected(tmp_path / "one"), "".join(lines))
+    trains(tmp_path / "two", quiet=True)
+    monkeypatch.setenv("ATOLL_QUIET", "1")
+    trains(tmp_path / "three")
+    logging.getLogger("atoll").warning("a problem")
+    assert capsys.readouterr().err == "a problem\n"
+    monkeypatch.delenv("ATOLL_QUIET")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    trains(tmp_path / "four")
+    assert re.fullmatch(expected(tmp_path / "four"), capsys.readouterr().err)
+    logging.basicConfig(force=True, level=logging.WARNING)  # warnings only, as the program decided
+    trains(tmp_path / "five")
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_ends_the_loop_without_a_traceback_and_its_peer(tmp_path: Path):
+    """A whole program. Its last lines say where it stopped and how it comes back."""
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    words = [sys.executable, str(script), str(tmp_path / "one")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        begun = next(line for line in program.stderr if line.startswith("round 2: "))
+        peers = psutil.Process(program.pid).children()
+        program.send_signal(signal.SIGINT)
+        *rounds, last, where = program.stderr.read().splitlines()
+    assert program.returncode == -signal.SIGINT and begun
+    assert all(line.startswith("round ") for line in rounds)
+    assert last.startswith("stopped by Ctrl-C; the same command goes on as the same member")
+    assert str(tmp_path / "one") in last and where.startswith(f"  at {script}, line ")
+    assert len(peers) == 1 and not peers[0].is_running()
+
+
+def test_ctrl_c_ends_a_swarm_on_this_computer_with_one_message(tmp_path: Path):
+    """The interrupt reaches all processes of a terminal; the one that called `atoll.local` reports it for all."""
+    loop, script = tmp_path / "loop.py", tmp_path / "swarm.py"
+    loop.write_text(LOOP + "    print(run.trained, flush=True)\n")
+    script.write_text(SWARM)
+    words = [sys.executable, str(script), str(loop), str(tmp_path / "swarm")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as program:
+        assert program.stdout is not None and program.stderr is not None
+        assert next(line for line in program.stdout if line == "2\n")
+        os.killpg(program.pid, signal.SIGINT)
+        last, where = program.stderr.read().splitlines()
+    assert last == f"stopped by Ctrl-C; the same call goes on with the run in {tmp_path / 'swarm'}"
+    assert where.startswith(f"  at {script}, line ")
+
+
+def test_an_error_that_ends_a_program_prints_its_text_and_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """Python's own hook prints all other exceptions, and a hook of the program stays."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    on_interrupt(None)
+    with pytest.raises(atoll.UsageError) as refused:
+        atoll.join("ATOLL1:ABC", folder=tmp_path)
+    sys.excepthook(refused.type, refused.value, refused.tb)
+    told = capsys.readouterr().err
+    assert told.startswith(f"{refused.value}\n  at {__file__}, line ")
+    assert told.endswith(': atoll.join("ATOLL1:ABC", folder=tmp_path)\n') and "Traceback" not in told
+    for kind in (ValueError, KeyboardInterrupt):  # no loop is attached: there is nothing to come back to
+        sys.excepthook(kind, kind("other"), None)
+        assert capsys.readouterr().err.startswith(kind.__name__)
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *why: seen.append(why))
+    with pytest.raises(atoll.UsageError):
+        atoll.join("ATOLL1:ABC", folder=tmp_path)
+    sys.excepthook(ValueError, ValueError("other"), None)
+    assert len(seen) == 1
+
+
+def test_a_download_that_turns_to_a_newer_state_is_reported_once():
+    """Another line follows if no member could serve it, and for the next download."""
+    progress, told = RunStatus(), list[str]()
+    lack, newer = "the agreed state is not on this disk", "a newer state was agreed on"
+    unserved = f"{lack}; no other member could serve it"
+    for why in (lack, newer, unserved, unserved, lack, "", "3 rounds behind", newer):
+        entry = {"fact": "StateDownloadBegan", "why": why} if why else {"fact": "LocalStateCaughtUp"}
+        progress.fold(entry)
+        told += [progress.download_text] if why and progress.download_text else []
+    assert told == [f"downloading the agreed model ({why})" for why in (lack, unserved, "3 rounds behind")]
