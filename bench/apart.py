@@ -26,7 +26,7 @@ import torch
 from form import asking, report, versions
 from torch import Tensor
 
-from atoll.features.partition_training.tensors import DeferredUpdate, carried
+from atoll.features.partition_training.tensors import UpdateWithoutQuorum, carried
 from atoll.training.data import Data, load_data
 from atoll.training.experiment.api import ExperimentSimulator
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence
@@ -101,9 +101,9 @@ class Healed(ExperimentSimulator):
             case "share":
                 return late_F / (1 + rounds)
             case "twice":
-                return carried(DeferredUpdate(late_F, 0, 1, 1), 2 * fresh_F)
+                return carried(UpdateWithoutQuorum(late_F, 0, 1, 1), 2 * fresh_F)
             case "merge":
-                return carried(DeferredUpdate(late_F, 0, 1, 1), fresh_F)
+                return carried(UpdateWithoutQuorum(late_F, 0, 1, 1), fresh_F)
             case _:
                 return late_F
 

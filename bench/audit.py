@@ -44,7 +44,7 @@ from atoll.training.recipe.outer import outer_step
 from atoll.training.recipe.recipes import Recipe, diloco
 from atoll.training.recipe.update import Bounds, part_bounds
 from atoll.verification.replay_audit.judge import (
-    ChainMismatch,
+    ExhibitHashMismatch,
     ReplayAccepted,
     ReplayMismatch,
     Verdict,
@@ -309,10 +309,10 @@ def _new_row(model: str, name: str, saves: float, touched: float) -> dict:
 
 
 def _count(row: dict, verdict: Verdict) -> None:
-    assert isinstance(verdict, ReplayAccepted | ReplayMismatch | ChainMismatch), verdict
+    assert isinstance(verdict, ReplayAccepted | ReplayMismatch | ExhibitHashMismatch), verdict
     row["audits"] += 1
     row["rejected"] += not isinstance(verdict, ReplayAccepted)
-    if not isinstance(verdict, ChainMismatch) and 0.0 < verdict.distance < float("inf"):
+    if not isinstance(verdict, ExhibitHashMismatch) and 0.0 < verdict.distance < float("inf"):
         row["least"] = min(row["least"] or float("inf"), verdict.distance)
 
 

@@ -144,7 +144,7 @@ def by_door(members: int, seed: int, rule: QuorumRule, raft: bool, votes: VoteKi
 
     def fact(name: PeerId, fact: Fact) -> list[Effect] | None:
         match fact:
-            case events.ProposerTurnBegan(view=view):
+            case events.LocalProposerTurnBegan(view=view):
                 return machines[name].propose(view, BODY)
             case events.ProposalReceived(digest=what):
                 return machines[name].approve(what)

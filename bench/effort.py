@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from form import asking, report, versions
 
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.training.data import Data, load_data
 from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator
 from atoll.training.experiment.faults import FaultSpec, MemberAbsence
@@ -42,15 +42,15 @@ class Line:
     steps: int = 30  # of a round
     batch: int = 4
     share: float | None = None  # horizon, of the tokens that all members could learn from; None: rates by steps
-    effort: WorkloadPolicy | None = None
+    effort: AdaptiveWorkloadPolicy | None = None
     trouble: FaultSpec = field(default_factory=FaultSpec)
 
 
 def lines(total: int) -> list[Line]:
     """Of runs of so many steps at batches of four."""
     grows = FaultSpec(absent=tuple(MemberAbsence(peer, 0, total // 3) for peer in range(2, 8)))
-    same = WorkloadPolicy(4, samples=2 * 60 * 4, steps_min=5)
-    by_loss = WorkloadPolicy(2, batches=BatchGrowth(2.3, 2, 16), bounded=True)
+    same = AdaptiveWorkloadPolicy(4, samples=2 * 60 * 4, steps_min=5)
+    by_loss = AdaptiveWorkloadPolicy(2, batches=LossAdaptiveBatchSize(2.3, 2, 16), bounded=True)
     return [
         Line("growing", "rates by steps", 8, 15, trouble=grows),
         Line("growing", "rates by tokens, of eight", 8, 15, share=1.0, trouble=grows),
@@ -60,7 +60,7 @@ def lines(total: int) -> list[Line]:
         Line("slow", "rates by tokens", share=11 / 16, trouble=SPEEDS),
         Line("steps", "60", steps=60),
         Line("steps", "15", steps=15),
-        Line("steps", "by loss, 60 to 15", steps=60, effort=WorkloadPolicy(4, by_loss=True, steps_min=15)),
+        Line("steps", "by loss, 60 to 15", steps=60, effort=AdaptiveWorkloadPolicy(4, by_loss=True, steps_min=15)),
         Line("batch", "2", batch=2, share=1.0),
         Line("batch", "16", batch=16, share=1.0),
         Line("batch", "by loss, from 2 to 16", batch=2, share=1.0, effort=by_loss),

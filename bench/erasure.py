@@ -29,7 +29,7 @@ from atoll.features.archive.reed_solomon import piece_bytes
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.events import ErasurePieceStored
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import EncodeErasurePieces, RebuildState
+from atoll.peer.tasks import DecodeErasurePieces, EncodeErasurePieces
 from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.storage.blob_retention import BlobRetention
@@ -80,7 +80,7 @@ def on_disk(folder: Path, mib: int) -> dict[str, object]:
         of = tuple((i, pieces[i]) for i in indices)
         path = store.blob_path(goal)
         return cpu_s_per_gb(
-            lambda: rebuild_blob(store, RebuildState(goal, size, K, N, of, index), ignore),
+            lambda: rebuild_blob(store, DecodeErasurePieces(goal, size, K, N, of, index), ignore),
             lambda: path.unlink(missing_ok=True),
             size,
         )

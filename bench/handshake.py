@@ -19,7 +19,7 @@ from atoll.crypto import noise
 from atoll.crypto.identity import Identity
 from atoll.crypto.noise import NoiseHandshake
 from atoll.crypto.noise_pattern import HYBRID, HandshakeRole
-from atoll.crypto.seal import TAG_BYTES, AeadCipher, OpeningKey, SealingKey
+from atoll.crypto.seal import TAG_BYTES, AeadAlgorithm, ReceivingCipher, SendingCipher
 
 REPETITIONS = 5  # the median is reported, so that one noisy neighbour does not decide
 
@@ -50,15 +50,15 @@ def shake(opening: Callable[[HandshakeRole, Identity], NoiseHandshake], one: Ide
     return len(first) + len(second) + len(third)
 
 
-def sealing_gb_per_cpu_s(aead: AeadCipher, plain_bytes: int, cpu_s: float) -> tuple[float, float]:
+def sealing_gb_per_cpu_s(aead: AeadAlgorithm, plain_bytes: int, cpu_s: float) -> tuple[float, float]:
     """(made, opened) in GB per CPU second, in place in one buffer, rekeying included."""
     buffer = memoryview(bytearray(plain_bytes + TAG_BYTES))
     plain, key = buffer[:plain_bytes], bytes(32)
-    seal = SealingKey(key, aead, rekey_bytes=2**30)
+    seal = SendingCipher(key, aead, rekey_bytes=2**30)
     made = rate_per_cpu_s(lambda: seal.seal_into(plain, buffer), cpu_s)
-    template = bytes(SealingKey(key, aead).seal(bytes(plain_bytes)))
+    template = bytes(SendingCipher(key, aead).seal(bytes(plain_bytes)))
     out = memoryview(bytearray(plain_bytes))
-    opened = rate_per_cpu_s(lambda: OpeningKey(key, aead).open_into(template, out), cpu_s)
+    opened = rate_per_cpu_s(lambda: ReceivingCipher(key, aead).open_into(template, out), cpu_s)
     return made * plain_bytes / 1e9, opened * plain_bytes / 1e9
 
 
@@ -74,7 +74,7 @@ def measure(cpu_s: float) -> dict[str, float]:
         "classical_per_second_per_core": rate_per_cpu_s(lambda: shake(noise.classical, one, other), cpu_s),
         "classical_bytes_total": shake(noise.classical, one, other),
     }
-    for aead in AeadCipher:
+    for aead in AeadAlgorithm:
         for plain_kib in (64, 256, 1024):
             made, opened = sealing_gb_per_cpu_s(aead, plain_kib * 1024, cpu_s / 4)
             name = aead.value.lower().replace("-", "_")

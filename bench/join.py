@@ -65,11 +65,11 @@ from atoll.protocol.transfer.download import (
     BlobDownload,
     BlobFetched,
     CorruptBlobSourceDetected,
+    DownloadSourceStalled,
     FetchFailed,
-    StallingSource,
 )
 from atoll.protocol.transfer.serve import BlobServer
-from atoll.protocol.transfer.tasks import BlobOpened, ReadChunk, StoreChunk
+from atoll.protocol.transfer.tasks import BlobStoragePrepared, ReadChunk, StoreChunk
 from atoll.runtime.network.bulk_channel import SLAB_BYTES
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.libp2p import Libp2pSecurity
@@ -248,7 +248,7 @@ class Joiner(Host):
 
     def handle(self, event: Event) -> None:
         match event:
-            case TaskDone(_, BlobOpened(have)):
+            case TaskDone(_, BlobStoragePrepared(have)):
                 self.here = len(have)
             case _:
                 pass
@@ -258,7 +258,7 @@ class Joiner(Host):
         match fact:
             case CorruptBlobSourceDetected(peer=peer):
                 self.named["bad"].add(peer)
-            case StallingSource(peer=peer):
+            case DownloadSourceStalled(peer=peer):
                 self.named["stalling"].add(peer)
             case FetchFailed(why=why):
                 self.failed = why

@@ -5,7 +5,7 @@ applies what the network is asked to be: the sender's uplink, the trunk that two
 and its jitter, loss, and the receiver's downlink. Needs no netem, which many kernels lack; needs root.
 
 Promises: rates and round trips are within 10 % of what was asked while the router has time (`--check` measures it,
-`UpdateSettlement.late_s` tells it for every other run); nothing outlives the lab. Namespaces have no names: the
+`LocalUpdateOutcome.late_s` tells it for every other run); nothing outlives the lab. Namespaces have no names: the
 kernel drops
 them with their last process, processes die with whoever started them, and the router ends when its standard input
 does. So there is nothing to sweep, not even after SIGKILL.

@@ -200,7 +200,9 @@ def measured(folders: Sequence[Path], rate_bytes_s: float, warm_up: int) -> dict
 def spans(entries: Sequence[dict[str, Any]]) -> dict[int, float]:
     """Round → seconds from the first row to the last part at this member, first attempts only."""
     began = {e["round"]: e["at"] for e in reversed(entries) if e["fact"] == "UpdateSharingBegan"}
-    ended = {e["round"]: e["at"] for e in reversed(entries) if e["fact"] in ("PartsReduced", "BodyPrepared")}
+    ended = {
+        e["round"]: e["at"] for e in reversed(entries) if e["fact"] in ("PartsReduced", "PrepareQuorumReached")
+    }
     return {number: ended[number] - at for number, at in began.items() if number in ended}
 
 

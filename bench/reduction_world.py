@@ -52,7 +52,7 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.wire.envelope import StatementSigner, VerifiedCache
 from atoll.wire.messages.round import PartialSum, PartRequest, PartResponse, ResendRequest, RowContribution
-from atoll.wire.messages.statements import Commitment, SignedStatement, Statement
+from atoll.wire.messages.statements import BaseStatement, Commitment, SignedStatement
 
 RUN = Digest(bytes(32))
 ANSWER_BYTES_MAX = MIB  # that is opened once for all: thousands hold it, and it names thousands
@@ -329,10 +329,10 @@ class Desk:
     def me(self) -> PeerId:
         return self.own.me
 
-    def sign(self, statement: Statement) -> SignedStatement:
+    def sign(self, statement: BaseStatement) -> SignedStatement:
         return self.own.sign(statement)
 
-    def open(self, signed: SignedStatement, kind: type[Statement], vote_key: bytes | None) -> Statement:
+    def open(self, signed: SignedStatement, kind: type[BaseStatement], vote_key: bytes | None) -> BaseStatement:
         return self.reader.open(signed, kind, vote_key)
 
 

@@ -57,7 +57,7 @@ from atoll.training.codec.compiled import native
 from atoll.training.codec.deterministic_dot import CHUNK, add_inner_products, filled
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare_rows, weigh_rows
-from atoll.training.exchange.statistic import STATISTICS, RowStatistic
+from atoll.training.exchange.statistic import STATISTICS, RowCombinationRule
 from atoll.training.robust.gram import add_products
 from atoll.verification.sum_check.tensors import LEAF_VALUES, LeafLayout
 
@@ -190,7 +190,7 @@ def combined(members: int, values: int, repeats: int) -> list[dict]:
             if name in DISTANCES:
                 by_distance(rows, values, codec, name, liars)
             else:
-                combine(rows, values, codec, codec, RowStatistic(name, liars))
+                combine(rows, values, codec, codec, RowCombinationRule(name, liars))
             spent[name].append(time.process_time() - began)
     cpu_s = {name: median(seconds[1:]) for name, seconds in spent.items()}  # the first one warms up
     return [
@@ -210,7 +210,7 @@ def by_distance(rows: list[tuple[int, Buffer]], values: int, codec: Codec, name:
     """An owner's whole work for its part, as if it were the only one."""
     peers = [f"{k:02}" for k in range(len(rows))]
     weights = weigh_rows(name, liars, peers, [(peers, compare_rows(rows, values, codec).products)])
-    combine(rows, values, codec, codec, RowStatistic(name, liars, weights))
+    combine(rows, values, codec, codec, RowCombinationRule(name, liars, weights))
 
 
 def compare_figures(members: int, values: int, repeats: int) -> list[dict]:

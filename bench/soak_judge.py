@@ -165,7 +165,7 @@ def judge_blame(result: Judged, ids: Mapping[int, str], recorded: Mapping[Path, 
                 "ProposalRejected",
                 "PartOwnerFaultObserved",
                 "RoundAttemptFailed",
-                "RoundSkipped",
+                "LocalContributionSkipped",
                 "StateDownloadBegan",
                 "AgreedStateMissing",
             ):

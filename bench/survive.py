@@ -48,7 +48,7 @@ def trouble(settings: list[str], kind: str, base: Path) -> dict[str, float]:
         figures: dict[str, float] = {"undisturbed_s": quiet_s, "disturbed_s": hurt["at"] - before["at"]}
         if kind == "trainer":
             seen = len(swarm.facts)
-            swarm.wait(lambda f: f["fact"] == "RoundSkipped" and f["by"] == 2, since)
+            swarm.wait(lambda f: f["fact"] == "LocalContributionSkipped" and f["by"] == 2, since)
             back = swarm.wait(
                 lambda f: (
                     f["fact"] == "RoundClosed"

@@ -92,7 +92,7 @@ def together(network: str, settings: list[str], rounds: int, warm_up: int) -> di
         seen = 0
         while min(map(len, ended.values())) < warm_up + rounds + 1:
             fact = swarm.wait(
-                lambda f: f["fact"] in ("LocalTrainingEnded", "Exit", "RoundSkipped"), seen, PATIENCE_S
+                lambda f: f["fact"] in ("LocalTrainingEnded", "Exit", "LocalContributionSkipped"), seen, PATIENCE_S
             )
             seen = swarm.facts.index(fact) + 1
             if fact["fact"] == "Exit":

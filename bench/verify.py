@@ -26,7 +26,7 @@ from atoll.crypto.signer import VoteKind
 from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import write_body
 from atoll.peer.settings import RunSettings, decode_settings
-from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
+from atoll.peer.verify.chain import HistoryVerificationReport, StoredHistory, verify_history
 from atoll.policy.membership import RECENT, RecentVertices
 from atoll.policy.plan import plan_round
 from atoll.protocol.history.chain import VertexChain
@@ -104,7 +104,9 @@ def size(peers: int, votes: VoteKind) -> int:
     return len(encode(vertex))
 
 
-def judged(run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]) -> tuple[VerificationReport, float]:
+def judged(
+    run: Digest, keys: RealKeys, genesis: bytes, rows: dict[int, bytes]
+) -> tuple[HistoryVerificationReport, float]:
     began_s = time.perf_counter()
     audit = verify_history(
         StoredHistory(run, genesis, sorted(rows), rows.get), type(keys.verifier)(), CAPABILITIES.verifiers

@@ -63,7 +63,7 @@ from atoll.protocol.allreduce.tasks import CombineRows
 from atoll.runtime import driver
 from atoll.runtime.trainer import __main__ as trainer
 from atoll.runtime.trainer import client
-from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.process import TrainerCommandLoop
 from atoll.runtime.worker import local_update, training_worker
 from atoll.simulation.adversaries.byzantine import ByzantineMember, equivocate
 from atoll.training.experiment.adversaries import aggregation_rule, encode_or_raw
@@ -214,13 +214,13 @@ SAMPLES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {  # (in
 
 def train_falsely(kind: str, rounds: int, mailbox: str) -> None:
     """What `python -m atoll.runtime.trainer MAILBOX` does, but for the samples."""
-    honest = TrainerProcess._batch
+    honest = TrainerCommandLoop._batch
 
-    def _batch(self: TrainerProcess, job: Any, cursor: int) -> tuple[Tensor, Tensor]:
+    def _batch(self: TrainerCommandLoop, job: Any, cursor: int) -> tuple[Tensor, Tensor]:
         inputs, labels = honest(self, job, cursor)
         return SAMPLES[kind](inputs, labels) if job.global_step >= rounds * job.steps else (inputs, labels)
 
-    TrainerProcess._batch = _batch
+    TrainerCommandLoop._batch = _batch
     sys.argv[1:] = [mailbox]
     trainer._main()
 

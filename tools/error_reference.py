@@ -57,7 +57,7 @@ AREAS = {
     "VER": "verification of a history",
 }
 STATUSES = {"UsageError": 2, "NetworkError": 3, "RefusedError": 4, "RunFailedError": 5}  # class: exit status
-TRAINER = {"crashed": 1, "hung": 2, "memory": 3, "diverged": 4, "refused": 5}  # why of TrainerFailed: number
+TRAINER = {"crashed": 1, "hung": 2, "memory": 3, "diverged": 4, "refused": 5}  # why of TrainerCommandError: number
 # callables and tables without keywords: what their positional values after the code mean
 POSITIONAL = {
     "_refuse": ("what", "fix"),
@@ -258,7 +258,7 @@ def _call(module: Module, node: ast.Call) -> Iterator[Site]:
         if isinstance(what, ast.Constant):
             values = {key: _filled(value, str(what.value)) for key, value in values.items()}
             yield _codes(module, code), "UsageError", values
-    elif name == "TrainerFailed" and node.args and isinstance(node.args[0], ast.Constant):
+    elif name == "TrainerCommandError" and node.args and isinstance(node.args[0], ast.Constant):
         code = f"E-TRN-{TRAINER[node.args[0].value]:02d}"
         yield [code], "RunFailedError", values | {"what": node.args[1]}
     elif name == "AuthorityRight":

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from atoll.features.archive.machine import ARCHIVE, ArchiveMachine
 from atoll.features.attribution.row_archive import ROW_ARCHIVE
-from atoll.features.forks.machine import ForkMachine
-from atoll.features.partition_training.machine import PartitionTraining
-from atoll.peer.capabilities import PeerCapabilities
+from atoll.features.forks.machine import ChainSplitMachine
+from atoll.features.partition_training.machine import DisconnectedTraining
+from atoll.peer.capabilities import PeerPlugins
 from atoll.verification.registry import VERIFIERS
 
-CAPABILITIES = PeerCapabilities((*VERIFIERS, ARCHIVE, ROW_ARCHIVE), PartitionTraining, ArchiveMachine, ForkMachine)
+CAPABILITIES = PeerPlugins(
+    (*VERIFIERS, ARCHIVE, ROW_ARCHIVE), DisconnectedTraining, ArchiveMachine, ChainSplitMachine
+)

@@ -19,14 +19,14 @@ AUDITED = [
 CHEAT = """
 import sys
 if "atoll.runtime.trainer" in sys.orig_argv:
-    from atoll.runtime.trainer.process import TrainerProcess
-    honest = TrainerProcess._take_step
+    from atoll.runtime.trainer.process import TrainerCommandLoop
+    honest = TrainerCommandLoop._take_step
     def every_second(self, job):
         if self.span.steps % 2:
             return honest(self, job)
         self.span.steps, self.span.samples = self.span.steps + 1, self.span.samples + self.spec.batch
         self.inner.steps += 1
-    TrainerProcess._take_step = every_second
+    TrainerCommandLoop._take_step = every_second
 """
 
 

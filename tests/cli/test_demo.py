@@ -16,7 +16,7 @@ import torch
 from processes import PATIENCE_S, SMALL, started
 
 from atoll.runtime import demo
-from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.trainer import TrainerCommandError
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(400)]
 
@@ -61,13 +61,13 @@ def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monke
     """Its trainer refuses to write text, which is no failure of the demo; a trainer that died is one."""
 
     async def refuses(folder: Path, verb: str, **_: object) -> None:
-        raise TrainerFailed(why, "this model writes one of 300 tokens, not bytes")
+        raise TrainerCommandError(why, "this model writes one of 300 tokens, not bytes")
 
     monkeypatch.setattr(demo, "send_request_async", refuses)
     swarm, why = demo.DemoRun(demo.DemoSettings(), tmp_path, print), "refused"
     assert asyncio.run(swarm._sample(tmp_path)) == ""
     why = "crashed"
-    with pytest.raises(TrainerFailed):
+    with pytest.raises(TrainerCommandError):
         asyncio.run(swarm._sample(tmp_path))
 
 

@@ -80,18 +80,18 @@ def test_lies_about_samples_are_what_the_trainer_is_given(villain: Any, monkeypa
     """A process that runs in the place of the trainer's: honest for a round of two steps, then it learns a lie."""
     honest = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[2, 3, 4, 5, 6]])
     begun: list[list[str]] = []
-    monkeypatch.setattr(villain.TrainerProcess, "_batch", lambda self, job, cursor: honest)
+    monkeypatch.setattr(villain.TrainerCommandLoop, "_batch", lambda self, job, cursor: honest)
     monkeypatch.setattr(villain.trainer, "_main", lambda: begun.append(sys.argv[1:]))
     monkeypatch.setattr(sys, "argv", ["villain.py", "--villain", "backdoor"])
-    job, batch = TrainSteps(0, 2, None, 0, 0, 1, global_step=1), villain.TrainerProcess._batch
+    job, batch = TrainSteps(0, 2, None, 0, 0, 1, global_step=1), villain.TrainerCommandLoop._batch
     for kind, inputs, labels in (
         ("label_flip", [[1, 2, 3, 4, 5]], [[253, 252, 251, 250, 249]]),
         ("backdoor", [[7, 7, 3, 4, 5]], [[33, 33, 4, 5, 6]]),
     ):
-        monkeypatch.setattr(villain.TrainerProcess, "_batch", batch)
+        monkeypatch.setattr(villain.TrainerCommandLoop, "_batch", batch)
         villain.train_falsely(kind, 1, "9")
-        assert villain.TrainerProcess._batch(None, job, 0) == honest
-        told = villain.TrainerProcess._batch(None, replace(job, global_step=2), 0)
+        assert villain.TrainerCommandLoop._batch(None, job, 0) == honest
+        told = villain.TrainerCommandLoop._batch(None, replace(job, global_step=2), 0)
         assert [one.tolist() for one in told] == [inputs, labels]
     assert begun == [["9"], ["9"]]
 

@@ -20,9 +20,9 @@ COPYCAT = """
 import sys
 if "atoll.runtime.trainer" in sys.orig_argv:
     from msgspec.structs import replace
-    from atoll.runtime.trainer.process import TrainerProcess
-    honest = TrainerProcess._batch
-    TrainerProcess._batch = lambda self, job, cursor: honest(self, replace(job, shard=(job.shard + 1) %
+    from atoll.runtime.trainer.process import TrainerCommandLoop
+    honest = TrainerCommandLoop._batch
+    TrainerCommandLoop._batch = lambda self, job, cursor: honest(self, replace(job, shard=(job.shard + 1) %
     job.shards), cursor)
 """
 

@@ -13,7 +13,7 @@ import pytest
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.machine import LinkUp
 from atoll.cli.status import peers
-from atoll.cli.watch import LoggedView, SummaryView, farewell, introduction, line_of
+from atoll.cli.watch import FinalJsonView, LogFileTee, farewell, introduction, line_of
 from atoll.peer.round.vertex_body import write_genesis
 from atoll.peer.settings import RunSettings
 from atoll.protocol.membership.failure_detector import FailureDetector
@@ -111,7 +111,7 @@ def test_what_a_person_reads_is_in_the_log_with_its_time_and_without_the_ticket(
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     prepare_folder(tmp_path)
     (handler,) = logging.getLogger().handlers
-    shell, progress = LoggedView(SummaryView()), RunStatus()
+    shell, progress = LogFileTee(FinalJsonView()), RunStatus()
     shell.opened(NEWS)
     shell.entry({"fact": "RunOver", "rounds": 1, "state": "ab"}, progress)
     shell.notice("leaving")

@@ -18,9 +18,22 @@ from atoll.base.errors import PeerFault
 from atoll.crypto import noise
 from atoll.crypto.frames import FRAME_MAX, FRAME_PLAIN_MAX, FrameDecoder, framed
 from atoll.crypto.identity import DualSignature, Identity, PublicIdentity
-from atoll.crypto.noise import HandshakeOffer, HybridAuthenticator, HybridPayload, NoiseConnection, NoiseHandshake
-from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, HandshakeRandomness, HandshakeRole, NoiseState, NoiseSuite
-from atoll.crypto.seal import AeadCipher
+from atoll.crypto.noise import (
+    HandshakeOffer,
+    HybridAuthenticator,
+    NoiseHandshake,
+    NoiseHandshakeResult,
+    SignedHandshakeOffer,
+)
+from atoll.crypto.noise_pattern import (
+    CLASSICAL,
+    HYBRID,
+    HandshakeRandomness,
+    HandshakeRole,
+    NoiseHandshakePattern,
+    NoiseState,
+)
+from atoll.crypto.seal import AeadAlgorithm
 
 from .conftest import FUZZ
 
@@ -36,7 +49,9 @@ def open_classical(role: HandshakeRole, identity: Identity, **changes: object) -
     return noise.classical(role, identity, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def shake(initiator: NoiseHandshake, responder: NoiseHandshake) -> tuple[NoiseConnection, NoiseConnection]:
+def shake(
+    initiator: NoiseHandshake, responder: NoiseHandshake
+) -> tuple[NoiseHandshakeResult, NoiseHandshakeResult]:
     answer = responder.receive(initiator.start())
     assert answer is not None
     last = initiator.receive(answer)
@@ -86,7 +101,7 @@ def fixed(base: int, static: int, ephemeral: int) -> HandshakeRandomness:
 
 
 def run_noise(
-    suite: NoiseSuite,
+    suite: NoiseHandshakePattern,
     prologue: bytes,
     draws: tuple[HandshakeRandomness, HandshakeRandomness],
     payloads: tuple[bytes, bytes] = (b"", b""),
@@ -168,10 +183,10 @@ def test_the_classical_handshake_is_that_of_the_noise_framework():
         "87f864c11ba449f46a0a4f4e2eacbb7b0457784f4fca1937f572c93603e9c4d9"
         "7e5ea11b16f3968710b23a3be3202dc1b5e1ce3c963347491e74f5c0768a9b42",
     ]
-    assert noise.SealingKey(keys[0]).seal(b"yellowsubmarine").hex() == (
+    assert noise.SendingCipher(keys[0]).seal(b"yellowsubmarine").hex() == (
         "a52ef02ba60e12696d1d6b9ef4245c88fca757b6134ad6e76b56e310a6adf6"
     )
-    assert noise.SealingKey(keys[1]).seal(b"submarineyellow").hex() == (
+    assert noise.SendingCipher(keys[1]).seal(b"submarineyellow").hex() == (
         "2445aa438ebd649281c636cc7269ca82f1d9023d72520943aeabf909cdf521"
     )
 
@@ -227,15 +242,19 @@ def test_only_the_hybrid_suite_proves_a_post_quantum_identity(alice: Identity, b
 @pytest.mark.parametrize(
     ("initiator", "responder", "agreed"),
     [
-        (tuple(AeadCipher), tuple(AeadCipher), AeadCipher.AES_256_GCM),
-        (tuple(AeadCipher), (AeadCipher.CHACHA20_POLY1305,), AeadCipher.CHACHA20_POLY1305),
-        ((AeadCipher.CHACHA20_POLY1305, AeadCipher.AES_256_GCM), tuple(AeadCipher), AeadCipher.AES_256_GCM),
+        (tuple(AeadAlgorithm), tuple(AeadAlgorithm), AeadAlgorithm.AES_256_GCM),
+        (tuple(AeadAlgorithm), (AeadAlgorithm.CHACHA20_POLY1305,), AeadAlgorithm.CHACHA20_POLY1305),
+        (
+            (AeadAlgorithm.CHACHA20_POLY1305, AeadAlgorithm.AES_256_GCM),
+            tuple(AeadAlgorithm),
+            AeadAlgorithm.AES_256_GCM,
+        ),
     ],
 )
 def test_bulk_lanes_use_aes_where_both_have_it(
-    initiator: tuple[AeadCipher, ...],
-    responder: tuple[AeadCipher, ...],
-    agreed: AeadCipher,
+    initiator: tuple[AeadAlgorithm, ...],
+    responder: tuple[AeadAlgorithm, ...],
+    agreed: AeadAlgorithm,
     alice: Identity,
     bob: Identity,
 ):
@@ -245,7 +264,7 @@ def test_bulk_lanes_use_aes_where_both_have_it(
         open_hybrid(HandshakeRole.RESPONDER, bob, aeads=responder),
     )
     assert {one.bulk_send.aead, one.bulk_receive.aead, other.bulk_send.aead} == {agreed}
-    assert {one.send.aead, other.send.aead} == {AeadCipher.CHACHA20_POLY1305}
+    assert {one.send.aead, other.send.aead} == {AeadAlgorithm.CHACHA20_POLY1305}
     assert other.bulk_receive.open(one.bulk_send.seal(b"tensor")) == b"tensor"
 
 
@@ -423,7 +442,7 @@ class Liar(HybridAuthenticator):
     """Says what a test wants it to say, with Mallory's true keys."""
 
     def __init__(self, words: HybridAuthenticator, say: Callable[[HandshakeRole, bytes, bytes], bytes]) -> None:
-        super().__init__(words.identity, lambda _: None, (HYBRID.protocol,), tuple(AeadCipher))
+        super().__init__(words.identity, lambda _: None, (HYBRID.protocol,), tuple(AeadAlgorithm))
         self.say = say
 
     def write(self, role: HandshakeRole, signed_hash: bytes, static: bytes) -> bytes:
@@ -473,10 +492,10 @@ def test_both_signatures_are_needed(bob: Identity, mallory: Identity):
             pair: PublicIdentity = pair,
         ) -> bytes:
             offer = msgspec.msgpack.encode(
-                HandshakeOffer(pair, (HYBRID.protocol,), (AeadCipher.AES_256_GCM.value,))
+                HandshakeOffer(pair, (HYBRID.protocol,), (AeadAlgorithm.AES_256_GCM.value,))
             )
             signature = mallory.sign(noise._hybrid_signed_bytes(role, transcript, static, offer))
-            return msgspec.msgpack.encode(HybridPayload(offer, signature))
+            return msgspec.msgpack.encode(SignedHandshakeOffer(offer, signature))
 
         assert b"did not sign this handshake" in answer_with(lie, mallory)
 
@@ -501,8 +520,10 @@ def test_a_stripped_suite_is_noticed(alice: Identity, bob: Identity):
 
 
 def test_no_common_cipher_is_a_fault_not_a_guess(alice: Identity, bob: Identity):
-    one = open_hybrid(HandshakeRole.INITIATOR, alice, aeads=(AeadCipher.AES_256_GCM,))
-    answer = open_hybrid(HandshakeRole.RESPONDER, bob, aeads=(AeadCipher.CHACHA20_POLY1305,)).receive(one.start())
+    one = open_hybrid(HandshakeRole.INITIATOR, alice, aeads=(AeadAlgorithm.AES_256_GCM,))
+    answer = open_hybrid(HandshakeRole.RESPONDER, bob, aeads=(AeadAlgorithm.CHACHA20_POLY1305,)).receive(
+        one.start()
+    )
     assert answer is not None
     with pytest.raises(PeerFault, match="unsupported ciphers"):
         one.receive(answer)

@@ -9,7 +9,7 @@ from msgspec.structs import replace as changed
 from atoll.base.errors import PeerFault
 from atoll.crypto import noise
 from atoll.crypto.identity import Identity, PublicIdentity
-from atoll.crypto.noise import NoiseConnection, NoiseHandshake, SessionTicket
+from atoll.crypto.noise import NoiseHandshake, NoiseHandshakeResult, SessionTicket
 from atoll.crypto.noise_pattern import RESUMPTION, HandshakeRandomness, HandshakeRole, NoiseState
 from atoll.crypto.session_tickets import TICKET_S, TicketStore
 
@@ -17,7 +17,7 @@ NETWORK = b"network 1"
 INITIATOR, RESPONDER = HandshakeRole.INITIATOR, HandshakeRole.RESPONDER
 
 
-def whole(alice: Identity, bob: Identity) -> tuple[NoiseConnection, NoiseConnection]:
+def whole(alice: Identity, bob: Identity) -> tuple[NoiseHandshakeResult, NoiseHandshakeResult]:
     one, other = (
         noise.hybrid(INITIATOR, alice, network=NETWORK),
         noise.hybrid(RESPONDER, bob, network=NETWORK),
@@ -39,7 +39,7 @@ def ends(
     )
 
 
-def resumed(one: NoiseHandshake, other: NoiseHandshake) -> tuple[NoiseConnection, NoiseConnection]:
+def resumed(one: NoiseHandshake, other: NoiseHandshake) -> tuple[NoiseHandshakeResult, NoiseHandshakeResult]:
     answer = other.receive(one.start())
     assert answer is not None and one.receive(answer) is None
     assert one.result is not None and other.result is not None

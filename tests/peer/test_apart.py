@@ -12,11 +12,11 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
 from atoll.base.machine import Emit, Received, RunTask, TaskDone, TaskFailed
 from atoll.crypto.digest import digest
-from atoll.features.partition_training.machine import PartitionTraining as Apartness
+from atoll.features.partition_training.machine import DisconnectedTraining as Apartness
 from atoll.peer.events import ProtocolFault
 from atoll.peer.round.outcome import left_open
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.tasks import RoundSettlement, StateRestored, TrainingResult
+from atoll.peer.tasks import AbandonedRoundSettlement, StateRestored, TrainingResult
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.contributions import late_of
 from atoll.policy.plan import RoundSettings, StragglerPolicy
@@ -24,8 +24,8 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import CommitAnnouncement
-from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult, SignedStatement
+from atoll.wire.messages.round import UpdateCommitmentMessage
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement, StepsWhilePartitioned
 from atoll.wire.messages.vertex import VertexBody
 
 ME, OTHER = peer_name(0), peer_name(2)
@@ -46,7 +46,7 @@ class Stand:
 
     def blames(self, commit: Commitment) -> list[PeerId]:
         signed = StatementSigner(self.swarm.run_id, VirtualSigner(OTHER), VirtualSignatureVerifier()).sign(commit)
-        heard = Received(OTHER, CommitAnnouncement(self.plan.round, 0, self.plan.trace, signed))
+        heard = Received(OTHER, UpdateCommitmentMessage(self.plan.round, 0, self.plan.trace, signed))
         effects = self.peer.handle(heard, self.swarm.world.now)
         return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
 
@@ -56,7 +56,7 @@ class Stand:
         return Commitment(self.plan.round, 0, digest(b"root"), 4, 20, 320, 2.0, 0.1, 320)
 
 
-def late(commit: Commitment, claim: LateShare, **other: object) -> Commitment:
+def late(commit: Commitment, claim: StepsWhilePartitioned, **other: object) -> Commitment:
     more = {"steps": commit.steps + claim.steps, "samples": commit.samples + claim.samples}
     return replace(commit, claim=claim, **(more | other))
 
@@ -64,7 +64,7 @@ def late(commit: Commitment, claim: LateShare, **other: object) -> Commitment:
 def test_late_steps_are_counted_and_weigh_nothing():
     """Its row weighs the samples of this round; a member that claims the weight of all of them is at fault."""
     stand = Stand()
-    claim = LateShare(0, 60, 960)
+    claim = StepsWhilePartitioned(0, 60, 960)
     assert stand.blames(late(stand.commit, claim, weight=320 + 960)) == [OTHER]
     assert stand.blames(late(stand.commit, claim)) == []
 
@@ -72,18 +72,18 @@ def test_late_steps_are_counted_and_weigh_nothing():
 @pytest.mark.parametrize(
     ("claim", "other"),
     [
-        (LateShare(2, 60, 960), {}),  # of this very round
-        (LateShare(-1, 60, 960), {}),
-        (LateShare(0, 0, 960), {}),
-        (LateShare(0, 60, 0), {}),
-        (LateShare(0, 60, 960), {"steps": 60}),  # nothing is left for this round
-        (LateShare(0, 60, 960), {"samples": 960, "weight": 0}),
-        (LateShare(0, 60, -960), {"samples": 320, "weight": 1280}),  # weight out of nothing
-        (LateShare(0, -60, 960), {}),
-        (LateShare(0, 60, 960), {"parts": 0, "weight": 0}),  # in a pass
+        (StepsWhilePartitioned(2, 60, 960), {}),  # of this very round
+        (StepsWhilePartitioned(-1, 60, 960), {}),
+        (StepsWhilePartitioned(0, 0, 960), {}),
+        (StepsWhilePartitioned(0, 60, 0), {}),
+        (StepsWhilePartitioned(0, 60, 960), {"steps": 60}),  # nothing is left for this round
+        (StepsWhilePartitioned(0, 60, 960), {"samples": 960, "weight": 0}),
+        (StepsWhilePartitioned(0, 60, -960), {"samples": 320, "weight": 1280}),  # weight out of nothing
+        (StepsWhilePartitioned(0, -60, 960), {}),
+        (StepsWhilePartitioned(0, 60, 960), {"parts": 0, "weight": 0}),  # in a pass
     ],
 )
-def test_late_work_that_cannot_be_is_a_fault(claim: LateShare, other: dict[str, object]):
+def test_late_work_that_cannot_be_is_a_fault(claim: StepsWhilePartitioned, other: dict[str, object]):
     stand = Stand()
     assert stand.blames(late(stand.commit, claim, **other)) == [OTHER]
 
@@ -91,7 +91,7 @@ def test_late_work_that_cannot_be_is_a_fault(claim: LateShare, other: dict[str, 
 @pytest.mark.parametrize("apart", [None, PartitionPolicy("drop", 3)], ids=["wait", "drop"])
 def test_late_work_is_a_fault_where_genesis_does_not_have_it_merged(apart: PartitionPolicy | None):
     stand = Stand(apart)
-    assert stand.blames(late(stand.commit, LateShare(0, 60, 960))) == [OTHER]
+    assert stand.blames(late(stand.commit, StepsWhilePartitioned(0, 60, 960))) == [OTHER]
     assert stand.blames(stand.commit) == []
 
 
@@ -127,13 +127,13 @@ def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
     """Part by part; a round without its vertex is taken as counted, and nothing counts twice."""
     body: VertexBody = Stand().peer.history.head_body
     mine = [isinstance(s, SignedStatement) for s in body.parts]
-    assert left_open(ME, 4, body) == RoundSettlement((True,) * len(mine), late=False)
+    assert left_open(ME, 4, body) == AbandonedRoundSettlement((True,) * len(mine), late=False)
     without = replace(body, parts=tuple(_without(s, ME) for s in body.parts))
-    assert left_open(ME, 4, without) == RoundSettlement((False,) * len(mine), late=False)
-    assert left_open(ME, 4, None) == RoundSettlement((True,) * 4, late=True)
-    assert left_open(ME, 0, body) == RoundSettlement(None, late=False)
-    assert left_open(ME, 4, replace(body, parts=())) == RoundSettlement((False,) * 4, late=False)
-    claim = LateShare(0, 60, 960)
+    assert left_open(ME, 4, without) == AbandonedRoundSettlement((False,) * len(mine), late=False)
+    assert left_open(ME, 4, None) == AbandonedRoundSettlement((True,) * 4, late=True)
+    assert left_open(ME, 0, body) == AbandonedRoundSettlement(None, late=False)
+    assert left_open(ME, 4, replace(body, parts=())) == AbandonedRoundSettlement((False,) * 4, late=False)
+    claim = StepsWhilePartitioned(0, 60, 960)
     commits = tuple(SignedStatement(s.signer, encode(late(Stand().commit, claim)), b"") for s in body.commits[:1])
     assert late_of(replace(body, commits=(*commits, SignedStatement(ME, b"\xc1", b"")))) == {
         body.commits[0].signer: claim
@@ -151,7 +151,7 @@ def test_late_work_of_a_life_before_is_given_up_where_its_round_is_not_in_memory
         del held[0]
     effects = peer.handle(TaskDone("restore", StateRestored()), stand.swarm.world.now)
     (asked,) = [e.work for e in effects if isinstance(e, RunTask)]
-    assert asked.round == history.head and asked.left == RoundSettlement(None, late=True)
+    assert asked.round == history.head and asked.left == AbandonedRoundSettlement(None, late=True)
 
 
 def _without(signed: SignedStatement | None, peer: PeerId) -> SignedStatement | None:

@@ -11,7 +11,7 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.verification.state_validation.statistics import refusals
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import Commitment, RollbackOrder
-from atoll.wire.messages.vertex import RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import SwarmRoundMetrics, VertexBody
 
 RUN = Digest(bytes(32))
 
@@ -21,7 +21,7 @@ def body(round: int, losses: dict[str, float]) -> VertexBody:
     for name, loss in losses.items():
         notary = StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualSignatureVerifier())
         commits.append(notary.sign(Commitment(round, 0, ZERO_DIGEST, 1, 10, 10, loss, 0.1, 10)))
-    metrics = RoundMetrics(0.0, 0, 0)
+    metrics = SwarmRoundMetrics(0.0, 0, 0)
     return VertexBody(
         RUN, round, 0, ZERO_DIGEST, 0.0, PeerId("a"), (), ZERO_DIGEST, tuple(commits), (), (), (), metrics
     )

@@ -36,11 +36,10 @@ from atoll.training.codec import SharedKnowledge, codec_named
 from atoll.wire.codec import encode
 from atoll.wire.envelope import StatementSigner, signed_bytes
 from atoll.wire.messages.history import VerticesRequest
-from atoll.wire.messages.membership import JoinRefused, MemberReport, Ping
+from atoll.wire.messages.membership import JoinRefused, Ping, ReportMessage
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
-    PartDeclined,
     PartialSum,
+    PartReductionDeclined,
     PartRequest,
     PartResponse,
     PartResult,
@@ -48,6 +47,7 @@ from atoll.wire.messages.round import (
     RoundMessage,
     RowContribution,
     RowResponse,
+    UpdateCommitmentMessage,
     VoteMessage,
 )
 from atoll.wire.messages.statements import (
@@ -192,7 +192,7 @@ def test_a_stranger_costs_nothing_but_its_connection(stand: Stand, ahead: int):
     words: list[RoundMessage] = [
         RowContribution(number, 0, "", 0, 0, (), NOBODYS),
         RowContribution(number, 9, "", 0, 0, (), NOBODYS),
-        PartDeclined(number, 0, "", 0),
+        PartReductionDeclined(number, 0, "", 0),
         PartResponse(number, 0, "", payload.digest),
         PartRequest(number, 0, "", next(iter(before))),
     ]
@@ -281,9 +281,11 @@ def test_a_commitment_or_answer_that_would_fill_the_vertex_is_a_fault():
         effects = peer.handle(Received(MEMBER, message), 0.5)
         return [e.fact.peer for e in effects if isinstance(e, Emit) and isinstance(e.fact, ProtocolFault)]
 
-    assert faults(CommitAnnouncement(0, 0, plan.trace, padded(swarm, commit, MEMBER, COMMIT_BYTES_MAX))) == [MEMBER]
+    assert faults(UpdateCommitmentMessage(0, 0, plan.trace, padded(swarm, commit, MEMBER, COMMIT_BYTES_MAX))) == [
+        MEMBER
+    ]
     assert faults(PartResult(0, 0, plan.trace, padded(swarm, answer, MEMBER, 1000))) == [MEMBER]
-    assert faults(CommitAnnouncement(0, 0, plan.trace, padded(swarm, commit, MEMBER, 100))) == []
+    assert faults(UpdateCommitmentMessage(0, 0, plan.trace, padded(swarm, commit, MEMBER, 100))) == []
     assert faults(PartResult(0, 0, plan.trace, padded(swarm, answer, MEMBER, 100))) == []
 
 
@@ -325,7 +327,7 @@ def test_who_asks_to_join_a_full_run_is_told_so_and_what_to_do():
     signer = VirtualSigner(STRANGER)
     join = JoinRequest(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", peer.history.head_id, b"")
     notary = StatementSigner(swarm.run_id, signer, VirtualSignatureVerifier())
-    effects = peer.handle(Received(STRANGER, MemberReport(notary.sign(join))), 0.5)
+    effects = peer.handle(Received(STRANGER, ReportMessage(notary.sign(join))), 0.5)
     (told,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, JoinRefused)]
     what, fix = REFUSALS[told.code]
     assert told.code == "E-JOIN-02" and "full" in what and "atoll up" in fix

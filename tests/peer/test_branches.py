@@ -14,7 +14,7 @@ from atoll.capabilities import CAPABILITIES
 from atoll.features.forks.detect import KEPT
 from atoll.peer.events import BranchPollResult, ForkBranchDetected, ProtocolFault
 from atoll.peer.operator_commands import recover
-from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
+from atoll.peer.verify.chain import HistoryVerificationReport, StoredHistory, verify_history
 from atoll.protocol.history.chain import recovery_bytes
 from atoll.simulation.signatures import VirtualSignatureVerifier, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
@@ -114,7 +114,7 @@ def test_verify_judges_what_is_kept_of_another_branch():
         assert [p.round for p in audit.problems] == [began] and not audit.branches
 
 
-def audit_of(parted: Parted, name: PeerId) -> VerificationReport:
+def audit_of(parted: Parted, name: PeerId) -> HistoryVerificationReport:
     kept = parted.swarm.world.nodes[name].kept
     rounds = sorted(int(key.split("/")[1]) for key in kept if key.startswith("vertex/"))
     vertex, branch = (lambda round, kind=kind: kept.get(f"{kind}/{round}") for kind in ("vertex", "branch"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.base.machine import LinkUp
-from atoll.peer.capabilities import PeerCapabilities
+from atoll.peer.capabilities import PeerPlugins
 from atoll.peer.peer import Peer
 from atoll.peer.sync.fork_monitor import ForkMonitor
 from atoll.policy.capability_terms import ErasureParams, PartitionPolicy
@@ -13,7 +13,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
 
 def bare(run, signer, keys, wish, genesis, bootstrap):
-    return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=PeerCapabilities())
+    return Peer(run, signer, keys.verifier, wish, genesis, bootstrap, capabilities=PeerPlugins())
 
 
 def test_peers_without_capabilities_train_and_agree_by_a_genesis_that_has_them():

@@ -18,7 +18,7 @@ from atoll.simulation.adversaries.lying_owners import two_promises
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, honest, peer_name
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, UpdateCommitmentMessage, VoteMessage
 from atoll.wire.messages.statements import Proposal, Vote
 
 LIAR = peer_name(2)
@@ -45,7 +45,7 @@ def proposes_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 def commits_twice(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Half of the members receive a commitment to an update that never comes."""
-    return equivocate(villain, send) if isinstance(send.message, CommitAnnouncement) else [send]
+    return equivocate(villain, send) if isinstance(send.message, UpdateCommitmentMessage) else [send]
 
 
 def run_with(twist: Twist | None, rule: QuorumRule, until: float = 60.0) -> dict[PeerId, str]:

@@ -7,14 +7,16 @@ from typing import Any
 
 from atoll.peer.peer import Peer
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, honest, peer_name
-from atoll.wire.messages.statements import Extensions, JoinExtension
+from atoll.wire.messages.statements import Extensions, MemberRecordExtension
 
 JOINER = 4
 
 
 def test_the_extensions_of_a_joiner_are_in_every_roster():
     """Four members and a joiner. It names a relay role and a payout key; restarted with others, it has those."""
-    wanted: dict[str, Extensions] = {"now": (JoinExtension("payout", b"0x12"), JoinExtension("relay", b"\x01"))}
+    wanted: dict[str, Extensions] = {
+        "now": (MemberRecordExtension("payout", b"0x12"), MemberRecordExtension("relay", b"\x01"))
+    }
 
     def make(run: Any, signer: Any, keys: Any, wish: Any, *rest: Any) -> Peer:
         return honest(run, signer, keys, replace(wish, extensions=wanted["now"]), *rest)
@@ -31,7 +33,7 @@ def test_the_extensions_of_a_joiner_are_in_every_roster():
     swarm.world.run(swarm.world.now + 60.0)
     assert len({*rosters(swarm)}) == 1 and rosters(swarm)[0] != ()
     swarm.world.crash(joiner)
-    wanted["now"] = (JoinExtension("relay", b"\x02"),)
+    wanted["now"] = (MemberRecordExtension("relay", b"\x02"),)
     swarm.world.start(joiner)
     swarm.world.run(swarm.world.now + 60.0)
     assert rosters(swarm) == [wanted["now"]] * 5

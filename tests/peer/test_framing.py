@@ -19,13 +19,13 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
     PartialSum,
     ProposalMessage,
     RowContribution,
     TimeoutMessage,
+    UpdateCommitmentMessage,
     VoteMessage,
 )
 from atoll.wire.messages.statements import (
@@ -149,7 +149,7 @@ def test_a_commitment_that_would_break_everybodys_sums_is_refused(stand: Stand, 
     """One NaN among the losses, and no two voters would ever agree on the metrics again."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320} | wrong
     signed = stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN)
-    assert stand.hears(CommitAnnouncement(0, 0, stand.trace, signed)) == [VILLAIN]
+    assert stand.hears(UpdateCommitmentMessage(0, 0, stand.trace, signed)) == [VILLAIN]
     assert VILLAIN not in stand.round.commits.get(0).of
 
 
@@ -183,7 +183,7 @@ def test_a_row_dressed_up_as_a_sum_is_refused(stand: Stand):
     """Sums cannot be checked against a commitment: a peer with no children in the tree may not send one."""
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     stand.hears(
-        CommitAnnouncement(0, 0, stand.trace, stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN))
+        UpdateCommitmentMessage(0, 0, stand.trace, stand.sign(Commitment(0, 0, digest(b"root"), **fields), VILLAIN))
     )
     part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
     index = stand.round.ground.owners[part].index(ME)
@@ -225,9 +225,9 @@ def test_two_commitments_of_one_peer_are_a_proof_and_one_is_a_voice(stand: Stand
     forged = replace(one, body=other.body)
     assert open_report(notary, stand.sign(Accusation(forged), VILLAIN), keys) is None
     awaited = set(stand.round.committed.awaited)
-    assert HONEST in awaited and not stand.hears(MemberReport(stand.sign(Accusation(one), VILLAIN)))
+    assert HONEST in awaited and not stand.hears(ReportMessage(stand.sign(Accusation(one), VILLAIN)))
     assert stand.round.committed.awaited == awaited and not stand.round.committed.two_faced
-    assert not stand.hears(MemberReport(stand.sign(Accusation(one, other), VILLAIN)))
+    assert not stand.hears(ReportMessage(stand.sign(Accusation(one, other), VILLAIN)))
     assert HONEST in stand.round.committed.two_faced
 
 
@@ -237,7 +237,7 @@ def test_a_row_that_brings_another_commitment_is_refused(stand: Stand, whose: st
     fields = {"parts": 4, "steps": 20, "samples": 320, "loss": 1.0, "step_s": 0.1, "weight": 320}
     rows = tuple(digest(f"row {j}".encode()) for j in range(4))
     root = merkle_root(rows)
-    stand.hears(CommitAnnouncement(0, 0, stand.trace, stand.sign(Commitment(0, 0, root, **fields), VILLAIN)))
+    stand.hears(UpdateCommitmentMessage(0, 0, stand.trace, stand.sign(Commitment(0, 0, root, **fields), VILLAIN)))
     part = next(j for j, owners in enumerate(stand.round.ground.owners) if ME in owners)
     index = stand.round.ground.owners[part].index(ME)
     if whose == "another's":

@@ -22,9 +22,9 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import JoinRequest, SignedStatement, TicketInvite
-from atoll.wire.messages.vertex import TicketUse
+from atoll.wire.messages.vertex import IssuedTicketRecord
 from atoll.wire.ticket import ticket_id
 
 FOUNDER, VOTER, STRANGER = peer_name(0), peer_name(3), PeerId("stranger")
@@ -58,7 +58,7 @@ def signed(swarm: VirtualSwarm, by: PeerId, uses: int, expires_s: float) -> Sign
 def spread(swarm: VirtualSwarm, report: SignedStatement, by: PeerId) -> None:
     """All members receive the report from this peer; then three rounds pass."""
     for machine in machines(swarm):
-        machine.handle(Received(by, MemberReport(report)), swarm.world.now)
+        machine.handle(Received(by, ReportMessage(report)), swarm.world.now)
     before = min(heads(swarm))
     until = swarm.world.now + 120.0
     while min(heads(swarm)) < before + 3 and swarm.world.now < until:
@@ -106,7 +106,7 @@ def test_voters_refuse_a_join_by_an_expired_ticket_whoever_proposes_it(swarm: Vi
     proof, head = ticket.redeem(STRANGER), ground.plan.head
     join = JoinRequest(STRANGER, signer.vote_key, signer.certificate, (), "trainer", "", head, proof)
     for left_s, why in ((1.0, None), (-1.0, TICKET_EXPIRED)):
-        use = TicketUse(ticket.id, ticket.key, "trainer", 1, ground.parent.time_s + left_s)
+        use = IssuedTicketRecord(ticket.id, ticket.key, "trainer", 1, ground.parent.time_s + left_s)
         parent = replace(ground.parent, tickets=(use,))
         judged = context_after(ground.settings, ground.plan, parent, machine.pool.recent(), swarm.run_id)
         assert judged.admissible(VerifiedReport(STRANGER, join), parent.time_s) == why

@@ -11,7 +11,7 @@ from atoll.policy.plan import RoundSettings, plan_round
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import WorkerKnobs
-from atoll.wire.messages.round import CommitAnnouncement, ResendRequest
+from atoll.wire.messages.round import ResendRequest, UpdateCommitmentMessage
 
 ME, AHEAD = peer_name(0), peer_name(1)
 
@@ -67,7 +67,9 @@ def test_what_was_said_is_said_again_once_and_to_members_only():
     def answers(to: str):
         effects = peer.handle(Received(to, ask), swarm.world.now)
         return [
-            e for e in effects if isinstance(e, Send) and isinstance(e.message, CommitAnnouncement) and e.to == to
+            e
+            for e in effects
+            if isinstance(e, Send) and isinstance(e.message, UpdateCommitmentMessage) and e.to == to
         ]
 
     assert len(answers(AHEAD)) == 1

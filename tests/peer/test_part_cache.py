@@ -7,7 +7,7 @@ from atoll.base.limits import ROUNDS_ON_DISK
 from atoll.base.machine import Payload, RunTask, Send, TaskDone, TaskFailed
 from atoll.crypto.digest import digest
 from atoll.peer.events import UpdateSharingBegan
-from atoll.peer.participation import Participation
+from atoll.peer.participation import RunParticipationMachine
 from atoll.peer.settings import RunSettings
 from atoll.peer.sync.part_cache import RecentPartCache
 from atoll.peer.tasks import MovePartsToDisk
@@ -102,5 +102,5 @@ def test_members_keep_parts_on_disk_for_a_newcomer_and_for_nobody_else():
     assert any(moved)
 
 
-def peer_of(swarm: VirtualSwarm, name: PeerId) -> Participation:
+def peer_of(swarm: VirtualSwarm, name: PeerId) -> RunParticipationMachine:
     return swarm.world.nodes[name].machine.participation

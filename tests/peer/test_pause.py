@@ -21,7 +21,7 @@ from atoll.peer.verify.chain import PauseRecord, StoredHistory, verify_history
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import VirtualSwarm
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import PauseOrder
 from atoll.wire.messages.vertex import VertexBody
 
@@ -182,7 +182,7 @@ def test_a_pause_that_somebody_else_signed_is_its_bringers_fault_and_no_body_may
     bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     for word in (plain, forged):
         signed = bob.sign(word)
-        effects = peer.handle(Received(BOB, MemberReport(signed)), swarm.world.now)
+        effects = peer.handle(Received(BOB, ReportMessage(signed)), swarm.world.now)
         (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
         assert fault.peer == BOB and "pause or resume in a name that is not its own" in fault.what
     reach(swarm, 7)

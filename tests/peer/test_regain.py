@@ -10,14 +10,14 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Emit, Received, RunTask, Send, Start, TaskDone
 from atoll.crypto.digest import manifest_of
 from atoll.peer.events import StateDownloadBegan
-from atoll.peer.membership.admission import AdmissionRequest, DesiredRole
+from atoll.peer.membership.admission import AdmissionRequester, DesiredRole
 from atoll.peer.round.context import answered_bytes
 from atoll.peer.settings import RunSettings
 from atoll.peer.sync.state_sync import OUTRUN_S, StateSync
-from atoll.peer.tasks import RestoreState, RoundSettlement, StateRestored
+from atoll.peer.tasks import AbandonedRoundSettlement, RestoreState, StateRestored
 from atoll.policy.membership import RECENT
 from atoll.protocol.transfer.download import BlobFetched
-from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob
+from atoll.protocol.transfer.tasks import BlobStoragePrepared, CloseBlob, PrepareBlobStorage
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import WorkerKnobs
 from atoll.wire.codec import decode_statement
@@ -68,7 +68,7 @@ def test_a_start_is_told_what_the_newest_two_vertices_count_of_it():
     (stranger,) = StateSync(run, PeerId("eve")).begin(history)
     assert [one.root for one in stranger.work.mine] == [None, None]
     regain = StateSync(run, me)
-    regain.left = RoundSettlement(None, late=False)
+    regain.left = AbandonedRoundSettlement(None, late=False)
     (left,) = regain.begin(history)
     assert left.work.mine == ()
 
@@ -79,8 +79,8 @@ def test_a_state_that_is_not_on_disk_is_fetched_and_then_the_disk_is_asked_again
     state, data = history.head_body.state, swarm_node().island.blobs[history.head_body.state]
     assert {blob for _, blob in asked(regain, history, 0.0)} == {state}
     (opening,) = regain.handle(Received(ADA, ManifestResponse(state, manifest_of(data))), history, 1.1)
-    assert isinstance(opening.work, OpenBlob)
-    here = TaskDone(opening.job, BlobOpened(frozenset({0})))
+    assert isinstance(opening.work, PrepareBlobStorage)
+    here = TaskDone(opening.job, BlobStoragePrepared(frozenset({0})))
     (closing,) = [e for e in regain.handle(here, history, 1.2) if isinstance(e, RunTask)]
     assert isinstance(closing.work, CloseBlob)
     effects = regain.handle(TaskDone(closing.job, None), history, 1.3)
@@ -199,7 +199,7 @@ def test_a_join_that_named_an_old_vertex_is_said_again_as_soon_as_the_history_is
     """Vertices of a long absence come in pieces. A request from the middle of them is too old for the members."""
     _, history = swarm_history()
     signer = swarm_node().machine.notary.signer
-    eve = AdmissionRequest(PeerId("eve"), signer)
+    eve = AdmissionRequester(PeerId("eve"), signer)
     seen = SimpleNamespace(head=history.head, head_id=history.head_id, head_body=history.head_body)
     ask = lambda now: eve.word(DesiredRole(), seen, -2, now)  # noqa: E731
     assert ask(0.0) is not None and ask(0.1) is None

@@ -23,8 +23,8 @@ from atoll.wire.messages.statements import (
     JoinRequest,
     LeaveReport,
     OwnerResult,
+    RoundOptOutNotice,
     SignedStatement,
-    SkipRound,
     SuspicionReport,
     TicketInvite,
 )
@@ -120,8 +120,8 @@ def test_a_crowd_that_rests_keeps_nobody_from_coming_or_going(stand: Stand):
     crowd = [replace(body.members[0], peer=PeerId(f"m{k}")) for k in range(REPORTS_PER_VERTEX_MAX)]
     history.bodies[history.head] = replace(body, members=(*body.members, *crowd))
     for member in crowd:
-        stand.pool.pool["SkipRound", member.peer, ""] = stand.sign(SkipRound(ahead), member.peer)
-    assert not stand.adds(SkipRound(ahead), HONEST)
+        stand.pool.pool["RoundOptOutNotice", member.peer, ""] = stand.sign(RoundOptOutNotice(ahead), member.peer)
+    assert not stand.adds(RoundOptOutNotice(ahead), HONEST)
     assert stand.join("newcomer") and stand.adds(LeaveReport(0, "bye"), HONEST)
     assert len(stand.pool) == REPORTS_PER_VERTEX_MAX and {PeerId("newcomer"), HONEST} <= stand.chosen()
 

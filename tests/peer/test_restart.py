@@ -23,7 +23,7 @@ from atoll.protocol.history.chain import find_missing_vertex
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest, VerticesResponse
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import ReadyReport
 from atoll.wire.messages.vertex import Vertex
 
@@ -257,12 +257,12 @@ def test_who_is_leaving_says_so_again_to_whom_it_links():
     node = world.nodes[goes]
     world.carry_out(node, farewell(node.machine, "enough", node.clock.local(world.now)))
     words = node.machine.handle(LinkUp(other), node.clock.local(world.now))
-    said = [e.message.statement for e in words if isinstance(e, Send) and isinstance(e.message, MemberReport)]
+    said = [e.message.statement for e in words if isinstance(e, Send) and isinstance(e.message, ReportMessage)]
     assert said == node.machine.pool.said_by(goes, "LeaveReport") != []
     peer = world.nodes[other].machine
     world.run(world.now + 0.2)
     assert peer.pool.said_by(goes, "LeaveReport") == said
     peer.handle(LinkUp(goes), world.nodes[other].clock.local(world.now))
     assert not peer.pool.said_by(goes, "LeaveReport")
-    peer.handle(Received(goes, MemberReport(said[0])), world.nodes[other].clock.local(world.now))
+    peer.handle(Received(goes, ReportMessage(said[0])), world.nodes[other].clock.local(world.now))
     assert peer.pool.said_by(goes, "LeaveReport") == said

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Broadcast, Effect, Event, Received, Send
-from atoll.peer.events import RoundClosed, RoundSkipped
+from atoll.peer.events import LocalContributionSkipped, RoundClosed
 from atoll.peer.peer import Peer
 from atoll.peer.round import commit_reveal
 from atoll.peer.round.commit_reveal import BOUND, UNDER_WAY, CommitRevealGate, passing
@@ -26,7 +26,13 @@ from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.evidence import commits_to_two_updates
-from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, RowContribution, RowRequest, RowResponse
+from atoll.wire.messages.round import (
+    ProposalMessage,
+    RowContribution,
+    RowRequest,
+    RowResponse,
+    UpdateCommitmentMessage,
+)
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
 WHO = peer_name(2)
@@ -124,7 +130,7 @@ class Tap:
 
     def watch(self, me: Peer, event: Event, effects: list[Effect]) -> None:
         match event:
-            case Received(message=CommitAnnouncement() | RowContribution() | RowResponse() as message):
+            case Received(message=UpdateCommitmentMessage() | RowContribution() | RowResponse() as message):
                 said = decode_statement(message.statement.body, message.statement.signer)
                 if isinstance(said, Commitment):
                     self.heard.add((me.me, said.round, message.statement.signer))
@@ -185,7 +191,7 @@ def test_an_owner_whose_training_is_not_over_says_so_and_combines_its_part():
 
     def watch(now: float, node, fact) -> None:
         match fact:
-            case RoundSkipped(why=why) if node.name == WHO and fact.round == 0:
+            case LocalContributionSkipped(why=why) if node.name == WHO and fact.round == 0:
                 passed.append(why)
             case PartResultAccepted(owner=owner, owner_index=index) if fact.round == 0 and owner == WHO:
                 answered[fact.part] = index
@@ -222,7 +228,11 @@ def test_a_lost_word_is_asked_for_and_costs_a_second(monkeypatch: pytest.MonkeyP
 
     def loses(self: Peer, event: Event, now: Seconds) -> list[Effect]:
         nonlocal lost
-        said = isinstance(event, Received) and isinstance(event.message, CommitAnnouncement) and event.sender == WHO
+        said = (
+            isinstance(event, Received)
+            and isinstance(event.message, UpdateCommitmentMessage)
+            and event.sender == WHO
+        )
         if said and lost < 6:
             lost += 1
             return []
@@ -242,7 +252,7 @@ def crash_between_attempts(swarm: VirtualSwarm) -> list[str]:
     passed: list[str] = []
     swarm.world.watchers.append(
         lambda _now, node, fact: (
-            passed.append(fact.why) if isinstance(fact, RoundSkipped) and node.name == WHO else None
+            passed.append(fact.why) if isinstance(fact, LocalContributionSkipped) and node.name == WHO else None
         )
     )
     swarm.world.run(8)
@@ -334,8 +344,8 @@ def test_a_row_that_was_asked_for_too_early_is_opened_when_the_asker_has_spoken(
     insider = swarm.world.nodes[WHO].machine
     assert isinstance(insider, PeekingMember) and insider.peer.round is not None
     later = insider.notary.sign(passing(plan.round, peer.round.attempt + 1, "it will give nothing then"))
-    assert opened(CommitAnnouncement(*slot, later)) == opened(RowRequest(*slot, 0, asked_of)) == [], (
+    assert opened(UpdateCommitmentMessage(*slot, later)) == opened(RowRequest(*slot, 0, asked_of)) == [], (
         "it may give one now"
     )
     word = insider.notary.sign(insider.peer.round.update.commit(peer.round.attempt))
-    assert opened(CommitAnnouncement(*slot, word)) == [(0, asked_of)]
+    assert opened(UpdateCommitmentMessage(*slot, word)) == [(0, asked_of)]

@@ -30,7 +30,7 @@ from atoll.simulation.swarm import VirtualSwarm, peer_name
 from atoll.simulation.worker import VirtualState
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import StatementSigner, signed_bytes
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import QuorumCertificate, RollbackOrder, SignedStatement, TicketInvite, Vote
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
@@ -193,7 +193,7 @@ def test_a_word_that_the_recovery_identity_did_not_say_is_its_bringers_fault():
     bob = StatementSigner(swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier())
     forged = bob.sign(replace(plain, signature=signature))
     peer = swarm.world.nodes[CREATOR].machine
-    effects = peer.handle(Received(BOB, MemberReport(forged)), swarm.world.now)
+    effects = peer.handle(Received(BOB, ReportMessage(forged)), swarm.world.now)
     (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
     assert fault.peer == BOB and "in a name that is not its own" in fault.what
     assert not amends_in(peer.pool.chosen())
@@ -213,7 +213,7 @@ def test_a_genuine_word_in_other_bytes_is_its_bringers_fault_and_makes_nobody_re
     for k in range(20):
         padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(signed.body), "pad": k})
         copy = SignedStatement(BOB, padded, notary.signer.sign(signed_bytes(swarm.run_id, padded)))
-        effects = carl.handle(Received(BOB, MemberReport(copy)), swarm.world.now)
+        effects = carl.handle(Received(BOB, ReportMessage(copy)), swarm.world.now)
         assert any(isinstance(getattr(e, "fact", None), ProtocolFault) and e.fact.peer == BOB for e in effects)
         assert _judge_reports(carl.round.ground, notary, [signed, copy], 0.0)[0] == [signed]
         reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, CheckStateStored)]
@@ -230,7 +230,7 @@ def test_the_same_word_through_every_member_is_looked_for_once():
     for name in swarm.founders[1:]:
         signed = StatementSigner(swarm.run_id, VirtualSigner(name), VirtualSignatureVerifier()).sign(amend)
         peer = swarm.world.nodes[CREATOR].machine
-        effects = peer.handle(Received(name, MemberReport(signed)), swarm.world.now)
+        effects = peer.handle(Received(name, ReportMessage(signed)), swarm.world.now)
         reads += [e.work for e in effects if isinstance(e, RunTask) and isinstance(e.work, CheckStateStored)]
     assert reads == [CheckStateStored(old.state)]
 
@@ -407,7 +407,7 @@ def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
 
 
 def deaf_to_reports(event: Event, now: Seconds, does: Callable[[Event, Seconds], list[Effect]]) -> list[Effect]:
-    deaf = isinstance(event, Received) and isinstance(event.message, MemberReport)
+    deaf = isinstance(event, Received) and isinstance(event.message, ReportMessage)
     return [] if deaf else does(event, now)
 
 

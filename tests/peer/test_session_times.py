@@ -16,7 +16,7 @@ from atoll.simulation.signatures import RealKeys
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.simulation.world import DriftingClock
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import JoinRequest, SignedStatement
 
 NOW_S, DAY_S = 1.8e9, 86400
@@ -46,7 +46,7 @@ def keys_after(swarm: VirtualSwarm, signed: SignedStatement) -> set[bytes]:
     """All vote keys that its line had in the rounds after all others heard the join."""
     for name, node in swarm.world.nodes.items():
         if name != signed.signer:
-            swarm.world._handle(node, Received(signed.signer, MemberReport(signed)))
+            swarm.world._handle(node, Received(signed.signer, ReportMessage(signed)))
     swarm.world.run(swarm.world.now + 10)
     bodies = swarm.world.nodes[swarm.founders[0]].machine.history.bodies.values()
     return {m.vote_key for body in bodies for m in body.members if m.peer == signed.signer}

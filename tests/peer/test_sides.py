@@ -14,7 +14,7 @@ from atoll.features.forks.poll import ASKED, IN_A_ROW, PAUSE_S, BranchPolls
 from atoll.peer.events import BranchPollResult
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
-from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, Vertex, VertexBody
 
 ROUND, SLOT, OURS = 5, "branch/5", digest(b"ours")
 NAMES = [PeerId(f"p{i:02d}") for i in range(21)]
@@ -28,7 +28,7 @@ def member(peer: PeerId) -> Member:
 def body(round: int, *members: PeerId) -> VertexBody:
     lines = tuple(map(member, members))
     return VertexBody(
-        ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, ME, (), ZERO_DIGEST, (), lines, (), (), RoundMetrics(0, 0, 0)
+        ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, ME, (), ZERO_DIGEST, (), lines, (), (), SwarmRoundMetrics(0, 0, 0)
     )
 
 

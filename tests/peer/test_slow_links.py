@@ -21,12 +21,12 @@ from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import WorkerKnobs
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
     PartResponse,
     PartResult,
     ProposalMessage,
     RowContribution,
     RowResponse,
+    UpdateCommitmentMessage,
 )
 
 SLOW = peer_name(0)
@@ -89,7 +89,7 @@ def test_a_newcomer_on_a_slow_link_gets_each_part_once_and_no_round_before_it_ca
         if isinstance(message, PartResult) and payload is not None and not committed:
             unasked.append(payload.size_bytes)
         effects = handle(event, now)
-        committed |= any(isinstance(getattr(e, "message", None), CommitAnnouncement) for e in effects)
+        committed |= any(isinstance(getattr(e, "message", None), UpdateCommitmentMessage) for e in effects)
         return effects
 
     swarm.world.nodes[far].machine.handle = counted

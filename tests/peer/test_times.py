@@ -9,7 +9,7 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.limits import CLOCK_FAR_S, CLOCK_WRONG_S
 from atoll.peer.round.vertex_body import CLOCK_SLACK_S, _time_fits, next_time
 from atoll.protocol.history.chain import is_too_old
-from atoll.wire.messages.vertex import RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import SwarmRoundMetrics, VertexBody
 
 NOW = 1.7e9
 AHEAD_S = (-5.0, 0.5, 30.0, 59.5, 60.5, 61.5, 89.0, 91.0, 300.0, 599.0, 601.0, 86400.0)
@@ -17,7 +17,7 @@ AHEAD_S = (-5.0, 0.5, 30.0, 59.5, 60.5, 61.5, 89.0, 91.0, 300.0, 599.0, 601.0, 8
 
 def parent(ahead_s: float) -> VertexBody:
     empty = ZERO_DIGEST, 6, 0, ZERO_DIGEST, NOW, PeerId("a"), (), ZERO_DIGEST, (), (), (), ()
-    return replace(VertexBody(*empty, RoundMetrics(0.0, 0, 0)), time_s=NOW + ahead_s)
+    return replace(VertexBody(*empty, SwarmRoundMetrics(0.0, 0, 0)), time_s=NOW + ahead_s)
 
 
 @pytest.mark.parametrize("ahead_s", AHEAD_S)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact, Received
-from atoll.base.workload import WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy
 from atoll.capabilities import CAPABILITIES
 from atoll.peer import operator_commands
 from atoll.peer.events import ProtocolFault, RunOver
@@ -18,12 +18,12 @@ from atoll.peer.governance.settings_change import why_not, with_numbers
 from atoll.peer.round.vertex_body import check_body, write_body
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import TrainRound
-from atoll.peer.verify.chain import SettingsRecord, StoredHistory, VerificationReport, verify_history
+from atoll.peer.verify.chain import HistoryVerificationReport, SettingsRecord, StoredHistory, verify_history
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import VirtualSwarm
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import (
     ChangeableSettings,
     ChangedSettings,
@@ -62,7 +62,7 @@ def until_all(swarm: VirtualSwarm, **numbers: float) -> VertexBody:
     return bodies[min(round for round, body in bodies.items() if held(body))]
 
 
-def audited(swarm: VirtualSwarm) -> VerificationReport:
+def audited(swarm: VirtualSwarm) -> HistoryVerificationReport:
     node = swarm.world.nodes[CREATOR]
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
     return verify_history(
@@ -183,7 +183,7 @@ def test_a_word_that_is_forged_or_old_changes_nothing_and_no_body_may_hold_what_
     held = until_all(swarm, lr=0.5)
     ((old, _),) = tunes_in(held.reports)
     forged = signed_by(swarm, BOB, ChangeSettings(peer.history.head_id, ChangeableSettings(lr=9.0), b""), BOB)
-    effects = peer.handle(Received(BOB, MemberReport(forged)), swarm.world.now)
+    effects = peer.handle(Received(BOB, ReportMessage(forged)), swarm.world.now)
     (fault,) = [e.fact for e in effects if hasattr(e, "fact") and isinstance(e.fact, ProtocolFault)]
     assert fault.peer == BOB and "wants to change numbers in a name that is not its own" in fault.what
     assert "is out of date" in (peer.pool.add(old, swarm.world.now).wrong or "")
@@ -241,9 +241,12 @@ def test_what_a_round_goes_by_is_genesis_and_the_numbers_of_its_vertex():
     to = ChangeableSettings(
         rounds=9, owner_s=10.0, updates=3, grace=1, train_max_s=700.0, start_peers=3, round_time_s=90.0
     )
-    genesis = RunSettings(round=replace(PACED, effort=WorkloadPolicy(4, train_s=60.0)))
+    genesis = RunSettings(round=replace(PACED, effort=AdaptiveWorkloadPolicy(4, train_s=60.0)))
     after = with_numbers(genesis, to)
     assert (after.rounds, after.start_peers, after.min_peers) == (9, 3, 1)
     assert (after.round.owner_s, after.round.agree_s, after.round.train_max_s) == (10.0, 20.0, 700.0)
-    assert (after.round.acceptance, after.round.effort) == (StragglerPolicy(3, 1), WorkloadPolicy(4, train_s=90.0))
+    assert (after.round.acceptance, after.round.effort) == (
+        StragglerPolicy(3, 1),
+        AdaptiveWorkloadPolicy(4, train_s=90.0),
+    )
     assert replace(after, rounds=0, start_peers=1, round=genesis.round) == genesis

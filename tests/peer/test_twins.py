@@ -15,9 +15,9 @@ from atoll.peer.tasks import PinBlobs
 from atoll.peer.verify.interface import VerifierContext
 from atoll.verification.redundant_training.machine import RedundancyReview
 from atoll.verification.redundant_training.policy import RedundancyCase
-from atoll.verification.update_review import UpdateReview
+from atoll.verification.update_review import UpdateReviewMachine
 from atoll.wire.messages.statements import Commitment
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 ME = PeerId("me")
 SETTINGS = RunSettings(twin_rate=0.5, reputation=True)
@@ -41,7 +41,7 @@ class Referee:
         recent = SimpleNamespace(ledgers=SimpleNamespace(get=lambda kind: ledger))
         self.history: Any = SimpleNamespace(head=-1, bodies=dict[int, VertexBody](), ids={})
         pool: Any = SimpleNamespace(recent=lambda: recent)
-        self.room = UpdateReview(VerifierContext(ME, SETTINGS, self.history, pool), RedundancyReview())
+        self.room = UpdateReviewMachine(VerifierContext(ME, SETTINGS, self.history, pool), RedundancyReview())
         self.held: tuple[Digest, ...] = ()
 
     def goes_on(self, away: tuple[str, ...] = ()) -> set[PeerId]:
@@ -62,7 +62,7 @@ class Referee:
         return {effect.to for effect in effects if isinstance(effect, Send)}
 
 
-NUMBERS = RoundMetrics(1.0, 1, 1)
+NUMBERS = SwarmRoundMetrics(1.0, 1, 1)
 
 
 def test_the_state_stays_on_disk_for_pairs_whose_turn_has_not_come():

@@ -22,7 +22,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.verification.malformed_updates import machine
 from atoll.verification.malformed_updates.machine import TOLD_MAX, MalformedUpdates
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
-from atoll.verification.offline import VerdictHistory
+from atoll.verification.offline import DisputeHistory
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.statements import Accusation, Commitment, SignedStatement
@@ -181,7 +181,7 @@ def test_a_reader_of_the_history_adds_words_about_several_rounds_up_as_members_d
     first, second = stand.said(BOB, head.round), stand.said(CID, head.round + 1)
 
     def told(*vertices: tuple[SignedStatement, ...]) -> list[tuple[str, int]]:
-        verdicts, before = VerdictHistory(), head
+        verdicts, before = DisputeHistory(), head
         for words in vertices:
             out = words is vertices[-1]
             body = replace(before, round=before.round + 1, reports=words, members=gone if out else head.members)

@@ -16,7 +16,7 @@ from atoll.peer.events import BadStateRolledBack, ProposalRejected, ProtocolFaul
 from atoll.peer.governance.orders import amend_of, amends_in, goal_of
 from atoll.peer.operator_commands import go_back
 from atoll.peer.round.vertex_body import amend_among, check_body, write_body
-from atoll.peer.tasks import CheckStateStored, PinBlobs, ValidateState, ValidationLosses
+from atoll.peer.tasks import CheckStateStored, MeasureValidationLoss, PinBlobs, ValidationLosses
 from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
 from atoll.policy.capability_terms import ErasureParams, StateValidationTerms
 from atoll.policy.plan import RoundSettings
@@ -26,14 +26,20 @@ from atoll.simulation.replay_audits import islands as audited_islands
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.worker import VirtualState
-from atoll.verification.state_validation.machine import StateValidators
+from atoll.verification.state_validation.machine import StateValidationMachine
 from atoll.verification.state_validation.policy import ValidationLedger
 from atoll.verification.state_validation.statistics import blame_by_validation, refusals
 from atoll.wire.codec import decode_body, decode_statement, decode_vertex, encode, vertex_id
 from atoll.wire.envelope import StatementSigner, signed_bytes
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.round import ProposalMessage
-from atoll.wire.messages.statements import QuorumCertificate, RollbackOrder, SignedStatement, ValidationReport, Vote
+from atoll.wire.messages.statements import (
+    HeldOutLossReport,
+    QuorumCertificate,
+    RollbackOrder,
+    SignedStatement,
+    Vote,
+)
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 ADA, BOB, CARL, DORA, EVE = (peer_name(i) for i in range(5))
@@ -109,11 +115,11 @@ def test_what_a_validator_saw_is_said_again_until_a_vertex_holds_it():
     swarm = swarm_of(3, bad=(), quorum="majority")
     reach(swarm, 0)
     carl = swarm.world.nodes[CARL].machine
-    said = lambda: carl.pool.said_by(CARL, "ValidationReport")  # noqa: E731  # asked twice
+    said = lambda: carl.pool.said_by(CARL, "HeldOutLossReport")  # noqa: E731  # asked twice
     swarm.world.run(swarm.world.now + 300, stop=lambda: bool(said()))
     (word,) = said()
     effects = carl.handle(TimerFired("beat"), swarm.world.now + 4.0)
-    again = {e.to for e in expand_broadcasts(effects) if isinstance(e, Send) and e.message == MemberReport(word)}
+    again = {e.to for e in expand_broadcasts(effects) if isinstance(e, Send) and e.message == ReportMessage(word)}
     assert again == {ADA, BOB}
     reach(swarm, history_of(swarm).head + 3)
     assert word not in said()
@@ -148,7 +154,7 @@ def test_a_return_that_nobody_demands_is_not_voted_for_and_its_bringer_is_at_fau
     padded = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(demanded)), "pad": 1})
     copy = SignedStatement(BOB, padded, bob.signer.sign(signed_bytes(swarm.run_id, padded)))
     for signed in (bob.sign(demanded), copy):
-        effects = carl.handle(Received(BOB, MemberReport(signed)), now)
+        effects = carl.handle(Received(BOB, ReportMessage(signed)), now)
         assert any(isinstance(getattr(e, "fact", None), ProtocolFault) and e.fact.peer == BOB for e in effects)
     assert not amends_in(carl.pool.chosen())
     parent = history_of(swarm, CARL).head_body
@@ -260,11 +266,11 @@ def test_a_validator_looks_at_one_state_at_a_time_and_then_at_the_newest():
     takes, does = island.takes_s, island.run
 
     def do(work: object) -> object:
-        under_way[0] -= isinstance(work, ValidateState)
+        under_way[0] -= isinstance(work, MeasureValidationLoss)
         return does(work)
 
     def takes_s(work: object) -> float:
-        if not isinstance(work, ValidateState):
+        if not isinstance(work, MeasureValidationLoss):
             return takes(work)
         asked.append(work.round)
         under_way[0] += 1
@@ -298,8 +304,8 @@ def test_no_job_and_no_word_where_the_run_does_not_ask_for_it():
         does = node.island.run
         node.island.run = lambda w, does=does: (seen.append(w), does(w))[1]
     reach(swarm, 6)
-    assert not any(isinstance(w, ValidateState | PinBlobs) for w in seen)
-    assert swarm.world.nodes[ADA].machine.verifiers.find(StateValidators) is None
+    assert not any(isinstance(w, MeasureValidationLoss | PinBlobs) for w in seen)
+    assert swarm.world.nodes[ADA].machine.verifiers.find(StateValidationMachine) is None
 
 
 # ---- offline -----------------------------------------------------------------------------------------------
@@ -388,7 +394,7 @@ def test_losses_are_answers_to_a_job_and_to_no_other():
     """A job under another name, or an answer that is none, moves nothing."""
     swarm = swarm_of(bad=())
     reach(swarm, 3)
-    validators = swarm.world.nodes[ADA].machine.verifiers.find(StateValidators)
+    validators = swarm.world.nodes[ADA].machine.verifiers.find(StateValidationMachine)
     before = validators.looking
     assert validators.on_task_done(TaskDone("validate/hold", None), 0.0) == [] and validators.looking == before
     assert validators.on_task_done(TaskDone("validate/999", ValidationLosses((1.0,))), 0.0) == []
@@ -408,7 +414,9 @@ def mixed() -> tuple[VirtualSwarm, dict[int, bytes]]:
         island.losses = lambda state: (
             9.0 if msgspec.msgpack.decode(state, type=VirtualState).round in range(8, 12) else 1.0,
         )
-        island.takes_s = lambda work, takes=island.takes_s: 3.0 if isinstance(work, ValidateState) else takes(work)
+        island.takes_s = lambda work, takes=island.takes_s: (
+            3.0 if isinstance(work, MeasureValidationLoss) else takes(work)
+        )
     reach(swarm, 22, within_s=900)
     rows = rows_of(swarm)
     assert len(returns(swarm)) == 1 and verified(swarm, rows).intact
@@ -447,7 +455,7 @@ def test_words_after_a_lost_vertex_are_judged_by_those_that_are_here():
     here = {r: row for r, row in rows.items() if r < 10 and r != 7}
     body = decode_body(decode_vertex(rows[10]).body)
     for of, codes in ((6, ["E-VER-03"]), (9, ["E-VER-03", "E-VER-08"])):
-        word = liar.sign(ValidationReport(of, body.state, (1, 2, 3)))
+        word = liar.sign(HeldOutLossReport(of, body.state, (1, 2, 3)))
         forged = agreed_by_all(swarm, replace(body, reports=(word, *body.reports)))
         assert [p.code for p in verified(swarm, here | {10: forged}).problems] == codes
 

@@ -20,9 +20,9 @@ from atoll.capabilities import CAPABILITIES
 from atoll.cli.verify import votes_alone
 from atoll.crypto.digest import digest
 from atoll.peer.operator_commands import recover
-from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
-from atoll.peer.verify.eras import EraVerificationResult
-from atoll.protocol.history.era_signatures import Era, decode_era, encode_era, era_bytes
+from atoll.peer.verify.chain import HistoryVerificationReport, StoredHistory, verify_history
+from atoll.peer.verify.eras import EraSignatureResult
+from atoll.protocol.history.era_signatures import EraEndSignatures, decode_era, encode_era, era_bytes
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner, sign_as_identity
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_body, decode_vertex, encode, vertex_id
@@ -70,13 +70,13 @@ def eras_of() -> Rows:
 
 def audit_of(
     rows: Rows, genesis: bytes | None = None, trusted: Digest | None = None, eras: Rows | None = None
-) -> VerificationReport:
+) -> HistoryVerificationReport:
     run, first, _ = history()
     kept = StoredHistory(run, genesis or first, sorted(rows), rows.get, (eras_of() if eras is None else eras).get)
     return verify_history(kept, VirtualSignatureVerifier(), CAPABILITIES.verifiers, trusted)
 
 
-def found(audit: VerificationReport) -> list[tuple[int, str]]:
+def found(audit: HistoryVerificationReport) -> list[tuple[int, str]]:
     return [(p.round, p.kind) for p in audit.problems]
 
 
@@ -300,7 +300,7 @@ def test_a_score_that_does_not_follow_is_named_even_if_every_voter_signed_it(
     world.run(45)
     rows = {int(k[7:]): v for k, v in node.kept.items() if k.startswith("vertex/")}
 
-    def audit() -> VerificationReport:
+    def audit() -> HistoryVerificationReport:
         return verify_history(
             StoredHistory(swarm.run_id, node.kept["genesis"], sorted(rows), rows.get),
             VirtualSignatureVerifier(),
@@ -398,7 +398,7 @@ def test_eras_are_held_by_identities_and_the_last_rounds_by_votes_alone():
     assert votes_alone(audit) == ([(lasts[-1] + 1, audit.head)] if audit.head > lasts[-1] else [])
 
 
-def after_recovery(rows: Rows) -> EraVerificationResult:
+def after_recovery(rows: Rows) -> EraSignatureResult:
     audit = audit_of(rows)
     return next(e for e in audit.eras if e.first > audit.recoveries[0])
 
@@ -455,7 +455,7 @@ def test_made_up_members_who_sign_for_each_other_hold_nothing():
         for k in range(5)
     ]
     pins = {PeerId(f"m{k}"): digest(f"m{k}".encode()) for k in range(5)}
-    eras[early.last] = encode_era(Era(early.last, named, pins, 3, tuple(forged)))
+    eras[early.last] = encode_era(EraEndSignatures(early.last, named, pins, 3, tuple(forged)))
     audit = audit_of(rows, eras=eras)
     assert (early.last, "era") in found(audit) and len(signers) >= 3
     assert any("is not a signer" in p.what for p in audit.problems)

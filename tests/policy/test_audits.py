@@ -22,7 +22,7 @@ from atoll.wire.messages.statements import (
     Finding,
     SignedStatement,
 )
-from atoll.wire.messages.vertex import Member, RoundMetrics, Standing, VertexBody
+from atoll.wire.messages.vertex import Member, Standing, SwarmRoundMetrics, VertexBody
 
 ADA, BOB, CID, DAN, EVE = (PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve"))
 EVERYBODY = (ADA, BOB, CID, DAN, EVE)
@@ -39,7 +39,7 @@ def body_of(
 ) -> VertexBody:
     members = tuple(Member(p, b"key " + p.encode(), (), "trainer", "member", 0, 0.1, p) for p in EVERYBODY)
     commits = tuple(SignedStatement(p, encode(commit_of(claim)), b"") for p, claim in sorted(claims.items()))
-    numbers = RoundMetrics(1.0, 1, 1)
+    numbers = SwarmRoundMetrics(1.0, 1, 1)
     return VertexBody(
         RUN, round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, commits, members, (), reports, numbers, trained=1
     )

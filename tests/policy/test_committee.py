@@ -16,7 +16,7 @@ from atoll.base.limits import SCORE_ONE
 from atoll.policy.committee import CIRCLE_ROUNDS, chances, draw_committee, on_circle, whose_turn
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.policy.reputation import FLOOR
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 HEAD = Digest(b"h" * 32)
 
@@ -25,7 +25,9 @@ VOTERS = tuple(PeerId(f"p{i:03}") for i in range(90))
 
 def body() -> VertexBody:
     members = tuple(Member(peer, b"", (), "trainer", "member", 0, 0.1, "") for peer in VOTERS)
-    return VertexBody(HEAD, 5, 0, HEAD, 1000.0, VOTERS[0], (), HEAD, (), members, (), (), RoundMetrics(0.0, 0, 0))
+    return VertexBody(
+        HEAD, 5, 0, HEAD, 1000.0, VOTERS[0], (), HEAD, (), members, (), (), SwarmRoundMetrics(0.0, 0, 0)
+    )
 
 
 def with_first(most: int, scores: dict[PeerId, int]) -> tuple[PeerId, ...]:

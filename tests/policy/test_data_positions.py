@@ -8,12 +8,12 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.policy.data.claims import DataClaims
+from atoll.policy.data.claims import UncountedSampleRanges
 from atoll.policy.data.positions import next_positions, positions_text, positions_told, shards_of
 from atoll.wire.codec import encode
 from atoll.wire.data_ranges import DataClaim, DataRange, claim_bytes, claim_in, joined, without
 from atoll.wire.messages.statements import Commitment, SignedStatement
-from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SharedDataProgress, SwarmRoundMetrics, UnfinishedShard, VertexBody
 
 ANNA, BOB, CARL = (PeerId(name) for name in ("anna", "bob", "carl"))
 NAME, OTHER = Digest(b"d" * 32), Digest(b"o" * 32)
@@ -23,10 +23,10 @@ def members(*names: PeerId, **standing: str) -> tuple[Member, ...]:
     return tuple(Member(p, b"", (), "trainer", standing.get(p, "member"), 0, 0.1, p) for p in names)  # type: ignore[arg-type]
 
 
-def body(*names: PeerId, data: DataPositions | Any = UNSET) -> VertexBody:
+def body(*names: PeerId, data: SharedDataProgress | Any = UNSET) -> VertexBody:
     zero = ZERO_DIGEST
     none: tuple[Any, ...] = ()
-    metrics = RoundMetrics(0.0, 0, 0)
+    metrics = SwarmRoundMetrics(0.0, 0, 0)
     return VertexBody(
         zero, 3, 0, zero, 0.0, ANNA, none, zero, none, members(*names), none, none, metrics, data=data
     )
@@ -90,7 +90,7 @@ def test_who_reads_something_else_holds_no_shard_and_moves_none():
 
 def test_shards_that_were_left_in_the_middle_come_beside_untouched_ones():
     """Many leave: a step of the last member must not end with the few samples that they left."""
-    left = DataPositions(NAME, 9, tuple(OpenShard(shard, 40, 1) for shard in range(9)), 360)
+    left = SharedDataProgress(NAME, 9, tuple(UnfinishedShard(shard, 40, 1) for shard in range(9)), 360)
     held = shards_of(fold(body(ANNA, BOB, data=left), {}, ANNA), ANNA)
     assert held == (*((shard, 40) for shard in range(6)), (9, 0), (10, 0))
 
@@ -114,7 +114,9 @@ def test_a_row_without_weight_does_not_name_the_data_set():
 
 
 def test_a_shard_without_a_reader_is_shown_as_such():
-    told = positions_told(body(ANNA, data=DataPositions(NAME, 9, (OpenShard(7, 40, 0), OpenShard(8, 0, -1)), 1600)))
+    told = positions_told(
+        body(ANNA, data=SharedDataProgress(NAME, 9, (UnfinishedShard(7, 40, 0), UnfinishedShard(8, 0, -1)), 1600))
+    )
     assert told is not None and told["used_up"] == 7
     assert positions_text(told).endswith("7 shards used up, open: 7 at 40 (anna), 8 at 0 (no reader)")
     assert positions_told(body(ANNA)) is None
@@ -123,14 +125,14 @@ def test_a_shard_without_a_reader_is_shown_as_such():
 def test_an_update_that_is_not_counted_is_claimed_again_and_survives_a_restart():
     """Error feedback holds it. Where nothing remembers it, its samples are read again."""
     first, second = Digest(bytes([1]) * 32), Digest(bytes([2]) * 32)
-    uncounted, loop = replace(body(ANNA), parent=first), DataClaims()
+    uncounted, loop = replace(body(ANNA), parent=first), UncountedSampleRanges()
     loop.add(NAME, (DataRange(0, 0, 8),))
     loop.settle(first, uncounted, ANNA, remembers=True)
     assert loop.begin(((0, 0), (1, 0))).ahead == ((0, 8), (1, 0))  # type: ignore[arg-type]
     assert loop.add(NAME, (DataRange(0, 8, 16),)).ranges == (DataRange(0, 0, 16),)
     loop.add(NAME, (DataRange(0, 16, 30, True),))
     assert loop.begin(((0, 0),)) == ((), ((0, 0),))  # type: ignore[arg-type]  # better twice than never
-    again = DataClaims()
+    again = UncountedSampleRanges()
     again.stored = loop.stored
     again.restore(second, uncounted, ANNA)
     assert again.begin(((0, 0),)).ahead == ((0, 8),)  # type: ignore[arg-type]
@@ -143,10 +145,10 @@ def test_an_update_that_is_not_counted_is_claimed_again_and_survives_a_restart()
 def test_an_update_of_an_earlier_process_takes_its_samples_with_it():
     """A process that is killed after it sent them leaves them over; the vertex that counts them settles that."""
     first, second = Digest(bytes([1]) * 32), Digest(bytes([2]) * 32)
-    loop = DataClaims()
+    loop = UncountedSampleRanges()
     loop.add(NAME, (DataRange(0, 0, 8),))
     loop.settle(first, replace(body(ANNA), parent=first), ANNA, remembers=True)
-    again = DataClaims()
+    again = UncountedSampleRanges()
     again.stored = loop.stored
     again.restore(first, body(ANNA), ANNA)
     assert again.begin(((0, 0),)).ahead == ((0, 8),)  # type: ignore[arg-type]

@@ -16,21 +16,23 @@ from atoll.policy.extensions import extensions_bytes
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.membership_change import next_members
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.statements import Extensions, JoinExtension, JoinRequest, LeaveReport
-from atoll.wire.messages.vertex import Member, MemberExtensions, RoundMetrics, VertexBody
+from atoll.wire.messages.statements import Extensions, JoinRequest, LeaveReport, MemberRecordExtension
+from atoll.wire.messages.vertex import Member, MemberExtensions, SwarmRoundMetrics, VertexBody
 
 RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
 ADA, BOB = PeerId("ada"), PeerId("bob")
-RELAY, PAYOUT = JoinExtension("relay", b"1"), JoinExtension("payout", b"0x12")
+RELAY, PAYOUT = MemberRecordExtension("relay", b"1"), MemberRecordExtension("payout", b"0x12")
 VALID = st.dictionaries(
     st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=EXTENSION_NAME_MAX),
     st.binary(max_size=32),
     min_size=1,
     max_size=EXTENSIONS_MAX,
-).map(lambda found: tuple(JoinExtension(*pair) for pair in sorted(found.items())))
+).map(lambda found: tuple(MemberRecordExtension(*pair) for pair in sorted(found.items())))
 ANY = st.lists(
     st.builds(
-        JoinExtension, st.text(max_size=EXTENSION_NAME_MAX + 2), st.binary(max_size=EXTENSIONS_BYTES_MAX // 2)
+        MemberRecordExtension,
+        st.text(max_size=EXTENSION_NAME_MAX + 2),
+        st.binary(max_size=EXTENSIONS_BYTES_MAX // 2),
     ),
     max_size=EXTENSIONS_MAX + 2,
 ).map(tuple)
@@ -42,7 +44,7 @@ def member(peer: PeerId, standing: str = "member") -> Member:
 
 def body(*members: Member, extensions: tuple[MemberExtensions, ...] = ()) -> VertexBody:
     return VertexBody(
-        *(RUN, 5, 0, HEAD, 0.0, ADA, (), STATE, (), members, (), (), RoundMetrics(0.0, 0, 0)),
+        *(RUN, 5, 0, HEAD, 0.0, ADA, (), STATE, (), members, (), (), SwarmRoundMetrics(0.0, 0, 0)),
         extensions=extensions or UNSET,
     )
 

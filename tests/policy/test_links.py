@@ -24,7 +24,7 @@ from atoll.policy.links import (
 from atoll.policy.membership import VerifiedReport
 from atoll.policy.membership_change import next_members
 from atoll.wire.messages.statements import Commitment, JoinRequest, LeaveReport
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"p{i}") for i in range(4))
 
@@ -69,7 +69,7 @@ def test_places_in_a_report_stay_right_when_others_join_and_when_some_of_the_mem
 
 
 def after(parent: tuple[Member, ...], *reports: VerifiedReport, commits: dict[PeerId, Commitment] | None = None):
-    body = VertexBody(RUN, 5, 0, RUN, 0.0, PEERS[0], (), RUN, (), parent, (), (), RoundMetrics(0.0, 0, 0))
+    body = VertexBody(RUN, 5, 0, RUN, 0.0, PEERS[0], (), RUN, (), parent, (), (), SwarmRoundMetrics(0.0, 0, 0))
     return next_members(body, commits or {}, set(), reports, "majority", True)[0]
 
 

@@ -18,17 +18,17 @@ from atoll.policy.membership_change import next_members
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import (
     Accusation,
+    BaseStatement,
     JoinRequest,
     LeaveReport,
     OwnerComplaint,
     OwnerResult,
     ReadyReport,
     SignedStatement,
-    Statement,
     SuspicionReport,
     TicketInvite,
 )
-from atoll.wire.messages.vertex import Member, RoundMetrics, TicketUse, VertexBody
+from atoll.wire.messages.vertex import IssuedTicketRecord, Member, SwarmRoundMetrics, VertexBody
 
 RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
 RECENTLY = RecentVertices({HEAD: STATE})
@@ -38,9 +38,9 @@ def member(name: str, standing: str = "member", role: str = "trainer") -> Member
     return Member(PeerId(name), name.encode(), (), role, standing, 0, 0.1, name)  # type: ignore[arg-type]
 
 
-def body(*members: Member, tickets: tuple[TicketUse, ...] = ()) -> VertexBody:
+def body(*members: Member, tickets: tuple[IssuedTicketRecord, ...] = ()) -> VertexBody:
     return VertexBody(
-        RUN, 5, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), tuple(members), tickets, (), RoundMetrics(0.0, 0, 0)
+        RUN, 5, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), tuple(members), tickets, (), SwarmRoundMetrics(0.0, 0, 0)
     )
 
 
@@ -201,7 +201,7 @@ def test_no_word_from_before_a_member_came_back_moves_it():
     back = replace(member("b", "observer"), vote_key=b"second key", since=4)
     parent = body(member("a"), back, member("c"))
 
-    def judge(by: str, statement: Statement) -> str | None:
+    def judge(by: str, statement: BaseStatement) -> str | None:
         return admissible(VerifiedReport(PeerId(by), statement), parent, recent, RUN, open_to_all=True, wall_s=None)
 
     first = join("b").statement
@@ -225,7 +225,7 @@ def replace_identity(reported: VerifiedReport, identity: Digest) -> VerifiedRepo
 
 def test_each_use_of_a_ticket_is_counted_in_the_vertex():
     """Two uses, two strangers: then none is left. A revocation (`uses=0`) takes all at once."""
-    ticket = TicketUse(b"t" * 16, b"key", "trainer", 2, 100.0)
+    ticket = IssuedTicketRecord(b"t" * 16, b"key", "trainer", 2, 100.0)
     none, parent = (replace(ticket, uses_left=0),), body(member("a"), tickets=(ticket,))
     proof = ticket.ticket + b"signature"
     _, left = after(parent, join("n", proof))
@@ -239,7 +239,7 @@ def test_each_use_of_a_ticket_is_counted_in_the_vertex():
 
 def test_a_ticket_with_one_use_admits_one_of_two_who_redeem_it_in_one_vertex():
     """Both joins are good by the vertex before. An observer who becomes a trainer by a ticket uses it, too."""
-    ticket = TicketUse(b"t" * 16, b"key", "trainer", 1, 100.0)
+    ticket = IssuedTicketRecord(b"t" * 16, b"key", "trainer", 1, 100.0)
     parent, proof = body(member("a"), tickets=(ticket,)), ticket.ticket + b"signature"
     none = (replace(ticket, uses_left=0),)
     members, left = after(parent, join("n", proof), join("m", proof))

@@ -14,10 +14,10 @@ from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.membership_change import next_members
 from atoll.verification.replay_audit.policy import AuditLedger
-from atoll.verification.sum_check.policy import SumCheckCase, drawn_blocks, openings_of
+from atoll.verification.sum_check.policy import SumSpotCheck, drawn_blocks, openings_of
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import AuditReport, Finding, OwnerResult, SignedStatement
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 NAMES = tuple(PeerId(name) for name in ("ada", "bob", "cid", "dan", "eve", "fay", "gus"))
 TERMS = SumCheckTerms(0.1, 1000)
@@ -35,7 +35,7 @@ def body_of(
         )
         for k in range(parts)
     )
-    numbers = RoundMetrics(1.0, 1, 1)
+    numbers = SwarmRoundMetrics(1.0, 1, 1)
     return VertexBody(
         RUN, round, 0, ZERO_DIGEST, 1.0, NAMES[0], answers, ZERO_DIGEST, (), members, (), reports, numbers
     )
@@ -49,13 +49,13 @@ def docket_of(*reports: tuple[SignedStatement, ...]) -> AuditLedger:
     return docket
 
 
-def first_of(docket: AuditLedger) -> SumCheckCase:
+def first_of(docket: AuditLedger) -> SumSpotCheck:
     opening = min(docket.cases.values(), key=lambda case: case.key)
-    assert isinstance(opening, SumCheckCase)
+    assert isinstance(opening, SumSpotCheck)
     return opening
 
 
-def found(opening: SumCheckCase, by: PeerId, finding: Finding) -> SignedStatement:
+def found(opening: SumSpotCheck, by: PeerId, finding: Finding) -> SignedStatement:
     return SignedStatement(by, encode(AuditReport(opening.round, opening.peer, finding, opening.number)), b"")
 
 

@@ -15,7 +15,7 @@ from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import PiecesStored, SignedStatement
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"p{i}") for i in range(8))
 CODED = ErasureParams(2, 4, every_rounds=5, lost_s=100.0)
@@ -48,7 +48,8 @@ class Chain:
             state = digest(f"state {round}".encode())
             self.bodies[round] = VertexBody(
                 ZERO_DIGEST, round, 0, ZERO_DIGEST, 10.0 * round + self.ahead_s, PEERS[0], (), state, (),
-                tuple(self.members.values()), (), reports, RoundMetrics(0.0, 0, 0), max(0, round - self.assembling),
+                tuple(self.members.values()), (), reports, SwarmRoundMetrics(0.0, 0, 0), max(0, round -
+                self.assembling),
             )  # fmt: skip
             self.ids[round] = digest(f"vertex {round}".encode())
             self.ledger.follow(round, self.ids, self.bodies)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import COMMITTEE_MAX, COMMITTEE_MOST
 from atoll.policy.plan import GROWN_ATTEMPTS, RoundSettings, plan_round, quorum
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 HEAD = Digest(b"h" * 32)
 
@@ -19,7 +19,7 @@ HEAD = Digest(b"h" * 32)
 def body(count: int, step_s: float = 0.1) -> VertexBody:
     members = tuple(Member(PeerId(f"p{i:03}"), b"", (), "trainer", "member", 0, step_s, "") for i in range(count))
     return VertexBody(
-        HEAD, 5, 0, HEAD, 1000.0, PeerId("p000"), (), HEAD, (), members, (), (), RoundMetrics(0.0, 0, 0)
+        HEAD, 5, 0, HEAD, 1000.0, PeerId("p000"), (), HEAD, (), members, (), (), SwarmRoundMetrics(0.0, 0, 0)
     )
 
 

@@ -30,7 +30,7 @@ from atoll.policy.reputation import (
     tier_of,
     units_of,
 )
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 GOOD = MemberConduct(counted=4, answered=4, steps=50, assigned=50, duties=1, done=1)
 MISSED = MemberConduct(counted=0, answered=4, steps=0, assigned=50, belief=0)
@@ -299,7 +299,7 @@ def test_a_vertex_holds_one_score_per_line_and_nothing_less_than_the_floor():
         lines,
         (),
         (),
-        RoundMetrics(0, 0, 0),
+        SwarmRoundMetrics(0, 0, 0),
     )
     assert scores_of(body) == {}
     assert scores_of(replace(body, reputation=(7000, 0))) == people(7000, FLOOR)

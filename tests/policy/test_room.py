@@ -31,7 +31,7 @@ from atoll.peer.settings import RunSettings
 from atoll.policy.links import REPORT_BYTES_MAX
 from atoll.policy.membership import FULL, RecentVertices, VerifiedReport, admissible
 from atoll.policy.membership_change import next_members
-from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.policy.signing import ED25519, VoteSignatureScheme
 from atoll.policy.vertex_capacity import members_most, name_bytes, room_taken
 from atoll.wire.codec import encode
 from atoll.wire.messages.round import ProposalMessage
@@ -47,7 +47,7 @@ from atoll.wire.messages.statements import (
     TicketInvite,
     ViewTimeout,
 )
-from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, Vertex, VertexBody
 
 RUN, HEAD, SIGNATURE = Digest(bytes(32)), Digest(b"h" * 32), bytes(64)
 RECENTLY = RecentVertices({HEAD: ZERO_DIGEST})
@@ -68,11 +68,13 @@ def join(k: int, addresses: tuple[str, ...] = (), key: bytes = bytes(32), role: 
 
 
 def body(*members: Member) -> VertexBody:
-    return VertexBody(RUN, 5, 0, HEAD, 0.0, peer(0), (), ZERO_DIGEST, (), members, (), (), RoundMetrics(0.0, 0, 0))
+    return VertexBody(
+        RUN, 5, 0, HEAD, 0.0, peer(0), (), ZERO_DIGEST, (), members, (), (), SwarmRoundMetrics(0.0, 0, 0)
+    )
 
 
 def admitted(
-    parent: VertexBody, reports: list[VerifiedReport], parts: int, signing: SigningPolicy = ED25519
+    parent: VertexBody, reports: list[VerifiedReport], parts: int, signing: VoteSignatureScheme = ED25519
 ) -> VertexBody:
     members, tickets, _ = next_members(
         parent, {}, set(), reports, "majority", True, parts=parts, trainers_most=PEERS_MAX, signing=signing
@@ -81,12 +83,12 @@ def admitted(
 
 
 def refusal(
-    parent: VertexBody, reported: VerifiedReport, parts: int, signing: SigningPolicy = ED25519
+    parent: VertexBody, reported: VerifiedReport, parts: int, signing: VoteSignatureScheme = ED25519
 ) -> str | None:
     return admissible(reported, parent, RECENTLY, RUN, True, None, parts=parts, signing=signing)
 
 
-def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25519) -> VertexBody:
+def filled(parts: int, addresses: tuple[str, ...], signing: VoteSignatureScheme = ED25519) -> VertexBody:
     """A run that strangers joined until none was admitted, a hundred per vertex."""
     key = bytes(32 if signing == ED25519 else signing.key_bytes_max - 1)
     parent, k = body(replace(member(0), vote_key=key)), 1
@@ -96,7 +98,7 @@ def filled(parts: int, addresses: tuple[str, ...], signing: SigningPolicy = ED25
     return parent
 
 
-def at_its_longest(parent: VertexBody, parts: int, signing: SigningPolicy = ED25519) -> VertexBody:
+def at_its_longest(parent: VertexBody, parts: int, signing: VoteSignatureScheme = ED25519) -> VertexBody:
     """All members are back and count in every part, with the longest data, and reports fill their room."""
     members = tuple(replace(m, standing="member") if m.standing != "expelled" else m for m in parent.members)
     names = tuple(m.peer for m in members if m.may_train)
@@ -138,9 +140,9 @@ def test_the_fullest_body_fits_its_frame_and_so_does_its_proposal(parts: int, ad
 
 
 @pytest.mark.parametrize(
-    "signing", [SigningPolicy("ml-dsa-65", COMMITTEE_MAX), SigningPolicy("ml-dsa-65", COMMITTEE_MOST)]
+    "signing", [VoteSignatureScheme("ml-dsa-65", COMMITTEE_MAX), VoteSignatureScheme("ml-dsa-65", COMMITTEE_MOST)]
 )
-def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: SigningPolicy):
+def test_so_do_those_of_a_run_that_signs_with_ml_dsa(signing: VoteSignatureScheme):
     """The frame is the same and all signatures are 52 times as long: fewer members find room, none too many."""
     parent = filled(16, LONG, signing)
     assert (refusal(parent, join(10**6, LONG, bytes(1952)), 16, signing) or "").startswith(FULL)
@@ -165,7 +167,7 @@ def test_who_brings_a_key_of_another_kind_is_told_so(kind: VoteKind):
     """
     parent = body(member(0))
     for length, wanted in ((32, "ed25519"), (1951, ""), (1952, "ml-dsa-65"), (1953, "")):
-        told = refusal(parent, join(1, key=bytes(length)), 16, SigningPolicy(kind))
+        told = refusal(parent, join(1, key=bytes(length)), 16, VoteSignatureScheme(kind))
         assert told is None if wanted == kind else f"({kind})" in (told or "")
 
 
@@ -198,7 +200,7 @@ def test_room_is_counted_as_the_longest_body_takes_it(standings, roles, addresse
     ]
     lines.insert(0, member(0))  # one member must propose
     longest = replace(at_its_longest(body(*lines), parts), proposer=peer(0), trained=HUGE, epoch=HUGE, reports=())
-    longest = replace(longest, metrics=RoundMetrics(0.5, HUGE, HUGE))
+    longest = replace(longest, metrics=SwarmRoundMetrics(0.5, HUGE, HUGE))
     size, taken = len(encode(longest)), room_taken(lines, (), parts)
     assert size <= taken <= size * 1.15
 

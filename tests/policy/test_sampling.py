@@ -15,8 +15,8 @@ from atoll.policy.membership_change import next_members
 from atoll.policy.participation import ParticipationPolicy, group_of, named, next_credits
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import SignedStatement, SkipRound
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.statements import RoundOptOutNotice, SignedStatement
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 ROUNDS = 100
 SIX = ParticipationPolicy(peers=6)
@@ -33,7 +33,7 @@ def swarm(*groups: str) -> VertexBody:
         for i, group in enumerate(groups)
     )
     return VertexBody(
-        head(0), 0, 0, head(0), 1.0, PeerId("p000"), (), head(0), (), members, (), (), RoundMetrics(0.0, 0, 0)
+        head(0), 0, 0, head(0), 1.0, PeerId("p000"), (), head(0), (), members, (), (), SwarmRoundMetrics(0.0, 0, 0)
     )
 
 
@@ -63,7 +63,8 @@ class Told:
                 replace(m, standing="away" if i in away else "member") for i, m in enumerate(before.members)
             )
             words = tuple(
-                SignedStatement(before.members[i].peer, encode(SkipRound(before.round + 1)), b"") for i in rests
+                SignedStatement(before.members[i].peer, encode(RoundOptOutNotice(before.round + 1)), b"")
+                for i in rests
             )
             before = replace(before, members=members, reports=words)
             drawn = plan_round(head(self.round), before, self.settings).drawn
@@ -182,12 +183,18 @@ def test_the_word_to_rest_is_for_this_round_or_the_next_and_for_who_trains():
     body = replace(swarm("", ""), round=7)
     body = replace(body, members=(body.members[0], replace(body.members[1], role="observer")))
     said = {
-        r: admissible(VerifiedReport(PeerId("p000"), SkipRound(r)), body, RecentVertices({}), head(0), False, None)
+        r: admissible(
+            VerifiedReport(PeerId("p000"), RoundOptOutNotice(r)), body, RecentVertices({}), head(0), False, None
+        )
         for r in range(12)
     }
     assert [r for r, wrong in said.items() if wrong is None] == [8, 9]
-    assert admissible(VerifiedReport(PeerId("p001"), SkipRound(8)), body, RecentVertices({}), head(0), False, None)
-    assert admissible(VerifiedReport(PeerId("p777"), SkipRound(8)), body, RecentVertices({}), head(0), False, None)
+    assert admissible(
+        VerifiedReport(PeerId("p001"), RoundOptOutNotice(8)), body, RecentVertices({}), head(0), False, None
+    )
+    assert admissible(
+        VerifiedReport(PeerId("p777"), RoundOptOutNotice(8)), body, RecentVertices({}), head(0), False, None
+    )
 
 
 def test_a_round_is_missed_by_those_alone_that_it_waited_for():

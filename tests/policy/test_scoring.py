@@ -14,8 +14,8 @@ from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, shif
 from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of
 from atoll.verification.review_ledger import judges_drawn
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commitment, LateShare, ScoreReport, SignedStatement
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.statements import Commitment, ScoreReport, SignedStatement, StepsWhilePartitioned
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five scorers
 ADA = PEERS[0]
@@ -38,7 +38,7 @@ class Story:
     def goes_on(self, *reports: SignedStatement, **more) -> None:
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
         commits = (SignedStatement(ADA, commit(self.round, **more), b""),) if self.round >= 0 else ()
-        numbers = RoundMetrics(1.0, 1, 1)
+        numbers = SwarmRoundMetrics(1.0, 1, 1)
         self.bodies[self.round] = VertexBody(
             RUN, self.round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, commits, members, (), reports, numbers
         )
@@ -70,7 +70,7 @@ def test_so_many_are_scored_as_the_run_says_but_none_with_late_work():
         story.goes_on()
     assert 0.15 * SCORE_OPEN <= len(story.scores.cases) <= 0.6 * SCORE_OPEN
     story = Story()
-    story.goes_on(claim=LateShare(0, 5, 20))
+    story.goes_on(claim=StepsWhilePartitioned(0, 5, 20))
     assert not story.scores.cases
 
 
@@ -183,7 +183,7 @@ def test_a_copied_update_is_scored_always_and_so_is_the_one_it_was_copied_from()
             said = [Commitment(round, 0, digest(root), 2, steps, 80, 2.0, 0.1, 80) for root in roots]
             signed = tuple(SignedStatement(p, encode(one), b"") for p, one in zip(PEERS, said, strict=True))
             members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
-            numbers = RoundMetrics(1.0, 1, 1)
+            numbers = SwarmRoundMetrics(1.0, 1, 1)
             bodies[round] = VertexBody(
                 RUN, round, 0, ZERO_DIGEST, 1.0, ADA, (), ZERO_DIGEST, signed, members, (), (), numbers
             )

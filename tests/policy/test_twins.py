@@ -20,7 +20,7 @@ from atoll.verification.redundant_training.policy import (
 )
 from atoll.wire.codec import encode
 from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw, SignedStatement
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five referees
 RUN = digest(b"run")
@@ -50,7 +50,7 @@ class Story:
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in PEERS)
         giving = [p for p in PEERS if p not in silent] if self.round >= 0 else []
         commits = tuple(SignedStatement(p, encode(self.commit(p)), b"") for p in giving)
-        numbers = RoundMetrics(1.0, 1, 1)
+        numbers = SwarmRoundMetrics(1.0, 1, 1)
         self.bodies[self.round] = VertexBody(
             RUN, self.round, 0, ZERO_DIGEST, 1.0, PEERS[0], (), ZERO_DIGEST, commits, members, (), reports, numbers
         )

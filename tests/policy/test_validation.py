@@ -19,15 +19,15 @@ from atoll.verification.state_validation.policy import (
     LASTING,
     LOSS_MOST,
     NAT,
-    ValidatedState,
+    ValidationCandidate,
     ValidationLedger,
     fixed_point,
     fixed_share,
     voices,
 )
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import RollbackOrder, SignedStatement, ValidationReport
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.statements import HeldOutLossReport, RollbackOrder, SignedStatement
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: three voices of five drawn
 HONEST = 2 * NAT
@@ -56,13 +56,13 @@ class Story:
         self.round, self.trained = -1, 0
         self.goes_on()
 
-    def goes_on(self, *reports: SignedStatement) -> ValidatedState | None:
+    def goes_on(self, *reports: SignedStatement) -> ValidationCandidate | None:
         """One vertex more, with these reports; the candidate that it is, if it is one."""
         members = tuple(Member(p, b"key", (), "trainer", "member", 0, 0.1, p) for p in self.peers)
         back = [r for r in reports if b"RollbackOrder" in r.body]
         parts = (None,) if self.round >= 0 else ()
         state = digest(b"gone back") if back else state_of(self.round)
-        numbers = RoundMetrics(1.0, 1, 1)
+        numbers = SwarmRoundMetrics(1.0, 1, 1)
         body = VertexBody(
             RUN, self.round, 0, ZERO_DIGEST, 1.0, self.peers[0], parts, state, (), members, (), reports, numbers
         )
@@ -98,7 +98,7 @@ class Story:
 
 
 def report(by: PeerId, round: int, *losses: int, state: Digest | None = None) -> SignedStatement:
-    return SignedStatement(by, encode(ValidationReport(round, state or state_of(round), losses)), b"")
+    return SignedStatement(by, encode(HeldOutLossReport(round, state or state_of(round), losses)), b"")
 
 
 def test_losses_travel_in_whole_numbers_and_what_is_none_is_the_largest():
@@ -186,7 +186,7 @@ def test_an_accuracy_is_as_many_answers_as_an_honest_validator_counted():
         story.goes_on()
         drawn = story.validations.candidates[0].validators
         shares = dict(zip(drawn, (*lies, 431_000, 430_000, 432_000), strict=True))
-        words = {by: ValidationReport(0, state_of(0), (HONEST,), (one,)) for by, one in shares.items()}
+        words = {by: HeldOutLossReport(0, state_of(0), (HONEST,), (one,)) for by, one in shares.items()}
         story.goes_on(*(SignedStatement(by, encode(said), b"") for by, said in list(words.items())[:2]))
         assert story.validations.candidates[0].accuracy is None
         story.goes_on(*(SignedStatement(by, encode(said), b"") for by, said in list(words.items())[2:]))
@@ -317,19 +317,19 @@ def test_a_word_stands_in_a_vertex_once_in_time_by_who_was_drawn_and_of_the_stat
     drawn = story.validations.candidates[1].validators
     other = next(p for p in PEERS if p not in drawn)
 
-    def why(by: PeerId, said: ValidationReport) -> str | None:
+    def why(by: PeerId, said: HeldOutLossReport) -> str | None:
         recent = RecentVertices({}, ledgers=LedgerSet([story.validations]))
         return admissible(VerifiedReport(by, said), story.bodies[story.round - 1], recent, RUN, False, None)
 
-    said = ValidationReport(1, state_of(1), (HONEST,))
+    said = HeldOutLossReport(1, state_of(1), (HONEST,))
     assert why(drawn[0], said) is None
     assert "drawn" in why(other, said) and "only voting" in why(PeerId("stranger"), said)
-    assert "another state" in why(drawn[0], ValidationReport(1, state_of(2), (HONEST,)))
-    assert "no state that is validated" in why(drawn[0], ValidationReport(99, state_of(1), (HONEST,)))
+    assert "another state" in why(drawn[0], HeldOutLossReport(1, state_of(2), (HONEST,)))
+    assert "no state that is validated" in why(drawn[0], HeldOutLossReport(99, state_of(1), (HONEST,)))
     for losses in ((), (1, 1), (-1,), (LOSS_MOST + 1,)):
-        assert "are none" in why(drawn[0], ValidationReport(1, state_of(1), losses))
+        assert "are none" in why(drawn[0], HeldOutLossReport(1, state_of(1), losses))
     for shares in ((), (1, 1), (-1,), (ALL + 1,)):
-        assert "are none" in why(drawn[0], ValidationReport(1, state_of(1), (HONEST,), shares))
+        assert "are none" in why(drawn[0], HeldOutLossReport(1, state_of(1), (HONEST,), shares))
     story.goes_on(report(drawn[0], 1, HONEST))
     assert why(drawn[0], said) == "was said already" and why(drawn[1], said) is None
     for _ in range(VALIDATION_OPEN):

@@ -12,27 +12,29 @@ from atoll.base.ids import Digest, PeerId
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.membership_change import next_members
-from atoll.policy.votes import VoteTerms, next_votes
+from atoll.policy.votes import VoteEligibilityTerms, next_votes
 from atoll.wire.messages.statements import JoinRequest, LeaveReport, ReadyReport, TicketInvite
-from atoll.wire.messages.vertex import Member, RoundMetrics, TicketUse, VertexBody
+from atoll.wire.messages.vertex import IssuedTicketRecord, Member, SwarmRoundMetrics, VertexBody
 
 RUN, HEAD, STATE = Digest(bytes(32)), Digest(b"h" * 32), Digest(b"s" * 32)
-TERMS = VoteTerms(10, 50)
+TERMS = VoteEligibilityTerms(10, 50)
 
 
 def member(name: str, standing: str = "member", role: str = "trainer") -> Member:
     return Member(PeerId(name), name.encode(), (), role, standing, -1, 0.1, name)  # type: ignore[arg-type]
 
 
-def ticket(name: str, uses: int = 1) -> TicketUse:
-    return TicketUse(name.encode().ljust(16), b"key", "trainer", uses, 1e9)
+def ticket(name: str, uses: int = 1) -> IssuedTicketRecord:
+    return IssuedTicketRecord(name.encode().ljust(16), b"key", "trainer", uses, 1e9)
 
 
 class Run:
     """A run in which every member that trains counts in every round, unless it is told otherwise."""
 
-    def __init__(self, *members: Member, tickets: tuple[TicketUse, ...] = (), terms: VoteTerms = TERMS) -> None:
-        metrics = RoundMetrics(0.0, 0, 0)
+    def __init__(
+        self, *members: Member, tickets: tuple[IssuedTicketRecord, ...] = (), terms: VoteEligibilityTerms = TERMS
+    ) -> None:
+        metrics = SwarmRoundMetrics(0.0, 0, 0)
         self.body = VertexBody(RUN, -1, 0, HEAD, 0.0, PeerId("a"), (), STATE, (), members, tickets, (), metrics)
         self.terms = terms
 
@@ -116,7 +118,7 @@ def test_one_invited_person_never_holds_more_than_a_third_however_often_it_invit
 def test_a_root_is_the_invitation_of_a_founder_whoever_hands_it_on():
     """Twice removed, and by tickets of a member that has left: all are the same one's."""
     run = founded("b", "c", "d")
-    run.terms = VoteTerms(1, 1000)
+    run.terms = VoteEligibilityTerms(1, 1000)
     run.join("x", by="d")
     for _ in range(20):
         run.round()
@@ -147,7 +149,7 @@ def test_after_fifty_counted_rounds_a_vote_is_bound_by_nothing():
 def test_votes_come_one_after_the_other_as_quorums_can_take_them():
     """Four invitations by the founder: all have waited enough in the same round, one vote per vertex is given."""
     run = founded("b", "c", "d")
-    run.terms = VoteTerms(30, 50)
+    run.terms = VoteEligibilityTerms(30, 50)
     for name in "wxyz":
         run.join(name, by="a")
     before, voters = set(run.voters), [run.voters]

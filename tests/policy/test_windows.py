@@ -16,7 +16,7 @@ from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.fault_tolerance import STRIKES, OwnerStrikes
 from atoll.policy.plan import RoundSettings, plan_round
 from atoll.policy.timeouts import GROWTH, MARGIN, ObservedRoundTiming, next_window, patience_shown, within
-from atoll.wire.messages.vertex import Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 SHORTEST_S, LONGEST_S = 1.5, 6.0
 QUICK = ObservedRoundTiming(took_s=0.4, training_s=0.2, attempt=0, late=False, whole=True, excused=False)
@@ -48,7 +48,7 @@ def after(*shown: ObservedRoundTiming, window_s: float = LONGEST_S) -> float:
 def body(window_s: float | None, step_s: float = 0.01) -> VertexBody:
     members = tuple(Member(PeerId(f"p{i}"), b"", (), "trainer", "member", 0, step_s, "") for i in range(7))
     bare = VertexBody(
-        HEAD, 5, 0, HEAD, 1000.0, PeerId("p0"), (), HEAD, (), members, (), (), RoundMetrics(0.0, 0, 0)
+        HEAD, 5, 0, HEAD, 1000.0, PeerId("p0"), (), HEAD, (), members, (), (), SwarmRoundMetrics(0.0, 0, 0)
     )
     return bare if window_s is None else changed(bare, window_s=window_s)
 

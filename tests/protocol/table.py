@@ -14,7 +14,7 @@ from atoll.protocol.agreement.one_phase import OnePhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.statements import Statement
+from atoll.wire.messages.statements import BaseStatement
 
 RUN, ROUND = Digest(bytes(32)), 7
 Route = tuple[PeerId, PeerId, Any]
@@ -53,7 +53,7 @@ class Table:
         self.at[name] = made
         return made
 
-    def sign(self, name: str, statement: Statement) -> Any:
+    def sign(self, name: str, statement: BaseStatement) -> Any:
         return StatementSigner(RUN, VirtualSigner(PeerId(name)), VirtualSignatureVerifier()).sign(statement)
 
     def do(self, name: PeerId, effects: list[Effect]) -> None:

@@ -20,18 +20,18 @@ from atoll.peer import operator_commands
 from atoll.peer.events import ProtocolFault
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
-from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
+from atoll.peer.verify.chain import HistoryVerificationReport, StoredHistory, verify_history
 from atoll.protocol.history.era_signatures import (
     DIGEST_SCHEME,
     OVERDUE_LEAST,
     OVERDUE_TOLD_S,
     RECOVERY,
-    ClosedEra,
-    Era,
-    EraSignaturesOverdue,
+    EraEndSignatures,
     EraSignatureTracker,
     EraStart,
-    ReadEra,
+    HistoryLacksEraSignatures,
+    ReadEraSignatures,
+    UnsignedEra,
     decode_era,
     encode_era,
     era_bytes,
@@ -71,7 +71,7 @@ def swarm_of(
     return VirtualSwarm(seed, knobs, dict.fromkeys(mute, without_keys), keys)
 
 
-def eras_of(swarm: VirtualSwarm, index: int, kind: str = "sealed") -> dict[int, Era]:
+def eras_of(swarm: VirtualSwarm, index: int, kind: str = "sealed") -> dict[int, EraEndSignatures]:
     kept = swarm.world.nodes[swarm.keys.name(index)].kept
     found = {n: decode_era(v) for n, v in kept.items() if n.startswith(f"{kind}/")}
     assert None not in found.values()
@@ -96,11 +96,11 @@ def test_every_era_is_signed_by_all_who_are_there_and_lies_on_every_disk(keys: R
 
 def test_a_hook_beside_the_signatures_hears_of_each_era_once_and_of_the_same_at_every_member():
     """A recorder at each member; what it returns is carried out like any effect, and eras are signed as before."""
-    swarm, heard = swarm_of(), dict[PeerId, list[ClosedEra]]()
+    swarm, heard = swarm_of(), dict[PeerId, list[UnsignedEra]]()
     swarm.world.run(0.1)
 
     def listen(name: PeerId, chain: EraSignatureTracker) -> None:
-        def record(closed: ClosedEra) -> list[Effect]:
+        def record(closed: UnsignedEra) -> list[Effect]:
             heard.setdefault(name, []).append(closed)
             return [Persist(f"attested/{closed.name}", closed.digest)]
 
@@ -219,7 +219,7 @@ def test_a_lie_under_an_era_costs_its_sender_and_changes_nothing(change, what: s
     assert peer_name(3) in machine.eras.sealed[4].signed_by
 
 
-def _signature(swarm: VirtualSwarm, index: int, era: Era) -> EraSignature:
+def _signature(swarm: VirtualSwarm, index: int, era: EraEndSignatures) -> EraSignature:
     identity = swarm.keys.identity(index)
     return EraSignature(
         peer_name(index), identity, sign_as_identity(identity, era_bytes(swarm.run_id, era.round, era.vertex))
@@ -238,7 +238,7 @@ def test_strangers_can_make_a_peer_read_only_so_many_eras_at_once():
     asked = [
         machine.handle(Received(PeerId(f"x{k}"), EraSignaturesRequest(4, ())), swarm.world.now) for k in range(50)
     ]
-    reads = [e for effects in asked for e in effects if isinstance(getattr(e, "work", None), ReadEra)]
+    reads = [e for effects in asked for e in effects if isinstance(getattr(e, "work", None), ReadEraSignatures)]
     assert len(reads) == 8
     answer = machine.handle(
         TaskDone(reads[0].job, swarm.world.nodes[peer_name(0)].kept["sealed/4"]), swarm.world.now
@@ -465,7 +465,7 @@ def test_whoever_joins_or_comes_back_after_a_recovery_believes_the_eras_that_wil
     assert min(start for start, _ in votes_alone(audit)) > audit.recoveries[0]
 
 
-def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> VerificationReport:
+def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> HistoryVerificationReport:
     rows = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith("vertex/")}
     eras = {int(k.split("/")[1]): v for k, v in kept.items() if k.startswith(("era/", "sealed/"))}
     found = StoredHistory(swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
@@ -526,8 +526,8 @@ def test_votes_alone_begin_no_epoch_and_so_seal_no_era():
         history.check(voted(body.epoch + 1), decode_body(voted(body.epoch + 1).body))
 
 
-def _overdue(effects: list[Effect]) -> list[EraSignaturesOverdue]:
-    return [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, EraSignaturesOverdue)]
+def _overdue(effects: list[Effect]) -> list[HistoryLacksEraSignatures]:
+    return [e.fact for e in effects if isinstance(e, Emit) and isinstance(e.fact, HistoryLacksEraSignatures)]
 
 
 def test_a_signature_for_another_past_says_that_mine_is_made_up_and_blames_nobody():
@@ -608,7 +608,10 @@ def test_a_starting_peer_is_given_what_lacks_signatures_and_the_newest_of_the_re
     store.keep([(f"sealed/{round}", data) for round in range(9, 2000, 10)] + [("era/7", data), ("era/1234", data)])
     given = {name for name in store.startup_values() if name.startswith(("era/", "sealed/"))}
     assert given == {"era/7", "era/1234", "sealed/1999", "sealed/1989", "sealed/1979", "sealed/1969"}
-    assert run_store_task(store, ReadEra(19)) == data and run_store_task(store, ReadEra(20)) is None
+    assert (
+        run_store_task(store, ReadEraSignatures(19)) == data
+        and run_store_task(store, ReadEraSignatures(20)) is None
+    )
     store.close()
 
 

@@ -20,11 +20,11 @@ from atoll.protocol.transfer.download import (
     BlobDownload,
     BlobFetched,
     CorruptBlobSourceDetected,
+    DownloadSourceStalled,
     FetchFailed,
-    StallingSource,
 )
 from atoll.protocol.transfer.serve import BlobServer
-from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, OpenBlob, StoreChunk
+from atoll.protocol.transfer.tasks import BlobStoragePrepared, CloseBlob, PrepareBlobStorage, StoreChunk
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
 CHUNKS = 12
@@ -82,8 +82,8 @@ class Library:
                     self.flying.append(effect)
                 case SetTimer(at=at) if at is not None:
                     self.stall_at = at
-                case RunTask(job, OpenBlob()):
-                    self.do(self.fetch.handle(TaskDone(job, BlobOpened(self.have)), self.now))
+                case RunTask(job, PrepareBlobStorage()):
+                    self.do(self.fetch.handle(TaskDone(job, BlobStoragePrepared(self.have)), self.now))
                 case RunTask(job, StoreChunk(index=index, payload=payload)):
                     assert payload.digest == PIECES[index], "a lie was stored"
                     self.stored.append(index)
@@ -153,7 +153,7 @@ def test_a_stalling_source_costs_less_than_a_second(silent: PeerId):
     library.answer = answers  # type: ignore[method-assign]
     library.run()
     assert library.told(BlobFetched) and library.now < 1.0
-    assert {f.peer for f in library.told(StallingSource)} <= {silent}
+    assert {f.peer for f in library.told(DownloadSourceStalled)} <= {silent}
 
 
 def test_at_the_end_the_idle_help_the_slow():
@@ -161,7 +161,7 @@ def test_at_the_end_the_idle_help_the_slow():
     fetch = BlobDownload(BLOB, NAMES[:2])
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
-    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(2, CHUNKS)))), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobStoragePrepared(frozenset(range(2, CHUNKS)))), 0.0)
     (fast_chunk, (fast,)), (slow_chunk, (slow,)) = fetch.requested.items()
     assert fast != slow
     fetch.handle(
@@ -176,7 +176,7 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     fetch = BlobDownload(BLOB, NAMES[:2])
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
-    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobStoragePrepared(frozenset(range(1, CHUNKS)))), 0.0)
     ((index, asked),) = fetch.requested.items()
     (slow,) = asked
     (other,) = {*NAMES[:2]} - {slow}
@@ -186,7 +186,9 @@ def test_a_late_answer_still_counts_and_brings_its_source_back():
     )
     effects = fetch.handle(late, 6.0)
     assert [e.to for e in effects if isinstance(e, Send)] == [other]
-    assert [e.fact for e in effects if isinstance(e, Emit)] == [StallingSource(peer=slow, blob=BLOB, left=False)]
+    assert [e.fact for e in effects if isinstance(e, Emit)] == [
+        DownloadSourceStalled(peer=slow, blob=BLOB, left=False)
+    ]
     payload = Payload(PIECES[index], BLOB_CHUNK, b"")
     effects = fetch.handle(Received(slow, ChunkResponse(BLOB, index), payload), 6.1)
     assert any(isinstance(e, RunTask) and isinstance(e.work, StoreChunk) for e in effects)
@@ -200,7 +202,7 @@ def test_a_chunk_that_came_is_not_asked_for_once_more():
     fetch = BlobDownload(BLOB, NAMES[:2], requests_max=1)
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
-    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(1, CHUNKS)))), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobStoragePrepared(frozenset(range(1, CHUNKS)))), 0.0)
     for late in (6.0, 12.0):
         fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), late - TICK_S)
         (asked,) = [e for e in fetch.handle(TimerFired(f"fetch/{BLOB.hex()}/stall"), late) if isinstance(e, Send)]
@@ -220,7 +222,7 @@ def test_who_was_left_is_asked_again_where_the_last_one_stalls_too():
             answer(send)
 
     library.answer = drops  # type: ignore[method-assign]
-    assert library.run(600.0).told(BlobFetched) and library.told(StallingSource)[-1].left
+    assert library.run(600.0).told(BlobFetched) and library.told(DownloadSourceStalled)[-1].left
 
 
 def test_a_source_that_was_left_does_not_come_back_by_showing_the_manifest_again():
@@ -278,7 +280,7 @@ def test_many_sources_together_send_no_more_than_fits_in_memory():
     fetch = BlobDownload(blob, sources)
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(sources[0], ManifestResponse(blob, manifest)), 0.0)
-    flying = deque(fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
+    flying = deque(fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobStoragePrepared(frozenset())), 0.0))
     storing: list[RunTask] = []
     for _ in range(20_000):  # windows grow with every answer
         asked = [e for e in flying if isinstance(e, Send)]
@@ -305,7 +307,7 @@ def test_answers_that_come_late_all_at_once_are_not_all_kept():
     fetch = BlobDownload(blob, sources)
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(sources[0], ManifestResponse(blob, manifest)), 0.0)
-    sent = fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
+    sent = fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobStoragePrepared(frozenset())), 0.0)
     now = 0.0
     for _ in range(100):
         now += TICK_S
@@ -339,7 +341,7 @@ def test_a_source_is_asked_for_several_chunks_at_a_time():
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(BLOB, MANIFEST)), 0.0)
     fetch.sources[NAMES[0]].window = WINDOW  # as after some answers
-    assert len(fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset())), 0.0)) == WINDOW
+    assert len(fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobStoragePrepared(frozenset())), 0.0)) == WINDOW
     fetch.sources[NAMES[0]].window = 7  # an answer makes it eight, and one of them is free
 
     def chunk_came(index: int) -> int:
@@ -358,7 +360,7 @@ def test_one_source_is_asked_in_sequence():
     fetch = BlobDownload(blob, NAMES[:1])
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(blob, manifest)), 0.0)
-    flying = deque(fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0))
+    flying = deque(fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobStoragePrepared(frozenset())), 0.0))
     asked: list[int] = []
     while flying and isinstance(send := flying.popleft(), Send):
         assert isinstance(send.message, ChunkRequest)
@@ -377,7 +379,7 @@ def test_a_chunk_of_another_length_than_its_place_is_not_stored():
     fetch = BlobDownload(blob, [NAMES[0]])
     fetch.handle(Start({}), 0.0)
     fetch.handle(Received(NAMES[0], ManifestResponse(blob, manifest)), 0.0)
-    fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobOpened(frozenset())), 0.0)
+    fetch.handle(TaskDone(f"fetch/{blob.hex()}/open", BlobStoragePrepared(frozenset())), 0.0)
     effects = fetch.handle(
         Received(NAMES[0], ChunkResponse(blob, 0), Payload(PIECES[0], 64 * BLOB_CHUNK, b"")), 0.1
     )
@@ -403,7 +405,7 @@ def opened(sources: tuple[PeerId, ...], missing: int, unlinked: tuple[PeerId, ..
     fetch.handle(Received(sources[-1], ManifestResponse(BLOB, MANIFEST)), 0.0)
     for source in fetch.sources.values():
         source.window = WINDOW  # as after some answers
-    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobOpened(frozenset(range(missing, CHUNKS)))), 0.0)
+    fetch.handle(TaskDone(f"fetch/{BLOB.hex()}/open", BlobStoragePrepared(frozenset(range(missing, CHUNKS)))), 0.0)
     return fetch
 
 

@@ -37,10 +37,10 @@ from atoll.protocol.transfer.download import (
 )
 from atoll.protocol.transfer.serve import BlobServer
 from atoll.protocol.transfer.tasks import (
-    BlobOpened,
+    BlobStoragePrepared,
     CloseBlob,
-    OpenBlob,
     PartialManifest,
+    PrepareBlobStorage,
     ReadChunk,
     ReadManifest,
     StoreChunk,
@@ -81,9 +81,9 @@ class Peer:
 
     def work(self, work: object) -> object:
         match work:
-            case OpenBlob():
+            case PrepareBlobStorage():
                 self.opened = True
-                return BlobOpened(frozenset(self.has))
+                return BlobStoragePrepared(frozenset(self.has))
             case StoreChunk(index=index, payload=payload):
                 assert payload.digest == PIECES[index]
                 self.has.add(index)

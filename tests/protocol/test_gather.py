@@ -19,7 +19,7 @@ from atoll.features.archive.download import (
     PiecesGathered,
 )
 from atoll.protocol.transfer.download import REQUESTS_MAX, CorruptBlobSourceDetected
-from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, StoreChunk
+from atoll.protocol.transfer.tasks import BlobStoragePrepared, CloseBlob, DropBlob, PrepareBlobStorage, StoreChunk
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
 
 K, N, CHUNKS = 3, 6, 4
@@ -77,8 +77,8 @@ class Holders:
                     self.timers.pop(name, None)
                 case SetTimer(name, at):
                     self.timers[name] = at
-                case RunTask(job, OpenBlob()):
-                    self.do(self.gather.handle(TaskDone(job, BlobOpened(frozenset())), self.now))
+                case RunTask(job, PrepareBlobStorage()):
+                    self.do(self.gather.handle(TaskDone(job, BlobStoragePrepared(frozenset())), self.now))
                 case RunTask(job, StoreChunk() | CloseBlob()):
                     self.do(self.gather.handle(TaskDone(job, None), self.now))
                 case RunTask(_, DropBlob(blob)):
@@ -233,7 +233,7 @@ def test_all_pieces_together_have_no_more_on_their_way_than_one_blob():
     asked: list[Effect] = []
     for peer, name, manifest in zip(peers, names, manifests, strict=True):
         asked += gather.handle(Received(peer, ManifestResponse(name, manifest)), 0.0)
-        asked += gather.handle(TaskDone(f"fetch/{name.hex()}/open", BlobOpened(frozenset())), 0.0)
+        asked += gather.handle(TaskDone(f"fetch/{name.hex()}/open", BlobStoragePrepared(frozenset())), 0.0)
     for _ in range(20):  # everybody answers, and the disk writes nothing
         wants = [e for e in asked if isinstance(e, Send) and isinstance(e.message, ChunkRequest)]
         asked = []

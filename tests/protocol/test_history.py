@@ -22,11 +22,11 @@ from atoll.wire.codec import decode_body, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import LeaveReport, QuorumCertificate, SignedStatement, Stage, Vote
 from atoll.wire.messages.vertex import (
-    DataPositions,
-    InvitationRecord,
+    EarnedVoteRecord,
+    IssuedTicketRecord,
     Member,
-    RoundMetrics,
-    TicketUse,
+    SharedDataProgress,
+    SwarmRoundMetrics,
     Vertex,
     VertexBody,
 )
@@ -54,7 +54,7 @@ GENESIS = VertexBody(
     members=tuple(map(member, NAMES)),
     tickets=(),
     reports=(),
-    metrics=RoundMetrics(0.0, 0, 0),
+    metrics=SwarmRoundMetrics(0.0, 0, 0),
 )
 RUN = vertex_id(encode(GENESIS))
 NEXT = replace(GENESIS, run=RUN, round=0, parent=RUN, time_s=101.0, trained=1, state=digest(b"the next state"))
@@ -159,19 +159,19 @@ FORGERIES = [
     ),
     Forgery(
         "an epoch with a ticket",
-        recovered(replace(EPOCH, tickets=(TicketUse(b"t", b"key", "trainer", 1, 0.0),))),
+        recovered(replace(EPOCH, tickets=(IssuedTicketRecord(b"t", b"key", "trainer", 1, 0.0),))),
         STAYS,
         STAYS.replace("body.tickets", "parent.tickets"),
     ),
     Forgery(
         "an epoch that says otherwise who invited",
-        recovered(replace(EPOCH, invited=InvitationRecord((0,) * 4, (0,) * 4, ()))),
+        recovered(replace(EPOCH, invited=EarnedVoteRecord((0,) * 4, (0,) * 4, ()))),
         KEPT,
         KEPT.replace("body.invited", "parent.invited"),
     ),
     Forgery(
         "an epoch at another place in the data",
-        recovered(replace(EPOCH, data=DataPositions(ZERO_DIGEST, 0, ()))),
+        recovered(replace(EPOCH, data=SharedDataProgress(ZERO_DIGEST, 0, ()))),
         KEPT,
         KEPT.replace("body.data", "parent.data"),
     ),

@@ -16,8 +16,8 @@ from atoll.base.machine import Effect
 from atoll.protocol.agreement.events import (
     BodyDecided,
     Equivocation,
+    LocalProposerTurnBegan,
     ProposalReceived,
-    ProposerTurnBegan,
     VertexBodyMissing,
 )
 from atoll.protocol.agreement.one_phase import OnePhaseAgreement
@@ -25,7 +25,7 @@ from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, ViewChangePreVote, VoteMessage
 from atoll.wire.messages.statements import Proposal, ViewTimeout, Vote
 
 P0, P1, P2, P3, P4 = names_of(5)
@@ -35,7 +35,7 @@ P0, P1, P2, P3, P4 = names_of(5)
 def test_raft_is_one_hop_faster_for_everybody(machine: type[Any], hops: int):
     """Proposal, votes; where some may lie, votes on the votes. The certificate is of the same kind."""
     table = Table(5, machine)
-    assert table.told(ProposerTurnBegan, P0)
+    assert table.told(LocalProposerTurnBegan, P0)
     table.do(P0, table.at[P0].propose(0, b"body"))
     for hop in range(hops):
         assert len(table.decided()) < 5, f"all know after {hop} hops"
@@ -54,7 +54,7 @@ def test_who_is_cut_off_changes_nothing_and_votes_when_it_is_back():
     table = Table(3, deaf={P1})
     table.do(P2, table.at[P2].close_view(0))
     assert table.at[P2].close_view(0) == [] and table.at[P2].view == 0
-    assert {type(message) for _, _, message in table.mail} == {PreVote}
+    assert {type(message) for _, _, message in table.mail} == {ViewChangePreVote}
     table.settle()
     assert table.at[P0].view == 0 and table.at[P0].is_open
     table.do(P0, table.at[P0].propose(0, b"body"))
@@ -179,15 +179,15 @@ def test_words_that_do_not_belong_here():
         with pytest.raises(PeerFault, match=says):
             machine.receive(leader, ProposalMessage(ROUND, 0, "t", said, body, (), None))
     with pytest.raises(PeerFault, match="without a vote"):
-        machine.receive(PeerId("p9"), PreVote(ROUND, 0, "t", 0))
+        machine.receive(PeerId("p9"), ViewChangePreVote(ROUND, 0, "t", 0))
     with pytest.raises(PeerFault, match="later view than it closes"):
         machine.receive(P1, TimeoutMessage(ROUND, 0, "t", table.sign("p1", ViewTimeout(ROUND, 0, 3, digest)), None))
     for round, view in ((ROUND - 1, 0), (ROUND, 99)):
         for name in ("p0", "p1"):
             assert machine.receive(PeerId(name), voted(name, round, view, "commit", digest)) == []
-    assert machine.receive(P1, PreVote(ROUND, 33, "t", 99)) == [] and not machine.is_open
+    assert machine.receive(P1, ViewChangePreVote(ROUND, 33, "t", 99)) == [] and not machine.is_open
     assert not table.decided() and len(machine.tallies) <= 2
-    assert Table(3, TwoPhaseAgreement).at[P2].receive(P1, PreVote(ROUND, 0, "t", 0)) == []
+    assert Table(3, TwoPhaseAgreement).at[P2].receive(P1, ViewChangePreVote(ROUND, 0, "t", 0)) == []
 
 
 def test_a_restarted_voter_returns_to_the_view_in_which_it_accepted():
@@ -222,7 +222,7 @@ def test_a_restarted_leader_repeats_its_proposal():
     assert again.has_proposed(0) and again.propose(0, b"another") == []
     table.do(P0, again.start())
     table.settle()
-    assert set(table.decided().values()) == {b"body"} and len(table.told(ProposerTurnBegan, P0)) == 1
+    assert set(table.decided().values()) == {b"body"} and len(table.told(LocalProposerTurnBegan, P0)) == 1
 
 
 def test_ten_thousand_views_leave_nothing_behind():

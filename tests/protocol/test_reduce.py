@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.protocol.allreduce.topology import ReduceTopology, butterfly, hierarchical, ring, star, tree
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PartDeclined, PartRequest, PartResponse, PartResult, ResendRequest
+from atoll.wire.messages.round import PartReductionDeclined, PartRequest, PartResponse, PartResult, ResendRequest
 from atoll.wire.messages.statements import Commitment, OwnerResult
 from atoll.wire.opening import rows_digest
 
@@ -493,7 +493,7 @@ def test_no_reserve_that_may_lie_replaces_an_owner_that_answered_however_late_it
     said, lie, alone = group.stands_in_alone(liar)
     late = group.plan.answer_until[-1] + 1.0
     group.do(
-        reader.me, reader.handle(Received(liar, PartDeclined(0, 0, "", 1)), late)
+        reader.me, reader.handle(Received(liar, PartReductionDeclined(0, 0, "", 1)), late)
     )  # any peer may cause a review
     group.do(reader.me, reader.handle(Received(liar, said, alone), late))
     group.do(reader.me, reader.review(late))
@@ -513,7 +513,7 @@ def test_the_first_reserve_stands_in_for_owners_that_all_declined_whatever_other
     group.begin()
     for p in group.names:
         if p != reserves[-1]:
-            group.do(p, group.machines[p].handle(Received(reserves[-1], PartDeclined(0, 0, "", 0)), 0.0))
+            group.do(p, group.machines[p].handle(Received(reserves[-1], PartReductionDeclined(0, 0, "", 0)), 0.0))
     group.finish().check()
     assert {group.machines[p].results[0].statement.signer for p in reserves} == {reserves[0]}
 

@@ -11,7 +11,7 @@ from atoll.base.machine import Effect, Payload, Received, RunTask, TaskDone
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.events import RowDecodeFailed
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
-from atoll.wire.messages.round import PartialSum, PartResult, ReachabilityHint, RowContribution, RowRequest
+from atoll.wire.messages.round import PartialSum, PartResult, RowContribution, RowRequest, RowReroutedHint
 
 WITH_PARENTS = ["ring", "tree", "hierarchical"]
 COUNT = 7
@@ -127,7 +127,7 @@ def test_a_sum_goes_to_owners_alone_and_no_other_peer_makes_them_wait():
     assert root.handle(Received(stranger, RowRequest(0, 0, "", 0, parent), None), 0.0) == []
     direct = Group(4).begin()
     owner, *others = direct.plan.owners(0)
-    direct.machines[owner].handle(Received(others[0], ReachabilityHint(0, 0, "", 0, others[1]), None), 0.0)
+    direct.machines[owner].handle(Received(others[0], RowReroutedHint(0, 0, "", 0, others[1]), None), 0.0)
     assert not direct.machines[owner].reroute.heard_elsewhere
 
 

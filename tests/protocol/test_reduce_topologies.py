@@ -18,7 +18,7 @@ from atoll.base.limits import MIB, OWNERS_PER_PART, PART_BYTES_MAX, PARTS_MAX
 from atoll.protocol.allreduce.topology import (
     FAN,
     Cluster,
-    ReducePart,
+    PartReductionTree,
     ReduceTopology,
     butterfly,
     candidate_topologies,
@@ -54,7 +54,7 @@ class Reduced:
             self._reduce(part, peers)
         self.total = sum(part.share for part in topology.parts)
 
-    def _reduce(self, part: ReducePart, peers: tuple[PeerId, ...]) -> None:
+    def _reduce(self, part: PartReductionTree, peers: tuple[PeerId, ...]) -> None:
         rows = {p: [p] for p in peers}
         waits_for = Counter(part.parent(p) for p in peers)
         ready = [p for p in peers if not waits_for[p]]
@@ -79,7 +79,7 @@ class Reduced:
                 self._send(parent, peer, part)
         self.answered.append(answered)
 
-    def _send(self, sender: PeerId, receiver: PeerId, part: ReducePart) -> None:
+    def _send(self, sender: PeerId, receiver: PeerId, part: PartReductionTree) -> None:
         self.messages[sender] += 1
         self.sent[sender] += part.share
         self.received[receiver] += part.share
@@ -343,7 +343,7 @@ def test_in_pairs_everybody_owns_a_part_of_its_own_row_and_its_partners(n, round
 @pytest.mark.parametrize("takes", [{"p0"}, {"p1", "stranger"}])
 def test_a_part_that_takes_rows_which_cannot_reach_it_is_refused(takes):
     peers = names(3)
-    part = ReducePart((peers[1],), 1, {}, frozenset(takes))
+    part = PartReductionTree((peers[1],), 1, {}, frozenset(takes))
     assert "takes rows" in validate(ReduceTopology("pairs", (part,)), peers)
 
 
@@ -395,7 +395,7 @@ def test_unequal_shares_are_cut_each_by_its_own_length(rates, full_parts, pieces
 
 a, b, c, d = names(4)
 MANY = tuple(names(OWNERS_PER_PART + 1))
-GOOD = ReducePart((a, b), 1, {c: b})
+GOOD = PartReductionTree((a, b), 1, {c: b})
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_the_impossible_is_refused_with_what_to_change(wish):
         wish()
 
 
-def _below(part: ReducePart, peer: PeerId, peers: tuple[PeerId, ...]) -> set[PeerId]:
+def _below(part: PartReductionTree, peer: PeerId, peers: tuple[PeerId, ...]) -> set[PeerId]:
     """Authors of the rows that this peer holds when it hands its own on."""
     found = {peer}
     for _ in peers:

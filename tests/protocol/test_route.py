@@ -7,10 +7,10 @@ from dataclasses import replace
 from atoll.base.ids import PeerId
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.routing import AttemptRouting
-from atoll.protocol.allreduce.topology import ReducePart, ReduceTopology, butterfly, ring
+from atoll.protocol.allreduce.topology import PartReductionTree, ReduceTopology, butterfly, ring
 
 A, B, C, D = (PeerId(p) for p in "abcd")
-PLAN = ReducePlan(3, 0, "", ReduceTopology("star", (ReducePart((A, B), 1, {}),)), (A, B, C, D), (6.0, 12.0))
+PLAN = ReducePlan(3, 0, "", ReduceTopology("star", (PartReductionTree((A, B), 1, {}),)), (A, B, C, D), (6.0, 12.0))
 
 
 def turn_of(plan: ReducePlan, *gone: PeerId) -> PeerId | None:

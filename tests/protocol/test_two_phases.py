@@ -13,7 +13,7 @@ from table import ROUND, Table, names_of
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, PeerId
-from atoll.protocol.agreement.events import BodyDecided, ProposerTurnBegan, VertexBodyMissing
+from atoll.protocol.agreement.events import BodyDecided, LocalProposerTurnBegan, VertexBodyMissing
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter_state import VoterState
 from atoll.wire.codec import vertex_id
@@ -74,7 +74,7 @@ def test_a_leader_that_is_shown_a_lock_of_the_view_before_goes_on_with_it_at_onc
     prepare_votes_reach(table, P2)
     table.deaf = {P0}
     time_out(table, P1, P2, P3)
-    assert not table.told(ProposerTurnBegan, P1)
+    assert not table.told(LocalProposerTurnBegan, P1)
     table.settle()
     assert table.decided() == dict.fromkeys((P1, P2, P3), FIRST)
 
@@ -90,7 +90,7 @@ def test_where_no_lock_is_shown_the_leader_does_not_wait_and_who_is_locked_alone
     table = proposed()
     prepare_votes_reach(table, P3)
     time_out(table, P0, P1, P2)
-    (free,) = table.told(ProposerTurnBegan, P1)
+    (free,) = table.told(LocalProposerTurnBegan, P1)
     assert free.view == 1
     table.do(P1, table.at[P1].propose(1, SECOND))
     table.settle()
@@ -102,7 +102,7 @@ def test_a_leader_without_a_quorum_of_timeouts_waits():
     table = proposed()
     prepare_votes_reach(table, P3)
     time_out(table, P0, P1)
-    assert not table.told(ProposerTurnBegan, P1) and not table.at[P1].propose(1, SECOND)
+    assert not table.told(LocalProposerTurnBegan, P1) and not table.at[P1].propose(1, SECOND)
 
 
 # Jolteon: after a timeout certificate, vote only for a block of the round just after it, whose certificate is at
@@ -195,13 +195,13 @@ def test_a_lock_that_a_liar_kept_to_itself_binds_nobody_to_a_body_that_is_gone()
     for sender, to, message in sent[:1]:
         table.do(to, table.at[to].receive(sender, message))
     assert (
-        not table.told(ProposerTurnBegan, P2)
+        not table.told(LocalProposerTurnBegan, P2)
         and table.at[P2].missing_bodies == {vertex_id(FIRST)}
         and table.told(VertexBodyMissing, P2)
     )
     for sender, to, message in sent[1:]:
         table.do(to, table.at[to].receive(sender, message))
-    (free,) = table.told(ProposerTurnBegan, P2)
+    (free,) = table.told(LocalProposerTurnBegan, P2)
     table.do(P2, table.at[P2].propose(free.view, b"third body"))
     table.settle()
     assert table.decided() == dict.fromkeys(honest, b"third body")
@@ -218,7 +218,7 @@ def test_such_a_lock_binds_as_soon_as_its_body_is_here():
         table.do(to, table.at[to].receive(sender, message))
     assert VoterState.decode(table.kept[P2]).high is None and table.at[P2].holders(vertex_id(FIRST)) == [P3]
     table.do(P2, table.at[P2].add_body(FIRST))
-    assert VoterState.decode(table.kept[P2]).high is not None and not table.told(ProposerTurnBegan, P2)
+    assert VoterState.decode(table.kept[P2]).high is not None and not table.told(LocalProposerTurnBegan, P2)
     table.settle()
     assert table.decided() == dict.fromkeys((P0, P1, P2), FIRST)
 

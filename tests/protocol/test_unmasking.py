@@ -20,7 +20,7 @@ from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import LocalRow
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.events import PartsReduced
-from atoll.protocol.allreduce.strategies import EngineCallbacks, NoUnmaskingPhase
+from atoll.protocol.allreduce.strategies import NoUnmaskingPhase, StrategyEngineActions
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.wire.messages.round import RoundMessage
 
@@ -50,7 +50,7 @@ class RingMasks:
     """Unmasking with the secrets of edges between counted and missing members."""
 
     state: AttemptState
-    calls: EngineCallbacks
+    calls: StrategyEngineActions
     names: tuple[PeerId, ...]
     waiting: dict[int, tuple[RowsCombined, dict[int, int]]] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)

@@ -40,8 +40,14 @@ from atoll.protocol.allreduce.tasks import (
 from atoll.protocol.allreduce.validation import check_compared, weighing_flaw
 from atoll.protocol.allreduce.weighted import DistanceWeighting
 from atoll.simulation.signatures import VirtualSigner
-from atoll.wire.messages.round import PartDeclined, PartResult, RowComparison, RowContribution, RowRequest
-from atoll.wire.messages.statements import AgreedWeights, OwnerComparison, OwnerResult
+from atoll.wire.messages.round import (
+    PartReductionDeclined,
+    PartResult,
+    PartRowProducts,
+    RowContribution,
+    RowRequest,
+)
+from atoll.wire.messages.statements import AgreedWeights, OwnerResult, RowInnerProducts
 from atoll.wire.weights import mixtures_in, packed_mixtures
 
 LIARS = 2
@@ -141,7 +147,7 @@ def following(rows: int) -> bytes:
 
 
 def compared_by(sender: PeerId):
-    return lambda s, x: s == sender and isinstance(x.message, RowComparison)
+    return lambda s, x: s == sender and isinstance(x.message, PartRowProducts)
 
 
 def test_all_owners_weigh_alike_with_one_more_message_each():
@@ -151,9 +157,9 @@ def test_all_owners_weigh_alike_with_one_more_message_each():
     while group.flying:
         message = group.flying[0][1].message
         said[type(message)] += 1
-        size = max(size, len(message.statement.body) if isinstance(message, RowComparison) else 0)
+        size = max(size, len(message.statement.body) if isinstance(message, PartRowProducts) else 0)
         group.deliver(0)
-    assert said == {RowContribution: 42, RowComparison: 42, PartResult: 42}
+    assert said == {RowContribution: 42, PartRowProducts: 42, PartResult: 42}
     assert 8 * 28 < size < 8 * 28 + 256
     told = [f.weighing for p in group.names for f in group.facts[p] if isinstance(f, RowWeightsComputed)]
     assert len(told) == 7 and len(set(told)) == 1 and {weights_digest(told[0])} == group.weighings()
@@ -269,7 +275,7 @@ def test_a_lost_comparison_is_made_good_by_the_first_answer():
     deaf = next(p for p in group.names if p != owner)
     while group.flying:
         sender, send = group.flying[0]
-        if sender == owner and send.to == deaf and isinstance(send.message, RowComparison):
+        if sender == owner and send.to == deaf and isinstance(send.message, PartRowProducts):
             group.flying.pop(0)
         else:
             group.deliver(0)
@@ -311,7 +317,7 @@ def test_the_next_owner_spreads_the_comparison_of_an_owner_that_died_sending_it(
     group = Weighed(7).begin()
     victim = group.plan.owners(0)[0]
     group.until(compared_by(victim))
-    held = [one for one in group.flying if one[0] == victim and isinstance(one[1].message, RowComparison)]
+    held = [one for one in group.flying if one[0] == victim and isinstance(one[1].message, PartRowProducts)]
     lost = held[reached:] + [one for one in group.flying if one[0] == victim and one not in held]
     group.flying = [one for one in group.flying if one not in lost]
     for one in held[:reached]:
@@ -351,7 +357,8 @@ def test_survivors_of_any_death_at_any_time_hold_a_body_of_one_weighting(seed: i
 
 
 @pytest.mark.parametrize(
-    ("keeps_back", "late_s"), [((RowComparison,), 4.0), ((PartResult,), 10.0), ((RowComparison, PartResult), 10.0)]
+    ("keeps_back", "late_s"),
+    [((PartRowProducts,), 4.0), ((PartResult,), 10.0), ((PartRowProducts, PartResult), 10.0)],
 )
 def test_an_owner_that_withholds_a_message_costs_time_and_no_part(keeps_back: tuple[type, ...], late_s: float):
     """The owner is heard, so no peer takes it for gone: the next owner takes over when the window is over.
@@ -411,7 +418,7 @@ def test_a_part_whose_owners_all_keep_silent_takes_no_other_part_with_it():
     while group.flying or group.timers:
         while group.flying:
             sender, send = group.flying[0]
-            if sender in mute and isinstance(send.message, (RowComparison, PartResult)):
+            if sender in mute and isinstance(send.message, (PartRowProducts, PartResult)):
                 group.flying.pop(0)
             else:
                 group.deliver(0)
@@ -443,7 +450,9 @@ def test_a_part_that_no_owner_can_compare_is_left_out_and_the_others_are_weighed
     for p in group.names:
         for owner in out:
             if owner != p:
-                group.do(p, group.machines[p].handle(Received(owner, PartDeclined(0, 0, "", 0), None), 0.0))
+                group.do(
+                    p, group.machines[p].handle(Received(owner, PartReductionDeclined(0, 0, "", 0), None), 0.0)
+                )
         if p in out:
             group.machines[p].routing.declined.add((0, p))
         group.do(p, group.machines[p].contribute(group.updates[p], 0.0))
@@ -479,8 +488,8 @@ def test_a_restarted_owner_never_compares_a_second_time():
         if forgets:
             group.kept[owner].clear()
         said = restarted(group, owner)
-        assert any(isinstance(x.message, RowComparison) for x in said) == forgets
-        assert any(isinstance(x.message, PartDeclined) and x.message.part == 0 for x in said) != forgets
+        assert any(isinstance(x.message, PartRowProducts) for x in said) == forgets
+        assert any(isinstance(x.message, PartReductionDeclined) and x.message.part == 0 for x in said) != forgets
 
 
 def test_an_answer_without_its_weighing_is_its_senders_fault():
@@ -493,9 +502,9 @@ def test_an_answer_without_its_weighing_is_its_senders_fault():
         assert fault.value.who == sender
 
 
-def compared(**but: object) -> OwnerComparison:
+def compared(**but: object) -> RowInnerProducts:
     names = tuple(PeerId(f"p{k}") for k in range(7))
-    return changed(OwnerComparison(0, 0, 0, 0, names, products(names)), **but)
+    return changed(RowInnerProducts(0, 0, 0, 0, names, products(names)), **but)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +522,7 @@ def compared(**but: object) -> OwnerComparison:
         compared(products=struct.pack("<d", 1e61) + bytes(8 * 27)),
     ],
 )
-def test_a_comparison_that_cannot_be_is_a_fault(wrong: OwnerComparison):
+def test_a_comparison_that_cannot_be_is_a_fault(wrong: RowInnerProducts):
     group = Weighed(7)
     owner = group.plan.owners(0)[0]
     check_compared(group.plan, owner, compared())

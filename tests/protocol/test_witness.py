@@ -16,11 +16,11 @@ from atoll.protocol.allreduce.cross_check import (
     CrossCheck,
     FalseOwnerResultProven,
     OwnerContradicted,
-    PartDisputed,
+    OwnerResultsDisagreed,
 )
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
-from atoll.protocol.allreduce.topology import ReducePart, ReduceTopology
+from atoll.protocol.allreduce.topology import PartReductionTree, ReduceTopology
 from atoll.wire.messages.round import RowRequest
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
 from atoll.wire.opening import rows_digest
@@ -28,7 +28,7 @@ from atoll.wire.opening import rows_digest
 A, B, C, D, E = (PeerId(p) for p in "abcde")
 OWNERS, ALL = (A, B, C), (A, B, C, D, E)
 PLAN = ReducePlan(
-    3, 0, "", ReduceTopology("star", (ReducePart(OWNERS, 1, {}),)), ALL, (6.0, 12.0, 18.0), witnesses=2
+    3, 0, "", ReduceTopology("star", (PartReductionTree(OWNERS, 1, {}),)), ALL, (6.0, 12.0, 18.0), witnesses=2
 )
 
 
@@ -172,7 +172,7 @@ def test_a_row_that_is_not_wanted_is_not_kept():
 def test_who_has_no_vote_takes_what_the_first_owner_shows():
     judge = Judge()
     judge.at.judges = False
-    assert judge.hears(A, made=b"whatever", shown=True).looks().told(PartDisputed) == []
+    assert judge.hears(A, made=b"whatever", shown=True).looks().told(OwnerResultsDisagreed) == []
     assert judge.stands() == ALL
 
 
@@ -188,7 +188,7 @@ def test_an_answer_that_lists_who_does_not_decode_is_false(names):
 def test_what_two_reserves_say_alike_is_made_again_all_the_same():
     """More reserves could lie than agree on a result: they do not confirm each other."""
     plan = replace(
-        PLAN, topology=ReduceTopology("star", (ReducePart((A, B), 1, {}),)), witnesses=1, reserves=(C, E)
+        PLAN, topology=ReduceTopology("star", (PartReductionTree((A, B), 1, {}),)), witnesses=1, reserves=(C, E)
     )
     judge = Judge(plan).hears(C, made=b"lie", shown=True).hears(E, made=b"lie", shown=True)
     assert judge.stands() is None

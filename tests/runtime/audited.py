@@ -25,16 +25,16 @@ from atoll.peer.tasks import (
     EncodeUpdate,
     JudgeReplay,
     JudgmentResult,
+    LocalUpdateOutcome,
     PinBlobs,
     RestoreState,
     UpdateEncoded,
-    UpdateSettlement,
 )
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.trainer import TrainerSpec
-from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.process import TrainerCommandLoop
 from atoll.runtime.trainer.protocol import LoadInner, SaveInner, TrainSteps
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_replay_audit
@@ -48,7 +48,7 @@ STEPS = 25  # three segments: ten, ten, five
 RUN = digest(b"a run whose rounds are audited")
 SETTINGS = RunSettings(audit_rate=1.0)
 
-Cheat = Callable[[TrainerProcess, TrainSteps], bool]
+Cheat = Callable[[TrainerCommandLoop, TrainSteps], bool]
 
 
 class Near(Inside):
@@ -88,7 +88,7 @@ class Swarm:
         self,
         base: Path,
         book: str,
-        cheat: Callable[[TrainerProcess, TrainSteps], bool] | None = None,
+        cheat: Callable[[TrainerCommandLoop, TrainSteps], bool] | None = None,
         up="2bit",
         settings: RunSettings = SETTINGS,
         tokens: int = 0,
@@ -107,7 +107,7 @@ class Swarm:
         self.round, self.before = 0, self.state
         self.claims: list[list[Digest | None]] = [[], [], []]  # per island, of its counted rounds
         self.roots: list[Digest | None] = []  # of the last round; None: passed
-        self.mine: list[tuple[UpdateSettlement, ...]] = [()] * 3  # what the last two vertices count of whom
+        self.mine: list[tuple[LocalUpdateOutcome, ...]] = [()] * 3  # what the last two vertices count of whom
 
     def island(self, index: int) -> TrainingWorker:
         island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])
@@ -154,9 +154,9 @@ class Swarm:
             claim = updates[k].claim if k in counted else None
             if claim is not None:
                 self.claims[k].append(claim)
-            mine, held = (k in counted,) * 3, UpdateSettlement(self.vertex(self.round - 1))
+            mine, held = (k in counted,) * 3, LocalUpdateOutcome(self.vertex(self.round - 1))
             if k in counted:
-                held = UpdateSettlement(held.before, self.roots[k], mine, claim)
+                held = LocalUpdateOutcome(held.before, self.roots[k], mine, claim)
             self.mine[k] = (held, *self.mine[k][:1])
             await island.run(AdoptState(self.round, self.vertex(self.round), self.state, mine, claim, mine=held))
         self.round += 1
@@ -213,7 +213,7 @@ def play(tmp_path: Path, book: str, story: Callable[[Swarm], Any], **how: Any) -
     asyncio.run(run())
 
 
-def skips(child: TrainerProcess, job: TrainSteps) -> bool:
+def skips(child: TrainerCommandLoop, job: TrainSteps) -> bool:
     """The thirteenth step is not taken, and counted all the same."""
     if child.span.steps != 12:
         return False

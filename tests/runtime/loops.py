@@ -16,7 +16,7 @@ from torch import nn
 
 import atoll
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
-from atoll.runtime.embed.messages import AttachLoop, LoopRunOver, RunRequest, mailbox_room_bytes
+from atoll.runtime.embed.messages import AttachLoopRequest, RunFinishedNotice, RunRequest, mailbox_room_bytes
 from atoll.runtime.embed.options import RunOptions
 from atoll.runtime.embed.peer_channel import PeerChannel
 from atoll.runtime.embed.peer_process import _run_start, serve
@@ -119,13 +119,13 @@ class Loop(AttachedTrainer):
             self._mailbox = SharedMailbox(self.channel.memory, self.layout.floats, mailbox_room_bytes(self.layout))
             os.close(self.channel.memory)
             (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-            await self._reader.readexactly(size)  # its AttachLoop
+            await self._reader.readexactly(size)  # its AttachLoopRequest
             self.hearing = asyncio.create_task(self.read_messages())
         return await super().start(spec)
 
     async def end(self) -> None:
         if self._mailbox is not None:
-            self.send(LoopRunOver(0))
+            self.send(RunFinishedNotice(0))
             await asyncio.to_thread(self.thread.join)
             await self.hearing
             self._writer.close()
@@ -156,7 +156,7 @@ class Loops(Members):
         model = build_model("gpt-nano", 0)
         layout = layout_of(model)
         request = RunRequest("", recipe=for_custom_loop(recipe), start_peers=PEERS)
-        wish = AttachLoop(request, layout, batch=BATCH)
+        wish = AttachLoopRequest(request, layout, batch=BATCH)
         return _run_start(wish, flatten(model, layout)[0])[0]
 
     def trainer(self) -> Loop:

@@ -17,25 +17,25 @@ from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
     EncodeUpdate,
+    LocalUpdateOutcome,
     RestoreState,
     StateRestored,
     UpdateEncoded,
-    UpdateSettlement,
 )
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.system import anonymous_file
-from atoll.runtime.trainer import TrainerFailed, TrainerSpec
-from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer import TrainerCommandError, TrainerSpec
+from atoll.runtime.trainer.process import TrainerCommandLoop
 from atoll.runtime.trainer.protocol import (
     CommandFailed,
     LoadInner,
     MergeAnchorIntoParameters,
     SaveInner,
+    SetParameters,
     StepsTrained,
     TrainSteps,
-    WriteParameters,
 )
 from atoll.runtime.training_spec import RunStart, founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.training_worker import TrainingWorker
@@ -55,14 +55,14 @@ class Inside:
         self.jobs = self.done = 0
 
     async def start(self, spec: TrainerSpec):
-        self.child = TrainerProcess(anonymous_file(), msgspec.msgpack.encode(spec), self, io.BytesIO())
+        self.child = TrainerCommandLoop(anonymous_file(), msgspec.msgpack.encode(spec), self, io.BytesIO())
         return self.child.set_up().layout
 
     def ask(self, command):
         answer = self.child.outcome(lambda: self.child.carry_out(command))
         self.child.step_ahead()
         if isinstance(answer, CommandFailed):
-            raise TrainerFailed(answer.why, answer.what, alive=True)
+            raise TrainerCommandError(answer.why, answer.what, alive=True)
         return answer
 
     async def train(
@@ -102,7 +102,7 @@ class Inside:
 
     async def write_x(self, x_F, counters=()):
         self.read_x().copy_(x_F)
-        self.ask(WriteParameters(counters))
+        self.ask(SetParameters(counters))
 
     async def merge(self, lo, value_N, how):
         self.read_x()[lo : lo + len(value_N)].copy_(value_N)
@@ -150,7 +150,7 @@ class Members:
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
         self.fewer: dict[int, int] = {}  # steps of members that are asked for fewer
-        self.mine: list[tuple[UpdateSettlement, ...]] = [()] * peers  # what the last two vertices count of whom
+        self.mine: list[tuple[LocalUpdateOutcome, ...]] = [()] * peers  # what the last two vertices count of whom
 
     def beginning(self, recipe: Recipe, book: str) -> RunStart:
         return start_of_built_in(recipe, book)
@@ -176,12 +176,12 @@ class Members:
         """As a start asks for it."""
         return RestoreState(self.round - 1, self.vertex(), self.state, mine=self.mine[index])
 
-    def counts(self, index: int, encoded: UpdateEncoded | None, parts: tuple[bool, ...]) -> UpdateSettlement:
+    def counts(self, index: int, encoded: UpdateEncoded | None, parts: tuple[bool, ...]) -> LocalUpdateOutcome:
         """What the vertex that was just agreed counts of its update; to be called once."""
         before = Digest((self.round - 1).to_bytes(32, "big"))
-        mine = UpdateSettlement(before)
+        mine = LocalUpdateOutcome(before)
         if encoded is not None and any(parts):
-            mine = UpdateSettlement(
+            mine = LocalUpdateOutcome(
                 before, merkle_root(tuple(part.digest for part in encoded.parts)), parts, encoded.claim
             )
         self.mine[index] = (mine, *self.mine[index][:1])

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from atoll.runtime.network.transport import (
     Connection,
-    ConnectionChannel,
+    ConnectionCallbacks,
     TransportOptions,
     fail_connection,
     run_guarded,
 )
-from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
+from atoll.wire.libp2p.multiaddr import DialAddress, text_of
 
 HOST = "192.0.2.1"  # of every peer here
 WINDOW_BYTES = 256 * 1024  # in flight in one direction; beyond it, a connection is not clear
@@ -40,7 +40,7 @@ class MemoryTransport:
         self._network, self._options = network, options
 
     async def dial(
-        self, endpoint: DialEndpoint, may_dial: Callable[[str], bool] = lambda host: True
+        self, endpoint: DialAddress, may_dial: Callable[[str], bool] = lambda host: True
     ) -> MemoryConnection:
         if not may_dial(endpoint.host):
             raise OSError(f"{endpoint.host} is not dialed")
@@ -55,7 +55,7 @@ class MemoryTransport:
         return ours
 
     async def listen(
-        self, endpoint: DialEndpoint, accept: Callable[[Connection], ConnectionChannel]
+        self, endpoint: DialAddress, accept: Callable[[Connection], ConnectionCallbacks]
     ) -> MemoryListener:
         port = endpoint.port or self._network.new_port()
         if port in self._network.listeners:
@@ -70,10 +70,10 @@ class MemoryListener:
         self,
         network: MemoryNetwork,
         port: int,
-        accept: Callable[[Connection], ConnectionChannel],
+        accept: Callable[[Connection], ConnectionCallbacks],
         options: TransportOptions,
     ) -> None:
-        self.endpoint = DialEndpoint(HOST, port, network.name, None)
+        self.endpoint = DialAddress(HOST, port, network.name, None)
         self.accept, self.options, self._network = accept, options, network
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class MemoryListener:
 class MemoryConnection:
     """One end. Bytes on their way to it lie in its queue until its channel reads them."""
 
-    channel: ConnectionChannel
+    channel: ConnectionCallbacks
     remote: MemoryConnection
     congestion, rtt_s, is_loopback, is_same_computer, source = "", 0.0, False, False, HOST
 
@@ -101,7 +101,7 @@ class MemoryConnection:
         self._is_blocked = False  # `on_writable` is due
         self._fault: Exception | None = None
 
-    async def start(self, channel: ConnectionChannel) -> None:
+    async def start(self, channel: ConnectionCallbacks) -> None:
         if self._closing:
             raise ConnectionAbortedError("closed before it started")
         self.channel = channel

@@ -11,16 +11,22 @@ from members import Inside, Members, recipe_for, story
 from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
-from atoll.features.partition_training.tensors import FORMAT, DeferredUpdate, carried, late_bytes, late_from_bytes
+from atoll.features.partition_training.tensors import (
+    FORMAT,
+    UpdateWithoutQuorum,
+    carried,
+    late_bytes,
+    late_from_bytes,
+)
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import AdoptState, RestoreState, RoundSettlement, TrainWithoutQuorum
+from atoll.peer.tasks import AbandonedRoundSettlement, AdoptState, RestoreState, TrainWithoutQuorum
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.runtime.storage.private_state import read_private
 from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.exchange.tensorfile import dump
 from atoll.training.recipe.merge import MixMerge
 from atoll.training.recipe.methods import data_parallel
-from atoll.training.recipe.reducer import RecipeReducer
+from atoll.training.recipe.reducer import ReductionSettings
 
 PLAIN = {"fragments": 1, "overlap": 0}
 OVERLAP = {"fragments": 1, "overlap": 5, "merge": "delta"}
@@ -50,12 +56,12 @@ async def cut_off(members: Members, rounds: int, worths: int, merge: bool = True
     return members.trainers[OUT].child.x_F.clone()
 
 
-async def by_blob(members: Members, left: RoundSettlement) -> None:
+async def by_blob(members: Members, left: AbandonedRoundSettlement) -> None:
     members.stores[OUT].put_blob(members.stores[0].read_blob(members.state))
     assert await members.islands[OUT].run(RestoreState(members.round - 1, members.vertex(), members.state, left))
 
 
-NOT_COUNTED = RoundSettlement((False,) * 3, late=False)
+NOT_COUNTED = AbandonedRoundSettlement((False,) * 3, late=False)
 
 
 @pytest.mark.parametrize("how", [PLAIN, OVERLAP], ids=["plain", "overlap"])
@@ -184,7 +190,7 @@ def test_what_the_round_counted_after_all_is_no_late_work(tmp_path, book):
         for counted, more in ((True, True, True), 0), ((True, False, False), 0), ((False, False, False), STEPS):
             await members.play()
             await cut_off(members, rounds=1, worths=1)
-            await by_blob(members, RoundSettlement(counted, late=False))
+            await by_blob(members, AbandonedRoundSettlement(counted, late=False))
             assert members.islands[OUT].away.held.steps == STEPS + more, counted
             members.islands[OUT].away.forget()
             await members.play(late=True)
@@ -333,7 +339,7 @@ def test_late_work_does_not_ride_in_the_round_that_it_left(tmp_path, book):
 
     async def tell(members: Members) -> None:
         island = members.islands[OUT]
-        island.away.held = DeferredUpdate(
+        island.away.held = UpdateWithoutQuorum(
             torch.ones(members.learning.layout.floats), members.round, STEPS, STEPS * 2
         )
         assert (await members.train(OUT, late=True)).late is None and island.away.riding_F is None
@@ -376,20 +382,20 @@ def test_steps_apart_are_taken_on_data_that_nobody_else_has(tmp_path, book, monk
 
 def test_what_rides_is_never_longer_than_the_round_itself():
     """Ten rounds in one direction come as one more; less than that comes whole; nothing comes as nothing."""
-    late, fresh_F = DeferredUpdate(torch.tensor([30.0, 40.0]), 3, 10, 20), torch.tensor([0.0, 5.0])
+    late, fresh_F = UpdateWithoutQuorum(torch.tensor([30.0, 40.0]), 3, 10, 20), torch.tensor([0.0, 5.0])
     assert torch.allclose(carried(late, fresh_F), torch.tensor([3.0, 4.0]))
     assert torch.equal(carried(late, fresh_F * 100), late.delta_F)
-    assert torch.equal(carried(DeferredUpdate(torch.zeros(2), 3, 10, 20), fresh_F), torch.zeros(2))
+    assert torch.equal(carried(UpdateWithoutQuorum(torch.zeros(2), 3, 10, 20), fresh_F), torch.zeros(2))
 
 
 def test_late_work_on_disk_is_read_back_or_refused():
     """Of another size, or damaged: a ValueError, which costs this member its late work and nothing else."""
-    late = DeferredUpdate(torch.tensor([1.0, -2.0]), 3, 10, 20)
+    late = UpdateWithoutQuorum(torch.tensor([1.0, -2.0]), 3, 10, 20)
     again = late_from_bytes(late_bytes(late), 2)
     assert torch.equal(again.delta_F, late.delta_F) and (again.since, again.steps, again.samples) == (3, 10, 20)
     infinite, nothing = (
-        DeferredUpdate(torch.tensor([1.0, float("inf")]), 3, 10, 20),
-        DeferredUpdate(late.delta_F, 3, 0, 20),
+        UpdateWithoutQuorum(torch.tensor([1.0, float("inf")]), 3, 10, 20),
+        UpdateWithoutQuorum(late.delta_F, 3, 0, 20),
     )
     nameless = dump({"late": late.delta_F}, {"format": FORMAT})
     damaged = late_bytes(late)[:-1], b"", nameless, late_bytes(infinite), late_bytes(nothing)
@@ -403,7 +409,7 @@ UNFIT = {
     "fragments": recipe_for({"fragments": 2, "overlap": 0}),
     "mix": recipe_for({"fragments": 1, "overlap": 3, "merge": MixMerge(0.5)}),
     "gradients": data_parallel("gpt-nano", rounds=3),
-    "quorum": replace(WHOLE, reducer=RecipeReducer(quorum=2, grace=2)),
+    "quorum": replace(WHOLE, reducer=ReductionSettings(quorum=2, grace=2)),
 }
 
 

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from torch import nn
 
 import atoll
-from atoll.runtime.embed.loop_model import HandedOver, LoopModel
-from atoll.runtime.embed.messages import AttachLoop, LoopRunOver
+from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel
+from atoll.runtime.embed.messages import AttachLoopRequest, RunFinishedNotice
 from atoll.runtime.embed.peer_process import _run_start
-from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchorIntoParameters, WriteParameters
+from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchorIntoParameters, SetParameters
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec
 from atoll.training.exchange.layout import flatten, layout_of
 from atoll.training.recipe.methods import METHODS, data_parallel, delayed_nesterov, des_loc, pipelined, streaming
@@ -129,7 +129,9 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
             assert "E-ATT-12" in str(why) and "only in atoll.experiment" in str(why) and "diloco" in str(why)
             refused.add(name)
             continue
-        beginning, settings = _run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats))
+        beginning, settings = _run_start(
+            AttachLoopRequest(run._request, layout, batch=32), torch.zeros(layout.floats)
+        )
         recipe = parse_training_spec(founding_blobs(beginning, settings).settings).recipe
         asked = for_real_run(method())
         if name == "delayed_nesterov":  # four whole updates, counted in samples
@@ -152,7 +154,7 @@ def test_a_large_model_gets_windows_in_which_its_state_can_be_written(
     with torch.device("meta"):
         layout = layout_of(nn.Linear(width, width, bias=False))
     run = atoll.found(folder=tmp_path, start_peers=2)
-    _, settings = _run_start(AttachLoop(run._request, layout), torch.zeros(1).expand(layout.floats))
+    _, settings = _run_start(AttachLoopRequest(run._request, layout), torch.zeros(1).expand(layout.floats))
     assert (round(settings.round.owner_s, 1), round(settings.round.agree_s, 1)) == (owner_s, agree_s)
 
 
@@ -250,7 +252,7 @@ def test_what_no_run_can_be_is_told_before_anything_starts(tmp_path: Path):
 def test_a_script_that_is_run_again_is_told_that_its_run_is_over(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Else it would end at once without a word, as if it had trained."""
     run = atoll.found(folder=tmp_path / "one")
-    run._handle(LoopRunOver(20))
+    run._handle(RunFinishedNotice(20))
     assert run.done and run.trained == 20
     assert "over after 20 rounds" in (told := caplog.text) and f"folder than {tmp_path / 'one'}" in told
 
@@ -262,7 +264,7 @@ def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_p
     run._local = LoopModel(model, torch.optim.SGD(model.parameters()))
     values, _ = flatten(model, run._local.layout)
     run._local.mailbox = SimpleNamespace(x_F=values.clone())
-    run._sent, run._steps_ahead_next, run._steps_ahead, run._span.steps = HandedOver(0, values), 8, 4, 1
+    run._sent, run._steps_ahead_next, run._steps_ahead, run._span.steps = HandoverSnapshot(0, values), 8, 4, 1
     run._channel = SimpleNamespace(send=lambda message: None)
     run._handle(CancelTraining(3, stands=True))
     run._handle(MergeAnchorIntoParameters(0, len(values), "delta"))
@@ -304,19 +306,19 @@ def test_a_loop_that_is_interrupted_while_its_peer_waits_has_left_and_says_so(
             return getattr(ours, name)
 
     channel._socket = Interrupted()
-    word = msgspec.msgpack.encode(WriteParameters((1, 2, 3)))
+    word = msgspec.msgpack.encode(SetParameters((1, 2, 3)))
     theirs.sendall(LENGTH.pack(len(word)) + word)
     with pytest.raises(KeyboardInterrupt):
         channel.receive()
-    assert channel.receive() == WriteParameters((1, 2, 3)) and len(interrupted) > 3
+    assert channel.receive() == SetParameters((1, 2, 3)) and len(interrupted) > 3
 
     def copy_in(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LoopModel, "copy_in", copy_in)
     with pytest.raises(KeyboardInterrupt):
-        run._handle(WriteParameters(()))
-    assert words_in(theirs) == ["LoopDetached"], "what it wrote half is not said to be carried out"
+        run._handle(SetParameters(()))
+    assert words_in(theirs) == ["LoopDetachNotice"], "what it wrote half is not said to be carried out"
     with pytest.raises(atoll.RunFailedError, match=r"E-ATT-14 .*KeyboardInterrupt"):
         optimizer.step()
     run.close()

@@ -13,7 +13,7 @@ from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import digest
 from atoll.peer.tasks import AdoptState, BuildExhibit, EncodeUpdate, RestoreState
 from atoll.peer.tasks import TrainRound as TrainAsked
-from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.trainer import TrainerCommandError
 from atoll.runtime.trainer.protocol import LoadInner
 from atoll.runtime.worker import trainer_supervisor
 
@@ -113,7 +113,7 @@ def test_who_lost_its_trainer_before_its_update_was_made_passes_and_is_no_liar(
 
         async def run(work: Any) -> Any:
             if isinstance(work, EncodeUpdate):
-                await bob.tended.failed(TrainerFailed("crashed", "the audit failed"))
+                await bob.tended.failed(TrainerCommandError("crashed", "the audit failed"))
                 await bob.warm_up()
                 assert torch.equal(swarm.trainers[1].read_x(), bob.head.anchor_F)
             return await own_do(work)
@@ -138,7 +138,7 @@ def test_moments_that_went_with_a_trainer_are_not_written_ahead(tmp_path: Path, 
     before the round is neither what the claim ends with nor fresh."""
 
     async def gone(room: object = None) -> bytes:
-        raise TrainerFailed("crashed", "it was killed")
+        raise TrainerCommandError("crashed", "it was killed")
 
     async def story(swarm: Swarm) -> None:
         await swarm.play()

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.limits import SEGMENT_STEPS
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.crypto.digest import digest
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import BuildExhibit, PinBlobs
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
-from atoll.runtime.trainer import TrainerFailed
-from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer import TrainerCommandError
+from atoll.runtime.trainer.process import TrainerCommandLoop
 from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.codec.byte_compression import PLAIN
@@ -29,7 +29,7 @@ from atoll.verification.replay_audit.state_chain import claim_name
 from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings
 
 
-def learns_faster(child: TrainerProcess, job: TrainSteps) -> bool:
+def learns_faster(child: TrainerCommandLoop, job: TrainSteps) -> bool:
     """Every step twice as long as assigned."""
     before_P = child.x_P.clone()
     inputs, targets = child._batch(job, job.cursor + child.span.samples)
@@ -61,7 +61,7 @@ def test_honest_rounds_are_accepted_in_every_segment_round_after_round(tmp_path:
 
 def test_an_audit_takes_the_batch_and_the_rates_that_the_round_had(tmp_path: Path, book: str):
     """Batches of two, three, then five, under rates by tokens: accepted; taken for another batch, nothing fits."""
-    effort = WorkloadPolicy(2, batches=BatchGrowth(0.5, 2, 64), bounded=True)
+    effort = AdaptiveWorkloadPolicy(2, batches=LossAdaptiveBatchSize(0.5, 2, 64), bounded=True)
     settings = RunSettings(audit_rate=1.0, round=RoundSettings(inner_steps=STEPS, effort=effort))
 
     async def story(swarm: Swarm) -> None:
@@ -220,7 +220,7 @@ def test_an_exhibit_that_cannot_be_read_here_is_no_verdict_and_ends_nobody(
         await swarm.play()
         with monkeypatch.context() as broken:
             broken.setattr("atoll.verification.replay_audit.trainer.states_of", fails)
-            with pytest.raises(TrainerFailed):
+            with pytest.raises(TrainerCommandError):
                 await swarm.audited(1, 0)
         assert (await swarm.audited(1, 0)).finding == "accepted"
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST
 from atoll.cli.verdicts import judged_again, verdicts_text
 from atoll.crypto.identity import SessionVerifier
-from atoll.peer.verify.chain import ContributionTotals, VerificationReport, reading
+from atoll.peer.verify.chain import ContributionTotals, HistoryVerificationReport, reading
 from atoll.runtime.training_spec import parse_training_spec
-from atoll.verification.offline import AuditorReport, DisputedCase, VerdictHistory
+from atoll.verification.offline import AuditorFinding, DisputedCase, DisputeHistory
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, fallen
 from atoll.verification.replay_audit import replay_judge
 from atoll.verification.replay_audit.exhibit import SegmentExhibit, shown_bytes, shown_from_bytes
@@ -41,7 +41,7 @@ class Reader:
         store, blob = self.swarm.stores[0], self.work.blob
         if shown is not None:
             blob = store.put_blob(shown if isinstance(shown, bytes) else shown_bytes(shown))
-        said = AuditorReport(NAMES[0], finding, self.work.round + 1, blob)
+        said = AuditorFinding(NAMES[0], finding, self.work.round + 1, blob)
         peer = NAMES[self.of]
         doubt = self.doubt = DisputedCase(
             self.work.round, peer, "a segment", 1, self.work, {}, UNSET, {NAMES[0]: said}
@@ -52,10 +52,10 @@ class Reader:
 
     def told(self) -> tuple[list[str], list[str]]:
         """By `atoll verify --verdicts`, had the history held this alone: codes of problems, and lines."""
-        audit = VerificationReport(
+        audit = HistoryVerificationReport(
             RUN, self.swarm.founded.settings, shares={peer: ContributionTotals(peer) for peer in NAMES}
         )
-        out = VerdictHistory()
+        out = DisputeHistory()
         out.doubts[self.doubt.round, self.doubt.peer] = self.doubt
         looked = judged_again(audit, out, [self.folder], fetch=False)
         return [p.code for p in audit.problems], list(verdicts_text(audit, out, looked))

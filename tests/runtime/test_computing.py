@@ -16,7 +16,7 @@ from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, missing_protections, recipe_of, settings_of
 from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer import TrainerSpec
-from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.process import TrainerCommandLoop
 from atoll.runtime.trainer.protocol import TrainSteps
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.data import load_data
@@ -56,10 +56,10 @@ def test_members_compute_in_bf16_and_keep_fp32_and_agree_bit_for_bit(tmp_path, b
     story(tell, Members(tmp_path, BF16, book))
 
 
-def after_four_steps(book: str, computing: ComputeOptions, device: str = "cpu") -> tuple[TrainerProcess, str]:
+def after_four_steps(book: str, computing: ComputeOptions, device: str = "cpu") -> tuple[TrainerCommandLoop, str]:
     """A trainer, and what it said with its round."""
     spec = TrainerSpec("gpt-nano", 0, book, batch=2, seq_len=16, inner=AdamW(), device=device, computing=computing)
-    child = TrainerProcess(anonymous_file(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
+    child = TrainerCommandLoop(anonymous_file(), msgspec.msgpack.encode(spec), Inside(), io.BytesIO())
     child.set_up()
     return child, child.carry_out(TrainSteps(1, 4, None, 0, 0, 2, 0)).notice
 

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from written import trouble, trusted
 
 from atoll.base.errors import PeerFault, UsageError
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.peer.config.sections import RunConfig
 from atoll.peer.config.validate import EXPERIMENTS, RECIPES
 from atoll.peer.settings import RULES, RunSettings, decode_settings, encode_settings
 from atoll.policy.plan import RoundSettings, StragglerPolicy
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
-from atoll.training.recipe.inner import AdamW, GradientAccumulation, Muon
+from atoll.training.recipe.inner import AdamW, GradientSumOptimizer, Muon
 from atoll.training.recipe.methods import METHODS, cooperative
 from atoll.training.recipe.recipes import Recipe, diloco, for_real_run, over_tokens, swarm_problem
-from atoll.training.recipe.schedule import SchedulePhase
+from atoll.training.recipe.schedule import SyncSchedulePhase
 
 
 @pytest.mark.parametrize("name", ["auto", "streaming", "muloco"])
@@ -128,7 +128,7 @@ def test_changes_of_rhythm_travel_in_rounds_and_are_refused_where_rounds_have_on
     sets = ("model.name=gpt-nano", "run.rounds=10", "train.inner_steps=50", f"data.source={book}")
     config = load_config(None, (*sets, "sync.phases=0.3:7:topk:0.1+2bit"), {})
     recipe = recipe_of(config)
-    assert recipe.schedule.phases == (SchedulePhase(0.3, 7, "topk:0.1+2bit"),)
+    assert recipe.schedule.phases == (SyncSchedulePhase(0.3, 7, "topk:0.1+2bit"),)
     settings = founding_blobs(start_of_built_in(recipe, book), settings_of(config, recipe)).settings
     assert settings.round.rhythm == ((1, 50), (2, 50), (1, 7), (49, 7)) and settings.rounds == 53
     steps = [settings.round.steps_after(trained) for trained in (0, 2, 3, 52, 53)]
@@ -191,7 +191,7 @@ def test_recipes_that_agree_on_every_step_take_the_numbers_of_their_outer_step_a
     sets = ("train.recipe=data_parallel", "train.lr=0.01", "train.clip_norm=0.5", "run.rounds=300")
     config = load_config(None, (*sets, "model.name=gpt-nano"), {})
     recipe = recipe_of(config)
-    assert isinstance(recipe.inner, GradientAccumulation) and isinstance(recipe.outer, AdamW)
+    assert isinstance(recipe.inner, GradientSumOptimizer) and isinstance(recipe.outer, AdamW)
     outer = recipe.outer
     assert (outer.lr, outer.clip_norm, outer.total_steps, outer.warmup_steps) == (0.01, 0.5, 300, 30)
     settings = founding_blobs(start_of_built_in(recipe, "stdlib"), settings_of(config, recipe)).settings
@@ -267,7 +267,7 @@ def test_a_genesis_that_no_version_could_have_made_is_a_fault_and_not_our_end():
 TARGET = ("train.adaptive_batching=true", "train.target_loss=2.0")
 
 
-def effort_of(*sets: str) -> WorkloadPolicy | UnsetType:
+def effort_of(*sets: str) -> AdaptiveWorkloadPolicy | UnsetType:
     config = load_config(None, sets, {})
     return settings_of(config, recipe_of(config)).round.effort
 
@@ -275,20 +275,21 @@ def effort_of(*sets: str) -> WorkloadPolicy | UnsetType:
 def test_rounds_follow_the_run_where_it_is_written_and_leave_no_byte_elsewhere():
     """Each key by itself; what trainers need of them stands in the recipe, too."""
     assert effort_of() is UNSET
-    assert effort_of("train.round_time=38min") == WorkloadPolicy(4, train_s=2280.0)
-    assert effort_of("train.target_samples=4096", "train.inner_steps_min=5") == WorkloadPolicy(
+    assert effort_of("train.round_time=38min") == AdaptiveWorkloadPolicy(4, train_s=2280.0)
+    assert effort_of("train.target_samples=4096", "train.inner_steps_min=5") == AdaptiveWorkloadPolicy(
         4, samples=4096, steps_min=5
     )
-    assert effort_of("train.adaptive_steps=true") == WorkloadPolicy(4, by_loss=True)
-    assert effort_of("train.steps_by_speed=true") == WorkloadPolicy(4, by_speed=True)
-    assert effort_of(*TARGET, "train.batch=8", "train.batch_max=32") == WorkloadPolicy(
-        8, batches=BatchGrowth(2.0, 1, 32)
+    assert effort_of("train.adaptive_steps=true") == AdaptiveWorkloadPolicy(4, by_loss=True)
+    assert effort_of("train.steps_by_speed=true") == AdaptiveWorkloadPolicy(4, by_speed=True)
+    assert effort_of(*TARGET, "train.batch=8", "train.batch_max=32") == AdaptiveWorkloadPolicy(
+        8, batches=LossAdaptiveBatchSize(2.0, 1, 32)
     )
-    assert effort_of("train.total_tokens=5000000000") == WorkloadPolicy(4, bounded=True)
+    assert effort_of("train.total_tokens=5000000000") == AdaptiveWorkloadPolicy(4, bounded=True)
     tied = recipe_of(load_config(None, ("train.total_tokens=5000000000",), {}))
     assert tied == over_tokens(recipe_of(RunConfig()), 5_000_000_000)
     assert founding_blobs(
-        start_of_built_in(tied, "stdlib"), RunSettings(round=RoundSettings(effort=WorkloadPolicy(4, bounded=True)))
+        start_of_built_in(tied, "stdlib"),
+        RunSettings(round=RoundSettings(effort=AdaptiveWorkloadPolicy(4, bounded=True))),
     )
 
 

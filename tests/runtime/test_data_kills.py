@@ -15,13 +15,13 @@ from warm import _forked
 
 from atoll.runtime.storage.stored_history import kept_in, read_vertex
 from atoll.simulation.data_reading import check_positions
-from atoll.training.data.shards.sources import MappedSource
+from atoll.training.data.shards.sources import RandomAccessSource
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import VertexBody
 
 pytestmark = [pytest.mark.net]
-SOURCE = MappedSource(list(range(reading.SAMPLES)), reading.SHARDS, 3, True)
+SOURCE = RandomAccessSource(list(range(reading.SAMPLES)), reading.SHARDS, 3, True)
 
 
 class ReadingMember:

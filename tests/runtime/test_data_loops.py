@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.policy.data.claims import DataClaims
+from atoll.policy.data.claims import UncountedSampleRanges
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.messages import RunRequest
 from atoll.runtime.embed.run import Run
@@ -141,7 +141,7 @@ def test_a_step_ahead_that_finds_no_more_samples_waits_for_the_next_round():
     async def story(loop: ReadingLoop) -> tuple[StepsTrained, ...]:
         first = await loop.round(AssignedShard(0, 0), AssignedShard(1, 0), ahead=4)
         await asyncio.to_thread(loop.waits.wait)
-        loop.claims = DataClaims()  # a vertex has counted it
+        loop.claims = UncountedSampleRanges()  # a vertex has counted it
         return first, await loop.round(AssignedShard(1, 46), AssignedShard(2, 0), AssignedShard(3, 0))
 
     first, second = asyncio.run(ReadingLoop.play(story))

@@ -10,7 +10,7 @@ import pytest
 from atoll.base.errors import RunFailedError
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.loop_log import LOOP_KILLED
-from atoll.runtime.embed.messages import DeclineRounds, LoopDetached, ToUser
+from atoll.runtime.embed.messages import DeclineRounds, LoopDetachNotice, ToUser
 from atoll.runtime.embed.peer_process import farewell_of
 from atoll.runtime.trainer.protocol import LENGTH, StepsTrained, TrainSteps
 from atoll.training.recipe.recipes import custom_loop_recipe
@@ -59,7 +59,7 @@ def asked(pass_steps: int, *answers: object, epochs: int = 0) -> tuple[TrainStep
     return asyncio.run(told())
 
 
-@pytest.mark.parametrize(("says", "why"), [([LoopDetached()], "its training loop ended"), ([], LOOP_KILLED)])
+@pytest.mark.parametrize(("says", "why"), [([LoopDetachNotice()], "its training loop ended"), ([], LOOP_KILLED)])
 def test_a_loop_that_was_killed_takes_leave_in_other_words(says: list[object], why: str):
     """Its peer process outlives it, and tells the others why it leaves."""
 
@@ -85,7 +85,7 @@ def test_a_round_is_so_many_passes_over_the_loops_own_data_within_its_bound(pass
 
 
 def test_a_loop_that_declines_gives_nothing_and_its_trainer_has_not_failed():
-    """TrainerFailed would have it waited for longer and longer, and given up in the end."""
+    """TrainerCommandError would have it waited for longer and longer, and given up in the end."""
     _, came, declined = asked(7, DeclineRounds(1, 3))
     assert isinstance(came, RunFailedError) and "declined" in came.what and declined == [3]
 

@@ -16,7 +16,7 @@ from atoll.base.errors import NetworkError
 from atoll.base.machine import LinkDown, LinkUp
 from atoll.runtime.network.transport import TransportOptions
 from atoll.runtime.reachability import JoinProgress
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 FAILURES = [
     (TimeoutError(), "E-NET-13", "timed out", "a firewall drops the packets"),
@@ -39,7 +39,7 @@ class FirewalledNetwork(MemoryNetwork):
 
 class _FirewalledTransport(MemoryTransport):
     async def dial(
-        self, endpoint: DialEndpoint, may_dial: Callable[[str], bool] = lambda host: True
+        self, endpoint: DialAddress, may_dial: Callable[[str], bool] = lambda host: True
     ) -> MemoryConnection:
         assert isinstance(self._network, FirewalledNetwork)
         if self._network.failure is not None:

@@ -15,8 +15,8 @@ from atoll.crypto.digest import digest
 from atoll.peer.membership.admission import DesiredRole
 from atoll.runtime import driver as driver_module
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Driver, PeerConfig
-from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketDiscovery
+from atoll.runtime.driver import Driver, PeerStartParameters
+from atoll.runtime.network.discovery import Discovery, FoundAddress, StaticAddressDiscovery
 from atoll.runtime.storage.store import PeerStore
 
 pytestmark = pytest.mark.net
@@ -57,7 +57,9 @@ class Idle:
 
 def driver_in(folder: Path, bootstrap: tuple[tuple[str, PeerId | None], ...] = ()) -> Driver:
     store = PeerStore(folder)
-    return Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer"), None, bootstrap), Idle())
+    return Driver(
+        PeerStartParameters(store, identity_of(store), RUN, DesiredRole("trainer"), None, bootstrap), Idle()
+    )
 
 
 async def linked(ada: Island, driver: Driver) -> None:
@@ -101,7 +103,7 @@ def test_addresses_of_a_ticket_are_a_source(tmp_path: Path):
         driver = driver_in(tmp_path)
         driver.bootstrap += ((ada.address, ada.name),)
         source: Discovery = driver.discovery
-        assert isinstance(source, TicketDiscovery)
+        assert isinstance(source, StaticAddressDiscovery)
         assert await source.find(RUN) == [FoundAddress(ada.address, ada.name)]
         await driver.listen([LOOPBACK])
         driver.start()

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.base.errors import PeerFault, UsageError
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import RollbackState
 from atoll.peer.tasks import TrainRound as TrainAsked
@@ -31,7 +31,11 @@ BOTH = {"fragments": 3, "overlap": 2, "merge": "delta"}
 
 
 def beside(
-    tmp_path, book: str, recipe: Recipe, effort: WorkloadPolicy | None = None, fewer: dict[int, int] | None = None
+    tmp_path,
+    book: str,
+    recipe: Recipe,
+    effort: AdaptiveWorkloadPolicy | None = None,
+    fewer: dict[int, int] | None = None,
 ) -> ExperimentSimulator:
     """Islands that are asked for what the experiment does, round by round, end with the state that it names."""
     steps = recipe.schedule.steps
@@ -57,7 +61,7 @@ def beside(
 
     torch.manual_seed(0)
     tied = UNSET if recipe.schedule.total_tokens is UNSET else True
-    asks = WorkloadPolicy(recipe.batch, bounded=tied) if effort is None else effort
+    asks = AdaptiveWorkloadPolicy(recipe.batch, bounded=tied) if effort is None else effort
     settings = RunSettings(round=RoundSettings(inner_steps=recipe.schedule.turn_steps, effort=asks))
     story(tell, Members(tmp_path, recipe, book, settings=settings))
     return run
@@ -82,7 +86,9 @@ def test_outer_rates_over_tokens_are_those_of_the_experiment(tmp_path, book):
 def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, book):
     """Samples of a round bound its steps, its batch grows, rates go by tokens: the state agrees to the bit."""
     recipe = over_tokens(recipe_for(PLAIN, rounds=4), 2048)
-    asks = WorkloadPolicy(2, samples=28, steps_min=2, batches=BatchGrowth(0.5, 2, 64), bounded=True)
+    asks = AdaptiveWorkloadPolicy(
+        2, samples=28, steps_min=2, batches=LossAdaptiveBatchSize(0.5, 2, 64), bounded=True
+    )
     run = beside(tmp_path, book, recipe, asks)
     assert [one.batch for one in run.history[:4]] == [2, 3, 4, 5]
     assert [one.step for one in run.history[:3]] == [7, 12, 16]
@@ -91,7 +97,7 @@ def test_batches_and_steps_of_every_round_are_those_of_the_experiment(tmp_path, 
 
 def test_steps_by_each_members_own_speed_are_those_of_the_experiment(tmp_path, book):
     """One has a third of the others' speed: it takes four steps of twelve, and its update weighs as much less."""
-    run = beside(tmp_path, book, recipe_for(PLAIN), WorkloadPolicy(2, by_speed=True), fewer={1: 4})
+    run = beside(tmp_path, book, recipe_for(PLAIN), AdaptiveWorkloadPolicy(2, by_speed=True), fewer={1: 4})
     assert run.round_clock.tokens == 3 * (12 + 4) * 2 * 16
 
 
@@ -139,7 +145,7 @@ def test_a_round_in_minutes_counts_them_from_when_its_trainer_runs(tmp_path, boo
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 ASKS = {"samples": 64, "by_loss": True}
-GROWS = {"batches": BatchGrowth(2.0, 1, 64)}
+GROWS = {"batches": LossAdaptiveBatchSize(2.0, 1, 64)}
 TINY = {"batch": 2, "seq_len": 16}
 
 
@@ -164,7 +170,7 @@ TINY = {"batch": 2, "seq_len": 16}
 )
 def test_rounds_that_cannot_follow_the_run_are_neither_founded_nor_joined(book, recipe, asks, why):
     """A stranger's genesis says it all the same."""
-    effort = WorkloadPolicy(**{"batch": 2, **asks})
+    effort = AdaptiveWorkloadPolicy(**{"batch": 2, **asks})
     settings = RunSettings(round=RoundSettings(inner_steps=recipe.schedule.turn_steps, effort=effort))
     beginning = start_of_built_in(recipe, book)
     with pytest.raises(UsageError, match=why) as refused:

@@ -19,7 +19,7 @@ from atoll.crypto.identity import Identity
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import RunSettings
 from atoll.runtime.bootstrap import ListenOptions, TicketTerms, found_run, identity_of, training_peer_factory
-from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.driver import Driver, PeerStartParameters
 from atoll.runtime.event_log import EventLog
 from atoll.runtime.storage import atomic_files
 from atoll.runtime.storage.store import PeerStore
@@ -70,7 +70,7 @@ def test_a_peer_whose_disk_is_full_says_nothing_that_is_not_durable_and_ends(tmp
 
     async def story() -> tuple[int, list[RunFailedError]]:
         store = PeerStore(tmp_path)
-        driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
+        driver = Driver(PeerStartParameters(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         driver.machine, driver.links, ended = Machine(), Links(), []
         driver.on_persist_failed = ended.append
         full(store)
@@ -95,7 +95,7 @@ def test_work_that_a_full_disk_refuses_is_told_once_in_a_round(tmp_path: Path, m
 
     async def story() -> tuple[str, list[str]]:
         store = PeerStore(tmp_path)
-        driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
+        driver = Driver(PeerStartParameters(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         driver.machine, told = SimpleNamespace(handle=lambda event, now: []), []
         driver.on_entry = told.append
         monkeypatch.setattr(atomic_files, "write_at", no_room)
@@ -119,7 +119,7 @@ def test_a_peer_whose_disk_takes_no_session_key_ends_as_well(tmp_path: Path):
 
     async def story() -> list[RunFailedError]:
         store = PeerStore(tmp_path)
-        driver = Driver(PeerConfig(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
+        driver = Driver(PeerStartParameters(store, identity_of(store), RUN, DesiredRole("trainer", "full")), None)
         signer, ended = driver.machine.notary.signer, []
         signing = SimpleNamespace(round=SimpleNamespace(signing=SimpleNamespace(kind="ml-dsa-65")))
         step = lambda event, now: [Send("somebody", VerticesRequest(signer.sign(b"a word")))]  # noqa: E731

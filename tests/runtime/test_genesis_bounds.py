@@ -13,7 +13,7 @@ from msgspec import UNSET, inspect
 from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, PeerFault, UsageError
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.capability_terms import ErasureParams, SumCheckTerms
 from atoll.policy.plan import RoundSettings, StragglerPolicy
@@ -91,7 +91,7 @@ def test_a_wild_number_is_refused_or_within_bounds(name: str, kind: Any):
 ROUND = RoundSettings(
     window_min_s=1.0,
     acceptance=StragglerPolicy(1, 1),
-    effort=WorkloadPolicy(1, train_s=1.0, batches=BatchGrowth(1.0, 1, 2)),
+    effort=AdaptiveWorkloadPolicy(1, train_s=1.0, batches=LossAdaptiveBatchSize(1.0, 1, 2)),
 )
 SETTINGS = RunSettings(round=ROUND, coded=ErasureParams(1, 2), openings=SumCheckTerms(0.5, 64), audit_rate=0.5)
 

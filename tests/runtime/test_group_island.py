@@ -22,7 +22,7 @@ from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.allreduce.call import GroupTerms, ReduceCall, ReduceResult
 from atoll.runtime.allreduce.flatten import CudaStreamPool
 from atoll.runtime.allreduce.pending import PendingReduce
-from atoll.runtime.allreduce.trust import CheckedArithmetic
+from atoll.runtime.allreduce.trust import VerifiableReduceArithmetic
 from atoll.runtime.allreduce.worker import GroupWorker
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.storage.store import PeerStore
@@ -109,7 +109,7 @@ def test_a_call_that_failed_while_it_was_encoded_takes_no_later_one_with_it(tmp_
         slow.row = row
         island.terms, island.checked = (
             GroupTerms("fp32"),
-            CheckedArithmetic(island.store, "fp32", "fp32", opened=False),
+            VerifiableReduceArithmetic(island.store, "fp32", "fp32", opened=False),
         )
         island.call(slow)
         encoding = asyncio.ensure_future(island.run(EncodeUpdate(1, SHARES)))

@@ -15,17 +15,17 @@ import atoll.reduce
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Event, Received, Send
-from atoll.peer.events import MembershipChanged, RoundBegan, RoundSkipped
+from atoll.peer.events import LocalContributionSkipped, MembershipChanged, RoundBegan
 from atoll.peer.round import adaptive_timeout
 from atoll.runtime.allreduce import parts
 from atoll.runtime.allreduce.driver import MEMBERSHIP_CHANGE, GroupDriver
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
     PartResponse,
     PartResult,
     RowContribution,
     RowResponse,
+    UpdateCommitmentMessage,
     VoteMessage,
 )
 
@@ -168,8 +168,10 @@ def test_nobody_is_left_out_where_one_alone_has_heard_of_a_newcomer():
         round = members[0]._host.machine.round
         first = round.agreement.proposer(0)
         knows, *others = sorted(members, key=lambda m: m.me == first)
-        passed: SimpleQueue[RoundSkipped] = SimpleQueue()
-        knows._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, RoundSkipped) else None)
+        passed: SimpleQueue[LocalContributionSkipped] = SimpleQueue()
+        knows._host.listeners.append(
+            lambda fact: passed.put(fact) if isinstance(fact, LocalContributionSkipped) else None
+        )
         tensors = [torch.full((10,), float(i)) for i in range(3)]
         works = [m.all_reduce_async(t, topology="ring") for m, t in zip(others, tensors[1:], strict=True)]
         knows._loop.call_soon_threadsafe(knows._host.island.pass_round, MEMBERSHIP_CHANGE)
@@ -207,8 +209,10 @@ def test_whoever_is_left_alone_by_one_that_could_not_stay_is_told_who_left(monke
     monkeypatch.setattr("atoll.runtime.allreduce.driver.FAREWELL_S", 0.0)
     with groups(2) as members:
         together(members, [torch.ones(10), torch.ones(10)])
-        passed: SimpleQueue[RoundSkipped] = SimpleQueue()
-        members[1]._host.listeners.append(lambda fact: passed.put(fact) if isinstance(fact, RoundSkipped) else None)
+        passed: SimpleQueue[LocalContributionSkipped] = SimpleQueue()
+        members[1]._host.listeners.append(
+            lambda fact: passed.put(fact) if isinstance(fact, LocalContributionSkipped) else None
+        )
         members[0].close()
         passed.get(timeout=PATIENCE_S)
         with pytest.raises(RunFailedError, match=r"E-RED-03 .*\n.*too few members are left to agree: m0 left\n"):
@@ -296,7 +300,7 @@ def loses_calls(host: GroupDriver, third: PeerId, cut_off: threading.Event) -> N
 
     def handle(event: Event, now: float) -> list[Effect]:
         of_calls = isinstance(event, Received) and isinstance(
-            event.message, CommitAnnouncement | RowContribution | RowResponse
+            event.message, UpdateCommitmentMessage | RowContribution | RowResponse
         )
         lost = of_calls and cut_off.is_set() and third in (host.me, event.sender)
         return [] if lost else hear(event, now)

@@ -9,10 +9,10 @@ import pytest
 
 from atoll.base.errors import RefusedError, UsageError
 from atoll.runtime.control.invitations import InviteArguments, _invitation, _revocation, list_invitations
-from atoll.wire.messages.vertex import TicketUse
+from atoll.wire.messages.vertex import IssuedTicketRecord
 
-GOOD = TicketUse(b"good ticket 1234", b"key", "trainer", 1, 1e6)
-OVER = TicketUse(b"used up ticket 1", b"key", "trainer", 0, 1e6)
+GOOD = IssuedTicketRecord(b"good ticket 1234", b"key", "trainer", 1, 1e6)
+OVER = IssuedTicketRecord(b"used up ticket 1", b"key", "trainer", 0, 1e6)
 
 
 def host() -> Any:

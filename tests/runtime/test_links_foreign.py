@@ -12,14 +12,14 @@ from islands import PATIENCE_S, Island, closed, story, stranger
 
 from atoll.crypto.identity import Identity
 from atoll.crypto.noise_pattern import CLASSICAL, HandshakeRole
-from atoll.runtime.network.stream_handlers import SERVED_STREAMS_MAX, ServedStream, StreamHandler, StreamRequest
+from atoll.runtime.network.stream_handlers import SERVED_STREAMS_MAX, IncomingStream, ServedStream, StreamHandler
 from atoll.wire.libp2p import identify, ping
 from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Libp2pConnection, Libp2pTerms
 from atoll.wire.libp2p.events import (
     ConnectionEvent,
     ConnectionReady,
-    StreamClosed,
     StreamData,
+    StreamHalfClosed,
     StreamOpened,
     StreamReset,
 )
@@ -127,9 +127,9 @@ async def guest_of(island: Island) -> Guest:
 @story
 async def test_a_registered_protocol_is_served_to_a_guest():
     """`/x/upper/1` answers in capitals, knows who asks, is announced by identify, and costs no link."""
-    requests = list[StreamRequest]()
+    requests = list[IncomingStream]()
 
-    def open_upper(request: StreamRequest) -> ServedStream:
+    def open_upper(request: IncomingStream) -> ServedStream:
         requests.append(request)
         return ServedStream(b"ready", bytes.upper)
 
@@ -178,7 +178,7 @@ async def test_streams_of_a_guest_are_bounded_and_its_connection_outlives_the_bo
         await guest.open(f"/x/{n}")
     await refused("/x/1")
     guest.connection.close(first)
-    assert await guest.event() == StreamClosed(first)
+    assert await guest.event() == StreamHalfClosed(first)
     last = await guest.open("/x/1")
     guest.connection.send(last, b"still here")
     assert await guest.event() == StreamData(last, b"still here")

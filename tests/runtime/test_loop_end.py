@@ -24,7 +24,7 @@ from atoll.cli.checkpoint import export as checkpoint_export
 from atoll.cli.status import export
 from atoll.cli.status import peers as show_members
 from atoll.cli.stored.run import stored_status
-from atoll.runtime.embed.after_end import StepsAfterEnd
+from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
 from atoll.runtime.event_log import RunStatus
@@ -140,7 +140,7 @@ def test_skipped_steps_call_a_closure_and_refuse_an_optimizer_that_moves_on_with
 
     for kind in (torch.optim.SGD, Shrinking):
         model = nn.Linear(2, 1)
-        optimizer, ends = kind(model.parameters(), lr=0.1), StepsAfterEnd("skip")
+        optimizer, ends = kind(model.parameters(), lr=0.1), PostRunStepHook("skip")
         optimizer.register_step_pre_hook(lambda *given, ends=ends: ends.before_step("", *given))
         optimizer.register_step_post_hook(lambda *_, ends=ends: ends.after_step())
         before = values(model)
@@ -235,14 +235,14 @@ CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
             "WARNING",
             "attempt 1 of round 9 ran out of time",
         ),
-        ({"fact": "RoundSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
+        ({"fact": "LocalContributionSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
         ({"fact": "WorkRefused", "why": "disk full"}, "WARNING", "tries again: disk full"),
         (
             {"fact": "PeerSuspected", "peer": "A", "why": "silent", "never_linked": True},
             "INFO",
             "no direct link to",
         ),
-        ({"fact": "HistoryVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
+        ({"fact": "StoredVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
         (CLOSED, "INFO", "round 4: loss not reported, 1 member"),
         (CLOSED | {"counted": [], "missing": ["A"]}, "WARNING", "no update counted in round 4"),
         (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of round 2"),

@@ -17,15 +17,15 @@ import atoll
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
 from atoll.policy.capability_terms import StateValidationTerms
 from atoll.policy.presets import PRESETS
-from atoll.runtime.embed.messages import AttachLoop
+from atoll.runtime.embed.messages import AttachLoopRequest
 from atoll.runtime.embed.peer_process import _run_start, _ticket_uses
 from atoll.runtime.embed.trust_defaults import forgone
 from atoll.runtime.event_log import entries_in
 from atoll.runtime.training_spec import FoundingBlobs, founding_blobs, parse_training_spec
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.methods import cooperative, data_parallel, demo_, powersgd, sparta
-from atoll.training.recipe.recipes import RecipeReducer, diloco
-from atoll.training.recipe.schedule import SchedulePhase, SyncSchedule
+from atoll.training.recipe.recipes import ReductionSettings, diloco
+from atoll.training.recipe.schedule import SyncSchedule, SyncSchedulePhase
 from training import network
 
 LOOPS = 5
@@ -34,7 +34,9 @@ LOOPS = 5
 def founded(tmp_path: Path, **wish: object) -> FoundingBlobs:
     layout = layout_of(nn.Sequential(*(nn.Linear(64, 128) for _ in range(4))))
     run = found_loop(folder=tmp_path, **wish)
-    return founding_blobs(*_run_start(AttachLoop(run._request, layout, batch=32), torch.zeros(layout.floats)))
+    return founding_blobs(
+        *_run_start(AttachLoopRequest(run._request, layout, batch=32), torch.zeros(layout.floats))
+    )
 
 
 def settings_of(tmp_path: Path, **wish: object) -> RunSettings:
@@ -223,9 +225,9 @@ def test_recipes_in_loops_are_held_to_their_trust_as_those_of_built_in_trainers_
 
 
 PHASED = replace(
-    diloco(rounds=9), schedule=SyncSchedule(inner_steps=50, rounds=9, phases=(SchedulePhase(0.5, 10),))
+    diloco(rounds=9), schedule=SyncSchedule(inner_steps=50, rounds=9, phases=(SyncSchedulePhase(0.5, 10),))
 )
-HASTY = replace(diloco(rounds=9), reducer=RecipeReducer(quorum=2, grace=2))
+HASTY = replace(diloco(rounds=9), reducer=ReductionSettings(quorum=2, grace=2))
 KEY = re.compile(r"\b(?:run|train|sync|model|data|keep|consensus)\.(?!md)[a-z_]+")
 
 

@@ -13,9 +13,9 @@ from members import recipe_for
 from torch import nn
 
 import atoll
-from atoll.peer.tasks import ValidateState
+from atoll.peer.tasks import MeasureValidationLoss
 from atoll.runtime.event_log import entries_in
-from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.trainer import TrainerCommandError
 from atoll.worker.trainer_commands import ContinueMeasurement
 from training import network
 
@@ -113,14 +113,14 @@ def test_a_loop_that_looks_at_older_states_trains_as_if_it_never_did(tmp_path: P
         first = watched.state
         for _ in range(3):
             for k in range(2):
-                said = await watched.islands[k].run(ValidateState(0, first))
+                said = await watched.islands[k].run(MeasureValidationLoss(0, first))
                 assert 3.0 <= said.losses[0] < 4.0 and said.right == ()
             await watched.play()
             await plain.play()
             assert watched.state == plain.state
-        with pytest.raises(TrainerFailed, match="validate="):
-            await plain.islands[0].run(ValidateState(0, first))
-        with pytest.raises(TrainerFailed, match="validate="):
+        with pytest.raises(TrainerCommandError, match="validate="):
+            await plain.islands[0].run(MeasureValidationLoss(0, first))
+        with pytest.raises(TrainerCommandError, match="validate="):
             await watched.trainers[0].validate(ContinueMeasurement())
         await watched.close()
         await plain.close()
@@ -139,8 +139,8 @@ def test_a_held_out_loss_that_fails_costs_a_look_and_not_the_loop(tmp_path: Path
         watched = Watched(tmp_path / "a", RECIPE, book, stepping, measure=measure)
         await watched.begin()
         await watched.play()
-        with pytest.raises(TrainerFailed, match="validate= failed"):
-            await watched.islands[0].run(ValidateState(0, watched.state))
+        with pytest.raises(TrainerCommandError, match="validate= failed"):
+            await watched.islands[0].run(MeasureValidationLoss(0, watched.state))
         await watched.play()
         await watched.close()
 

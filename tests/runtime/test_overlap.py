@@ -15,7 +15,7 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, AdvanceState, EndTrainingEarly, RestoreState
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.runtime.storage.store import PeerStore
-from atoll.runtime.trainer import TrainerFailed, TrainerSpec
+from atoll.runtime.trainer import TrainerCommandError, TrainerSpec
 from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.training.data import load_data
 from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
@@ -32,7 +32,7 @@ from atoll.training.recipe.methods import (
     streaming,
 )
 from atoll.training.recipe.recipes import Recipe, diloco, for_real_run, with_overlap
-from atoll.training.recipe.reducer import RecipeReducer
+from atoll.training.recipe.reducer import ReductionSettings
 from atoll.training.recipe.schedule import parse_phases
 
 WAYS = {
@@ -232,7 +232,7 @@ def test_a_round_without_a_late_member_is_what_the_experiment_makes_of_it(tmp_pa
 
 def test_whoever_is_hurried_hands_over_what_it_has_and_goes_on(tmp_path, book):
     """Told between two steps: one step, handed over, ahead it goes. Told before it began: what it took ahead."""
-    recipe = with_overlap(replace(recipe_for(WAYS["overlap"]), reducer=RecipeReducer(quorum=1)), None, None)
+    recipe = with_overlap(replace(recipe_for(WAYS["overlap"]), reducer=ReductionSettings(quorum=1)), None, None)
 
     async def tell(members: Members) -> None:
         island, trainer = members.islands[1], members.trainers[1]
@@ -503,7 +503,7 @@ def test_trouble_in_steps_that_nobody_asked_for_is_told_when_the_next_are(tmp_pa
         inside.child.step_ahead()
         assert inside.child.span.steps == 0
         await inside.merge(0, torch.zeros(len(inside.read_x())), "delta")
-        with pytest.raises(TrainerFailed, match="the loss is nan"):
+        with pytest.raises(TrainerCommandError, match="the loss is nan"):
             await inside.train(2, **job)
         await inside.write_x(build_flat(spec.model, spec.seed))
         assert (await inside.train(2, **job)).steps == 2

@@ -16,9 +16,9 @@ from test_every_step import gradient_at, sums_sent
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import atoll
-from atoll.base.workload import BatchGrowth, WorkloadPolicy, workload_of
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize, workload_of
 from atoll.runtime.embed.loop_model import LoopModel
-from atoll.runtime.embed.messages import AttachLoop, DeclineRounds, RoundsBegin, RunRequest
+from atoll.runtime.embed.messages import AttachLoopRequest, DeclineRounds, RoundsBegin, RunRequest
 from atoll.runtime.embed.peer_process import _run_start
 from atoll.runtime.embed.run import Run
 from atoll.runtime.trainer.protocol import MergeAnchorIntoParameters, TrainerCommandCompleted
@@ -205,9 +205,9 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
     asked = {"round_time": 60.0, "target_samples": 4096, "adaptive_steps": True, "inner_steps_min": 4}
     run = found_loop(folder=tmp_path, inner_steps=32, **asked)
     layout = layout_of(model)
-    beginning, settings = _run_start(AttachLoop(run._request, layout, batch=16), torch.zeros(layout.floats))
+    beginning, settings = _run_start(AttachLoopRequest(run._request, layout, batch=16), torch.zeros(layout.floats))
     effort = founding_blobs(beginning, settings).settings.round.effort
-    assert effort == WorkloadPolicy(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
+    assert effort == AdaptiveWorkloadPolicy(16, train_s=60.0, samples=4096, steps_min=4, by_loss=True)
     assert parse_training_spec(founding_blobs(beginning, settings).settings).recipe == run._request.recipe
     assert workload_of(effort, 32, UNSET, 16).steps == 16, "4096 samples of 16 members whose steps have 16 each"
     for wrong, why in (
@@ -220,7 +220,7 @@ def test_rounds_of_loops_are_as_long_as_the_run_asks(tmp_path):
             found_loop(folder=tmp_path, **wrong)
     with pytest.raises(atoll.UsageError, match=r"E-ATT-11 .*batch=4194304"):
         run.attach(model, sgd(model), batch=2**22)
-    grows = msgspec.structs.replace(effort, batches=BatchGrowth(2.0, 1, 64))
+    grows = msgspec.structs.replace(effort, batches=LossAdaptiveBatchSize(2.0, 1, 64))
     assert "members' own loops" in effort_misfit(run._request.recipe, grows)
 
 

@@ -16,7 +16,7 @@ from atoll.crypto.digest import blob_id, manifest_of
 from atoll.features.archive import reed_solomon
 from atoll.features.archive.worker import cut_state, rebuild_blob
 from atoll.peer.config.sections import KeepSection
-from atoll.peer.tasks import EncodeErasurePieces, RebuildState
+from atoll.peer.tasks import DecodeErasurePieces, EncodeErasurePieces
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
@@ -59,12 +59,12 @@ def test_what_is_cut_on_disk_is_made_again_from_any_pieces(tmp_path: Path, size:
         of = tuple((i, names.pieces[i]) for i in left)
         store.drop_blobs(set(names.pieces))
         assert not store.has_blob(state)
-        assert rebuild_blob(store, RebuildState(state, size, K, N, of), ignore)
+        assert rebuild_blob(store, DecodeErasurePieces(state, size, K, N, of), ignore)
         assert store.read_blob(state) == data
         for lost in set(range(N)) - set(left):
             store.drop_blobs(set(names.pieces) - {names.pieces[lost]})
             assert not store.has_blob(names.pieces[lost])
-            assert rebuild_blob(store, RebuildState(names.pieces[lost], size, K, N, of, lost), ignore)
+            assert rebuild_blob(store, DecodeErasurePieces(names.pieces[lost], size, K, N, of, lost), ignore)
             assert store.manifest(names.pieces[lost]) is not None
     assert {path.name for path in (tmp_path / "blobs").glob("*.new")} <= {"spare.new"}
 
@@ -85,9 +85,11 @@ def test_pieces_that_the_disk_damaged_make_no_state_and_are_set_aside(tmp_path: 
     store.drop_blobs(set(names.pieces))
     store.blob_path(names.pieces[3]).write_bytes(b"short")
     of = ((1, names.pieces[1]), (3, names.pieces[3]))
-    assert not rebuild_blob(store, RebuildState(state, 3 * MIB, K, N, of), ignore)
+    assert not rebuild_blob(store, DecodeErasurePieces(state, 3 * MIB, K, N, of), ignore)
     assert not store.has_blob(names.pieces[3]) and store.has_blob(names.pieces[1])
-    assert not rebuild_blob(store, RebuildState(state, 3 * MIB, K, N, of), ignore)  # one is not here at all now
+    assert not rebuild_blob(
+        store, DecodeErasurePieces(state, 3 * MIB, K, N, of), ignore
+    )  # one is not here at all now
 
 
 def test_a_state_is_coded_in_the_memory_of_a_few_stripes(tmp_path: Path):
@@ -100,7 +102,7 @@ def test_a_state_is_coded_in_the_memory_of_a_few_stripes(tmp_path: Path):
     cut_state(states_of(store), store, EncodeErasurePieces(whole, K, N, 3), ignore)
     store.drop_blobs({names.pieces[2], names.pieces[3]})
     assert rebuild_blob(
-        store, RebuildState(whole, 64 * MIB, K, N, ((2, names.pieces[2]), (3, names.pieces[3]))), ignore
+        store, DecodeErasurePieces(whole, 64 * MIB, K, N, ((2, names.pieces[2]), (3, names.pieces[3]))), ignore
     )
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mib < 40, f"{grown_mib:.0f} MiB more"
@@ -153,7 +155,7 @@ def test_what_takes_long_to_make_is_held_from_the_moment_it_is_there(tmp_path: P
         written.append((tmp_path / "blobs" / "being-written.new").stat().st_size)
 
     of = tuple((i, names.pieces[i]) for i in (0, 3))
-    assert rebuild_blob(store, RebuildState(state, 5 * MIB, K, N, of), hold)
+    assert rebuild_blob(store, DecodeErasurePieces(state, 5 * MIB, K, N, of), hold)
     assert written and written[-1] >= 4 * MIB  # but for what the file holds back
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.base.ids import NAME_SHOWN_MAX, PeerId
 from atoll.peer.settings import RunSettings
-from atoll.policy.plan import RoundSettings, StragglerPolicy, VoterTurnout
+from atoll.policy.plan import QuorumAvailability, RoundSettings, StragglerPolicy
 from atoll.runtime.control.status import uncounted_text
 from atoll.runtime.event_log import (
     ROTATED,
@@ -126,24 +126,27 @@ def test_a_member_whose_work_counts_for_nothing_is_told_why_and_what_helps():
 def test_a_paused_run_says_who_is_missed_and_what_helps():
     """Two alone need both; of many some are enough, a few are named; only the founder can go on without them."""
     ada, bob = PeerId("ada"), PeerId("bob")
-    assert paused_text(VoterTurnout((ada, bob), (), (), 2), str, "majority", "atoll recover") is None
-    assert paused_text(VoterTurnout((ada, bob), (bob,), (), 2), str, "majority", "atoll recover") == (
+    assert paused_text(QuorumAvailability((ada, bob), (), (), 2), str, "majority", "atoll recover") is None
+    assert paused_text(QuorumAvailability((ada, bob), (bob,), (), 2), str, "majority", "atoll recover") == (
         "paused: 1 of 2 voters are here, 2 are needed; it goes on once bob is back (atoll up in its folder, with "
         "--stay if the run is over there); if what they had is gone for good: atoll recover; "
         "with 3 members one may be away"
     )
     many = tuple(PeerId(f"p{i}") for i in range(20))
-    assert paused_text(VoterTurnout(many, many[:12], (), 11), str.upper, "majority", "") == (
+    assert paused_text(QuorumAvailability(many, many[:12], (), 11), str.upper, "majority", "") == (
         "paused: 8 of 20 voters are here, 11 are needed; it goes on once 3 of P0, P1, P2, P3, P4, P5 and 6 others "
         "are back (atoll up in their folders, with --stay if the run is over there)"
     )
-    assert paused_text(VoterTurnout((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
+    assert paused_text(QuorumAvailability((ada, bob, PeerId("cleo")), (), (bob,), 3), str, "two-thirds", "") == (
         "paused: 2 of 3 voters are here, 3 are needed; bob signs with a new key, which only a "
         "vertex can take in; with 4 members one may be away"
     )
     most = tuple(PeerId(f"{i}{'x' * NAME_SHOWN_MAX}") for i in range(64))
     told = paused_text(
-        VoterTurnout(most, most[:30], most[30:], 43), str, "two-thirds", "atoll recover in the founder's folder"
+        QuorumAvailability(most, most[:30], most[30:], 43),
+        str,
+        "two-thirds",
+        "atoll recover in the founder's folder",
     )
     assert told is not None and "and 31 others sign with new keys" in told
     assert plain({"paused": told}) == {"paused": told} and told.endswith("atoll recover in the founder's folder")

@@ -27,8 +27,8 @@ from atoll.training.recipe.methods import des_loc, eager
 from atoll.training.recipe.recipes import Recipe, for_real_run
 from atoll.training.recipe.state import initial_state, rolled_back, state_from_bytes
 from atoll.wire.codec import encode
-from atoll.wire.messages.vertex import RoundMetrics, Vertex, VertexBody
-from atoll.worker.shared_states import SharedStates
+from atoll.wire.messages.vertex import SwarmRoundMetrics, Vertex, VertexBody
+from atoll.worker.shared_states import AgreedStateCache
 
 RECIPES = {
     "plain": recipe_for({"overlap": 0, "fragments": 1}, rounds=9),
@@ -192,11 +192,11 @@ class History:
             round = len(self.state) - 1
             state = rolled_back(initial_state(self.model), initial_state(self.model), len(self.state))
             states = FileStateStore(self.store, self.retention)
-            self.state[round] = SharedStates(states).stage(state, self.layout)
+            self.state[round] = AgreedStateCache(states).stage(state, self.layout)
             states.commit(self.state[round])
             body = VertexBody(
                 *(ZERO_DIGEST, round, 0, ZERO_DIGEST, 0.0, PeerId("ada"), (), self.state[round], (), (), (), ()),
-                RoundMetrics(0.0, 0, 0),
+                SwarmRoundMetrics(0.0, 0, 0),
             )
             self.store.keep([("genesis" if round == -1 else f"vertex/{round}", encode(Vertex(encode(body), None)))])
             self.retention.tidy({self.state[round]}, round)

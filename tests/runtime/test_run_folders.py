@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.base.errors import NetworkError, RefusedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
-from atoll.cli.watch import SummaryView
+from atoll.cli.watch import FinalJsonView
 from atoll.crypto.identity import Identity
 from atoll.peer.config.sections import RunConfig
 from atoll.peer.membership.admission import DesiredRole
@@ -29,7 +29,7 @@ from atoll.runtime.bootstrap import (
     resume_run,
     training_peer_factory,
 )
-from atoll.runtime.driver import PeerConfig
+from atoll.runtime.driver import PeerStartParameters
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.supervisor import PeerOptions, run_up
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
@@ -138,7 +138,7 @@ def test_a_path_in_genesis_is_not_opened_on_the_disk_of_a_joiner(tmp_path: Path,
 
     async def wanted_by_a_joiner() -> list[object]:
         store, wanted = PeerStore(tmp_path / "joiner"), list[object]()
-        seat = PeerConfig(store, identity_of(store), ZERO_DIGEST, DesiredRole("trainer"))
+        seat = PeerStartParameters(store, identity_of(store), ZERO_DIGEST, DesiredRole("trainer"))
         host = training_peer_factory(1, lambda _: None)(seat)
         host.island.learning = parse_training_spec(founding_blobs(beginning, RunSettings()).settings)
         monkeypatch.setattr(host, "run_step", wanted.append)
@@ -259,4 +259,4 @@ def test_a_place_that_cannot_be_a_folder_is_told_so(tmp_path: Path):
     with pytest.raises(UsageError, match=r"E-DIR-05 .*nowhere cannot be .*it is a link that leads nowhere"):
         prepare_folder(nowhere)
     with pytest.raises(UsageError, match=r"E-DIR-05 .*taken cannot be(.*\n)+.*--dir"):
-        asyncio.run(run_up(start, SummaryView()))
+        asyncio.run(run_up(start, FinalJsonView()))

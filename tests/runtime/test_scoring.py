@@ -18,7 +18,7 @@ from atoll.peer.tasks import BuildUpdateExhibit, ScoreUpdate
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.runtime.worker.capabilities import enable_loss_scoring
-from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.inner import GradientSumOptimizer
 from atoll.verification.loss_scoring.policy import opinion_of
 from atoll.verification.loss_scoring.tensors import update_bytes
 
@@ -136,7 +136,7 @@ def test_scoring_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
 
 def test_runs_that_cannot_be_scored_are_not_founded_and_not_joined(tmp_path: Path, book: str):
     recipe = recipe_for(PLAIN)
-    sums = replace(recipe, inner=GradientAccumulation())
+    sums = replace(recipe, inner=GradientSumOptimizer())
     scored = RunSettings(score_rate=0.1, reputation=True)
     founded = founding_blobs(start_of_built_in(recipe, book), scored)
     parse_training_spec(founded.settings)

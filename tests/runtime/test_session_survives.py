@@ -16,7 +16,7 @@ from atoll.crypto.noise_pattern import HYBRID, RESUMPTION
 from atoll.runtime.network.control_channel import ControlChannel
 from atoll.runtime.network.message_log import ACK_MESSAGES, UNACKED_MAX, ResendQueue
 from atoll.runtime.network.transport import TransportOptions
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 pytestmark = pytest.mark.net
 
@@ -38,7 +38,7 @@ class CuttingNetwork(MemoryNetwork):
 
 class CuttingTransport(MemoryTransport):
     async def dial(
-        self, endpoint: DialEndpoint, may_dial: Callable[[str], bool] = lambda host: True
+        self, endpoint: DialAddress, may_dial: Callable[[str], bool] = lambda host: True
     ) -> MemoryConnection:
         network = self._network
         assert isinstance(network, CuttingNetwork)

@@ -14,16 +14,16 @@ from torch import nn
 from atoll.base.ids import Digest
 from atoll.base.limits import MIB
 from atoll.crypto.digest import BlobManifest
-from atoll.features.partition_training.tensors import DeferredUpdate
+from atoll.features.partition_training.tensors import UpdateWithoutQuorum
 from atoll.peer.config.sections import KeepSection
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.private_state import PrivateState, read_private, write_private
 from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
-from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.private_parameters import PrivateModelCopy
 from atoll.training.recipe.state import initial_state
-from atoll.worker.shared_states import SharedStates
+from atoll.worker.shared_states import AgreedStateCache
 
 
 class TidiedMeanwhile(PeerStore):
@@ -43,7 +43,7 @@ def test_a_state_is_not_tidied_away_while_it_is_put(tmp_path: Path):
     retention = BlobRetention(store)
     store.tidy = threading.Thread(target=retention.tidy, args=(set(), 0))
     model = nn.Linear(2, 2)
-    states = SharedStates(FileStateStore(store, retention))
+    states = AgreedStateCache(FileStateStore(store, retention))
     name = states.stage(initial_state(model), layout_of(model))
     store.tidy.join()
     assert store.has_blob(name)
@@ -104,8 +104,8 @@ def test_older_states_go_before_the_disk_is_full(tmp_path: Path, monkeypatch: py
 def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Path):
     """Everything comes back; of another model, cut off or of an older version there is nothing."""
     store, vertex, memory_F = PeerStore(tmp_path, durable=False), Digest(bytes(32)), torch.arange(10.0)
-    late = DeferredUpdate(torch.ones(10), 3, 4, 8)
-    kept = PrivateParameters(torch.full((10,), 2.0), Digest(b"s" * 32))
+    late = UpdateWithoutQuorum(torch.ones(10), 3, 4, 8)
+    kept = PrivateModelCopy(torch.full((10,), 2.0), Digest(b"s" * 32))
     write_private(store, PrivateState(vertex, memory_F, memoryview(b"inner"), b"claim", late, kept))
     (again,) = read_private(store, 10)
     assert again.vertex == vertex and torch.equal(again.memory_F, memory_F)
@@ -125,7 +125,7 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
     write_private(store, PrivateState(vertex))
     assert read_private(store, 10) == [PrivateState(vertex)]
     for odd_F in (torch.full((10,), torch.nan), torch.zeros(10, dtype=torch.int32)):
-        for odd in (PrivateState(vertex, odd_F), PrivateState(vertex, kept=PrivateParameters(odd_F, vertex))):
+        for odd in (PrivateState(vertex, odd_F), PrivateState(vertex, kept=PrivateModelCopy(odd_F, vertex))):
             write_private(store, odd)
             assert read_private(store, 10) == []
     store.close()

@@ -27,7 +27,7 @@ from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.exchange.layout import layout_of
 from atoll.training.recipe.state import SharedState, initial_state
-from atoll.worker.shared_states import SharedStates
+from atoll.worker.shared_states import AgreedStateCache
 from atoll.worker.state_store import MemoryStateStore, MissingStateError, StateStore, stage
 
 STAGED_MOST = 3  # newest staged states that stay beside the head
@@ -208,7 +208,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[StorePlace]:
 def test_tensors_come_back_bit_for_bit_and_the_cache_holds_one_state(place: StorePlace):
     """Staged: at hand. Superseded: viewed again, the same bits. Held elsewhere: the same tensors."""
     layout = layout_of(model := nn.Linear(300, 1200))
-    cache, first = SharedStates(place.states), initial_state(model)
+    cache, first = AgreedStateCache(place.states), initial_state(model)
     second = SharedState(first.anchor_F + 1, first.momentum_P, first.counters_K, round=1)
     one, two = cache.stage(first, layout), cache.stage(second, layout)
     assert torch.equal(cache.commit(one, layout).anchor_F, first.anchor_F)

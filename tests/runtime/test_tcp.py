@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from atoll.runtime.network import tcp
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 pytestmark = pytest.mark.net
 
@@ -18,9 +18,9 @@ def test_a_path_that_swallows_everything_ends_the_connection_at_both_ends_while_
     """Bulk lanes have no heartbeat: without this a dead one holds its part for a quarter of an hour."""
 
     async def both_ends() -> list[int]:
-        server = await tcp.listening(DialEndpoint("127.0.0.1", 0, "tcp", None), "cubic")
+        server = await tcp.listening(DialAddress("127.0.0.1", 0, "tcp", None), "cubic")
         server.listen(1)
-        ours = await tcp.connect(DialEndpoint("127.0.0.1", server.getsockname()[1], "tcp", None), "cubic")
+        ours = await tcp.connect(DialAddress("127.0.0.1", server.getsockname()[1], "tcp", None), "cubic")
         theirs, _ = await asyncio.get_running_loop().sock_accept(server)
         ends = [ours, theirs]
         try:

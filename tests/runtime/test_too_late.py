@@ -12,7 +12,7 @@ from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import LinkDown, LinkUp, Received
 from atoll.peer.membership.admission import DesiredRole
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.driver import Driver, PeerStartParameters
 from atoll.runtime.storage.chunk_disk_queue import ChunkDiskQueue
 from atoll.runtime.storage.store import PeerStore, fresh
 from atoll.wire.codec import encode
@@ -49,7 +49,8 @@ def test_nothing_of_a_peer_comes_after_its_link_is_gone(
     async def story() -> None:
         store = PeerStore(tmp_path)
         driver = Driver(
-            PeerConfig(store, identity_of(store), Digest(bytes(32)), DesiredRole("trainer", "ada")), Island()
+            PeerStartParameters(store, identity_of(store), Digest(bytes(32)), DesiredRole("trainer", "ada")),
+            Island(),
         )
         driver.machine, driver.hash_on_loop_bytes = Machine(), 0
         driver._chunks = ChunkDiskQueue(store, fresh)

@@ -18,14 +18,14 @@ from atoll.base.errors import RunFailedError, UsageError
 from atoll.runtime.system import anonymous_file
 from atoll.runtime.trainer import (
     TrainerClient,
-    TrainerFailed,
+    TrainerCommandError,
     TrainerSpec,
     check_device,
     chosen_device,
     shared_memory,
     threads_per_trainer,
 )
-from atoll.runtime.trainer.process import TrainerProcess
+from atoll.runtime.trainer.process import TrainerCommandLoop
 from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.data import load_data
 from atoll.training.experiment.member import SimulatedMember
@@ -169,7 +169,7 @@ def test_divergence_is_said_at_once_and_can_be_recovered_from(spec, forked_train
         await trainer.start(spec)
         good = trainer.read_x().clone()
         await trainer.write_x(good * float("nan"))
-        with pytest.raises(TrainerFailed, match="the loss is nan at step 0") as failed:
+        with pytest.raises(TrainerCommandError, match="the loss is nan at step 0") as failed:
             await trainer.train(5, **JOB)
         assert failed.value.why == "diverged" and failed.value.alive
         await trainer.write_x(good)
@@ -192,10 +192,10 @@ def test_a_killed_trainer_is_noticed_and_can_be_started_again(spec):
 
     async def tell(trainer: TrainerClient) -> None:
         await trainer.start(spec)
-        with pytest.raises(TrainerFailed, match="killed by the system") as failed:
+        with pytest.raises(TrainerCommandError, match="killed by the system") as failed:
             await trainer.train(FOR_EVER, **JOB)
         assert failed.value.why == "memory" and not failed.value.alive
-        with pytest.raises(TrainerFailed, match="killed by the system"):
+        with pytest.raises(TrainerCommandError, match="killed by the system"):
             await trainer.evaluate()
         await trainer.start(spec)
         assert (await trainer.evaluate(8)).loss > 0
@@ -211,7 +211,7 @@ def test_a_trainer_that_makes_no_progress_is_ended(spec):
 
     async def tell(trainer: TrainerClient) -> None:
         await trainer.start(msgspec.structs.replace(spec, patience_s=0.2))
-        with pytest.raises(TrainerFailed, match="made no progress") as failed:
+        with pytest.raises(TrainerCommandError, match="made no progress") as failed:
             await trainer.train(FOR_EVER, **JOB)
         assert failed.value.why == "hung"
 
@@ -223,7 +223,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_words_and_leaves_no_process(spe
 
     async def tell(trainer: TrainerClient) -> None:
         for change, words in (({"model": "bert"}, "no built-in model"), ({"data": "/nowhere"}, "no data at")):
-            with pytest.raises(TrainerFailed, match=words) as failed:
+            with pytest.raises(TrainerCommandError, match=words) as failed:
                 await trainer.start(msgspec.structs.replace(spec, **change))
             assert failed.value.why == "refused"
         assert set(psutil.Process().children()) <= before
@@ -236,7 +236,7 @@ def test_a_batch_that_no_memory_holds_is_named_as_such(spec, forked_trainers):
 
     async def tell(trainer: TrainerClient) -> None:
         await trainer.start(msgspec.structs.replace(spec, batch=10**12))
-        with pytest.raises(TrainerFailed, match="lower the batch") as failed:
+        with pytest.raises(TrainerCommandError, match="lower the batch") as failed:
             await trainer.train(1, **JOB)
         assert failed.value.why == "memory" and failed.value.alive
         assert (await trainer.evaluate(8)).loss > 0
@@ -311,7 +311,7 @@ def test_a_device_that_the_computer_is_to_choose_is_always_here():
 
 def test_a_claim_says_on_what_its_steps_were_taken(spec: TrainerSpec):
     """Else an auditor would hold the steps of a GPU to a tolerance that was measured on CPUs."""
-    child = TrainerProcess(-1, msgspec.msgpack.encode(spec), None, None)
+    child = TrainerCommandLoop(-1, msgspec.msgpack.encode(spec), None, None)
     for device in ("cpu", "meta"):
         child.x_F = torch.empty(0, device=device)
         assert child._profile().device == device

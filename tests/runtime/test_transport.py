@@ -16,7 +16,7 @@ from atoll.base.limits import MIB
 from atoll.base.machine import Lane, LinkDown, LinkUp
 from atoll.runtime.network.transport import Connection, Listener, Transport, TransportFactory, TransportOptions
 from atoll.runtime.network.transports import TRANSPORTS
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 pytestmark = pytest.mark.net
 
@@ -103,7 +103,7 @@ async def opened(factory: TransportFactory) -> Ends:
         return accepted[-1]
 
     transport = factory(TransportOptions("cubic", written.append))
-    listener = await transport.listen(DialEndpoint("127.0.0.1", 0, "tcp", None), accept)
+    listener = await transport.listen(DialAddress("127.0.0.1", 0, "tcp", None), accept)
     dialer, ours = Recorder(), await transport.dial(listener.endpoint)
     await ours.start(dialer)
     async with asyncio.timeout(PATIENCE_S):

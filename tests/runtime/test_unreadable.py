@@ -22,7 +22,7 @@ from atoll.training.recipe.schedule import SyncSchedule
 from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import inspect_row
-from atoll.verification.offline import AuditorReport, DisputedCase
+from atoll.verification.offline import AuditorFinding, DisputedCase
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, Result, fallen
 from atoll.verification.sum_check.tensors import LeafLayout
 from atoll.wire.envelope import StatementSigner
@@ -70,7 +70,7 @@ class Case:
 
     def in_court(self, exhibit) -> tuple[str, str]:
         court = OfflineJudge([self.folder], SETTINGS, self.notary, lambda settings: learning())
-        said = {by: AuditorReport(by, "mismatch", ROUND, exhibit) for by in (BOB, PeerId("cid"))}
+        said = {by: AuditorFinding(by, "mismatch", ROUND, exhibit) for by in (BOB, PeerId("cid"))}
         keys = {EVE: VirtualSigner(EVE).vote_key, BOB: VirtualSigner(BOB).vote_key}
         doubt = DisputedCase(ROUND, EVE, "a row", 2, JudgeMalformedRow(ROUND, 0, SHARES), keys, UNSET, said)
         words = court.look(doubt)
@@ -126,7 +126,8 @@ def test_words_of_one_vertex_about_several_rounds_stand_and_fall_together():
     """Bob's about round 7 and Cid's about round 8, in vertex 9, which it takes two for. What was said of round 7
     before, and is false, is no part of it."""
     words = {
-        by: AuditorReport(by, "mismatch", at, None) for by, at in ((BOB, 9), (PeerId("cid"), 9), (PeerId("dan"), 8))
+        by: AuditorFinding(by, "mismatch", at, None)
+        for by, at in ((BOB, 9), (PeerId("cid"), 9), (PeerId("dan"), 8))
     }
     bob, cid, dan = words.values()
 

@@ -17,15 +17,15 @@ from atoll.crypto.digest import digest
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import AdoptState, AdvanceState, EncodeUpdate, PinBlobs
+from atoll.peer.tasks import MeasureValidationLoss as ValidateAsked
 from atoll.peer.tasks import TrainRound as TrainAsked
-from atoll.peer.tasks import ValidateState as ValidateAsked
 from atoll.policy.capability_terms import StateValidationTerms
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.config import load_config, recipe_of, settings_of
-from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.trainer import TrainerCommandError
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
 from atoll.training.recipe.state import state_hash
-from atoll.verification.state_validation.policy import ValidatedState, fixed_point
+from atoll.verification.state_validation.policy import ValidationCandidate, fixed_point
 from atoll.verification.state_validation.worker import SAMPLES
 from atoll.worker.trainer_commands import BeginValidation, ContinueMeasurement
 
@@ -88,7 +88,7 @@ def test_both_measure_the_same_and_a_poisoned_mean_is_far_above_every_bound(tmp_
         assert said[0] == said[1]
         honest, ruined = said[0][:-1], said[0][-1]
         assert honest[0] == pytest.approx(5.545, abs=0.3) and honest[-1] < honest[0] - 0.5
-        candidate = ValidatedState(3, members.vertex(), states[-1], 4, (PeerId("0"), PeerId("1")), 2)
+        candidate = ValidationCandidate(3, members.vertex(), states[-1], 4, (PeerId("0"), PeerId("1")), 2)
         candidate.said = {PeerId(str(k)): (fixed_point(losses[-1]),) for k, losses in enumerate(said)}
         low = min(map(fixed_point, honest))
         candidate.judge((low + low // 4,))
@@ -121,7 +121,7 @@ def test_looking_changes_nothing_and_training_goes_on_between_two_batches(tmp_pa
         while not (said := trainer.ask(ContinueMeasurement())).done:
             batches += 1
         assert batches == SAMPLES // 64 and torch.equal(trainer.read_x(), x_F)
-        with pytest.raises(TrainerFailed, match="no measurement is in progress"):
+        with pytest.raises(TrainerCommandError, match="no measurement is in progress"):
             trainer.ask(ContinueMeasurement())
         assert said.losses == pytest.approx([await looked(members, 0, members.state)]) and tended.lives == 1
 

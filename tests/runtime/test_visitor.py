@@ -18,7 +18,7 @@ from atoll.peer.settings import RunSettings
 from atoll.protocol.transfer.download import FetchFailed
 from atoll.runtime import readonly_client
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import PeerConfig
+from atoll.runtime.driver import PeerStartParameters
 from atoll.runtime.storage.store import PeerStore
 
 STATE = digest(b"an earlier state")
@@ -45,7 +45,7 @@ class Machine:
 async def taken(folder: Path, timeout_s: float, lies: bool = True) -> None:
     store = PeerStore(folder)
     identity = identity_of(store)
-    seat = PeerConfig(store, identity, ZERO_DIGEST, DesiredRole("visitor"), None, ())
+    seat = PeerStartParameters(store, identity, ZERO_DIGEST, DesiredRole("visitor"), None, ())
     guest = readonly_client._ReadonlyDriver(seat, 4)
     guest.machine = Machine(guest, lies)  # pyright: ignore[reportAttributeAccessIssue]
     guest._agreed = lambda round: STATE

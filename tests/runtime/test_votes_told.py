@@ -15,7 +15,7 @@ from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.control.status import unaudited_text, vote_text
-from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, VertexBody
+from atoll.wire.messages.vertex import EarnedVoteRecord, Member, SwarmRoundMetrics, VertexBody
 
 ME = PeerId("n")
 
@@ -25,8 +25,8 @@ def host(settings: RunSettings, counted: int = 0, unaudited: bool = False) -> An
         Member(PeerId(name), b"", (), role, "member", 0, 0.1, name)  # type: ignore[arg-type]
         for name, role in (("a", "trainer"), (ME, "apprentice"))
     )
-    invited = InvitationRecord((0, 1), (9, counted), ())
-    numbers = RoundMetrics(0.0, 0, 0)
+    invited = EarnedVoteRecord((0, 1), (9, counted), ())
+    numbers = SwarmRoundMetrics(0.0, 0, 0)
     body = VertexBody(
         ZERO_DIGEST,
         5,

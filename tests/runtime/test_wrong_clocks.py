@@ -12,7 +12,7 @@ from members import Inside
 from atoll.base.errors import RefusedError
 from atoll.peer.settings import RunSettings
 from atoll.runtime.bootstrap import CLOCK_IS_RIGHT, ListenOptions, TicketTerms, found_run, join_run, resume_run
-from atoll.runtime.driver import PeerConfig
+from atoll.runtime.driver import PeerStartParameters
 from atoll.runtime.training_peer import TrainingPeer
 from atoll.runtime.training_spec import founding_blobs, start_of_built_in
 from atoll.runtime.worker.training_worker import TrainingWorker
@@ -24,7 +24,7 @@ DAY_S = 86400.0
 WAIT_S = 120.0  # for rounds that take less than a second each
 
 
-def make(me: PeerConfig) -> TrainingPeer:
+def make(me: PeerStartParameters) -> TrainingPeer:
     """A member whose trainer is in this process: nobody waits for another one to import torch."""
     island = TrainingWorker(me.store, 1, trainer=Inside())
     island.tended.attached = False  # it trains on the run's own data

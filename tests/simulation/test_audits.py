@@ -16,7 +16,7 @@ from atoll.base.machine import Effect, Fact, Send
 from atoll.capabilities import CAPABILITIES
 from atoll.peer.events import ProtocolFault, RoundClosed
 from atoll.peer.settings import RunSettings, decode_settings, encode_settings
-from atoll.peer.verify.chain import StoredHistory, VerificationReport, verify_history
+from atoll.peer.verify.chain import HistoryVerificationReport, StoredHistory, verify_history
 from atoll.policy import membership
 from atoll.policy.reputation import FLOOR, scores_of
 from atoll.simulation import worker as islands_of_names
@@ -30,10 +30,10 @@ from atoll.simulation.simulated_audit_chain import judged
 from atoll.simulation.swarm import SwarmKnobs, honest
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
-from atoll.verification.offline import VerdictHistory
+from atoll.verification.offline import DisputeHistory
 from atoll.verification.replay_audit import policy
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.round import CommitAnnouncement, RowContribution
+from atoll.wire.messages.round import RowContribution, UpdateCommitmentMessage
 from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import Member
 
@@ -110,13 +110,13 @@ def test_one_cheating_trainer_of_four_is_expelled_within_a_few_rounds(kind: str)
     assert told.findings["mismatch"] + told.findings["wrong"] >= 2 * 3  # two verdicts, as three honest peers tell
 
 
-def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> tuple[VerificationReport, VerdictHistory]:
+def read_by_a_stranger(stage: ScenarioContext, folder: PeerId) -> tuple[HistoryVerificationReport, DisputeHistory]:
     """The history on this peer's disk, walked offline."""
     kept = stage.world.nodes[folder].kept
     rows = {int(name[7:]): data for name, data in kept.items() if name.startswith("vertex/")}
     eras = {int(name.split("/")[1]): data for name, data in kept.items() if name.startswith(("era/", "sealed/"))}
     found = StoredHistory(stage.swarm.run_id, kept["genesis"], sorted(rows), rows.get, eras.get)
-    verdicts = VerdictHistory()
+    verdicts = DisputeHistory()
     return verify_history(found, VirtualSignatureVerifier(), CAPABILITIES.verifiers, observers=[verdicts]), verdicts
 
 
@@ -203,7 +203,7 @@ def test_an_update_comes_with_a_claim_where_rounds_are_audited_and_nowhere_else(
     def other(villain: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
         if (
-            not isinstance(message, CommitAnnouncement | RowContribution)
+            not isinstance(message, UpdateCommitmentMessage | RowContribution)
             or message.statement.signer != villain.peer.me
         ):
             return [send]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.policy.data import positions as data_positions
-from atoll.policy.data.claims import DataClaims
+from atoll.policy.data.claims import UncountedSampleRanges
 from atoll.simulation.scenarios import ScenarioFailed, run_scenario
 from atoll.training.data.shards.dataset import AssignedShardsDataset
 
@@ -24,13 +24,13 @@ def test_the_checker_notices_what_is_lost_or_counted_again(monkeypatch: pytest.M
         take = AssignedShardsDataset.take_step
         monkeypatch.setattr(AssignedShardsDataset, "take_step", lambda shards: take(shards)[:1])
     if mutant == "forgets":
-        settle = DataClaims.settle
+        settle = UncountedSampleRanges.settle
 
-        def forgets(claims: DataClaims, *closed) -> None:
+        def forgets(claims: UncountedSampleRanges, *closed) -> None:
             settle(claims, *closed)
             claims._left = ()
 
-        monkeypatch.setattr(DataClaims, "settle", forgets)
+        monkeypatch.setattr(UncountedSampleRanges, "settle", forgets)
     if mutant == "moves":
         claim = data_positions._ShardLedger.claim
 

@@ -35,7 +35,7 @@ from atoll.verification.sum_check import tasks as work
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse
-from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContribution, RowResponse
+from atoll.wire.messages.round import PartResult, RowContribution, RowResponse, UpdateCommitmentMessage
 from atoll.wire.messages.statements import Commitment, OwnerResult
 
 
@@ -113,7 +113,7 @@ def test_who_promises_twice_harms_no_owner_and_is_expelled():
     def twice(villain: ByzantineMember, send: Send) -> list[Effect]:
         message, others = send.message, villain.others
         mine = (
-            isinstance(message, CommitAnnouncement | RowContribution)
+            isinstance(message, UpdateCommitmentMessage | RowContribution)
             and message.statement.signer == villain.peer.me
         )
         if not mine or send.to not in others or others.index(send.to) % 2:

@@ -11,7 +11,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Fact, Send
 from atoll.features.archive.policy import PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
-from atoll.peer.events import ArchivedStateRebuildFailed, ErasurePieceStored, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, ArchivedStateRebuilt, ErasurePieceStored
 from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings
 from atoll.policy.capability_terms import ErasureParams
@@ -48,7 +48,7 @@ class Placed:
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         self.truth.update((n, b) for n, b in node.island.blobs.items() if n == node.island.head)
         self.facts.append((node.name, fact))
-        if isinstance(fact, StateRebuilt):
+        if isinstance(fact, ArchivedStateRebuilt):
             assert node.island.blobs[fact.state] == self.truth[fact.state], "bit for bit"
 
     def until(self, true, within_s: float = 300.0) -> None:
@@ -74,7 +74,9 @@ class Placed:
             )
         states = {e.state for e in self.old}
         self.until(
-            lambda: states <= {f.state for who, f in self.facts if who == seeker and type(f) is StateRebuilt}
+            lambda: (
+                states <= {f.state for who, f in self.facts if who == seeker and type(f) is ArchivedStateRebuilt}
+            )
         )
 
     def idle(self) -> bool:
@@ -111,7 +113,7 @@ def test_with_five_gone_nothing_is_made_up():
     )
     placed.until(lambda: placed.told(ArchivedStateRebuildFailed))
     assert placed.told(ArchivedStateRebuildFailed)[0].why.startswith("5 of 6 pieces") and not placed.told(
-        StateRebuilt
+        ArchivedStateRebuilt
     )
 
 

@@ -14,7 +14,7 @@ from atoll.base.machine import Fact
 from atoll.peer.events import RoundClosed
 from atoll.peer.settings import RunSettings
 from atoll.policy.plan import RoundSettings
-from atoll.protocol.allreduce.cross_check import PartDisputed
+from atoll.protocol.allreduce.cross_check import OwnerResultsDisagreed
 from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowDecodeFailed
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import POISONS, TensorWorker
@@ -118,4 +118,6 @@ def test_owners_that_watch_each_other_sort_alike():
     """
     stage = Stage("trimmed_mean", "scaling", witnessed=True).run(4)
     assert stage.distance < 0.15
-    assert stage.told(PartDisputed) == [] and all(fact.parts_missing == 0 for fact in stage.told(RoundClosed))
+    assert stage.told(OwnerResultsDisagreed) == [] and all(
+        fact.parts_missing == 0 for fact in stage.told(RoundClosed)
+    )

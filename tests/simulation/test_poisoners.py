@@ -13,7 +13,7 @@ import torch
 from atoll.simulation.adversaries.colluding_poisoners import GANGS
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios import run_scenario
-from atoll.simulation.scenarios.colluding_poisoners import PoisonHarm, bound, play_poisoners
+from atoll.simulation.scenarios.colluding_poisoners import HonestMeanDeviation, bound, play_poisoners
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.training.exchange import statistic
 from atoll.training.robust.attacks import attack_rows
@@ -21,7 +21,7 @@ from atoll.training.robust.attacks import attack_rows
 REFUSED = ("huge", "nan", "inf")  # by every codec
 
 
-def poisoned(attack: str, statistic: str, places: tuple[int, ...] = (2, 5), rounds: int = 2) -> PoisonHarm:
+def poisoned(attack: str, statistic: str, places: tuple[int, ...] = (2, 5), rounds: int = 2) -> HonestMeanDeviation:
     stage = ScenarioContext("poisoners", 1, peers=7, rounds=rounds, quorum="two-thirds")
     return play_poisoners(stage, list(places), attack, statistic)
 

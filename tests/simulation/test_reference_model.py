@@ -54,7 +54,7 @@ def test_a_vote_that_is_earned_too_early(monkeypatch: pytest.MonkeyPatch):
     next_votes = votes.next_votes
 
     def early(parent, members, tickets, contributors, reports, terms):
-        sooner = votes.VoteTerms(terms.after_rounds - 1, terms.sponsor_rounds)
+        sooner = votes.VoteEligibilityTerms(terms.after_rounds - 1, terms.sponsor_rounds)
         return next_votes(parent, members, tickets, contributors, reports, sooner)
 
     monkeypatch.setattr("atoll.peer.round.vertex_body.next_votes", early)

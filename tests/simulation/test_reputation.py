@@ -30,7 +30,7 @@ from atoll.simulation.tensors import POISONS, VALUES, TensorWorker
 from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
-from atoll.wire.messages.round import CommitAnnouncement, ProposalMessage, RowContribution
+from atoll.wire.messages.round import ProposalMessage, RowContribution, UpdateCommitmentMessage
 from atoll.wire.messages.statements import Commitment, Proposal
 from atoll.wire.messages.vertex import VertexBody
 
@@ -133,7 +133,7 @@ def test_who_claims_to_weigh_what_its_samples_say_counts_for_nobody():
     def boast(liar: ByzantineMember, send: Send) -> list[Effect]:
         message = send.message
         if (
-            not isinstance(message, CommitAnnouncement | RowContribution)
+            not isinstance(message, UpdateCommitmentMessage | RowContribution)
             or message.statement.signer != liar.peer.me
         ):
             return [send]

@@ -9,14 +9,14 @@ from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.scenarios.loss_scoring import ScoringReports, play_scores
+from atoll.simulation.scenarios.loss_scoring import ScoringReportRecorder, play_scores
 from atoll.simulation.swarm import peer_name
 from atoll.verification.loss_scoring import policy
 
 
 def played(
     kinds: dict[int, str], peers: int = 4, rounds: int = 20, network: NetworkKnobs | None = None
-) -> ScoringReports:
+) -> ScoringReportRecorder:
     """Ends with a look at every record: cheats on probation, no honest peer there."""
     return play_scores(ScenarioContext("scores", 1, peers, rounds, "two-thirds"), kinds, network)
 

@@ -16,7 +16,7 @@ from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.scenarios import run_scenario
 from atoll.simulation.scenarios.churn import FaultInjector
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.scenarios.mixed_byzantine import MOUTHS, ByzantineFaultBudget, play_siege
+from atoll.simulation.scenarios.mixed_byzantine import MOUTHS, MixedByzantineChecker, play_siege
 from atoll.training.exchange import statistic
 
 
@@ -57,7 +57,7 @@ def storm(seed: int) -> ScenarioContext:
 
 def test_where_the_weather_leaves_too_few_honest_members_the_story_ends_unjudged(monkeypatch: pytest.MonkeyPatch):
     """And where one of them was sent away that the weather had left alone, it fails."""
-    monkeypatch.setattr(ByzantineFaultBudget, "spare", lambda siege: 2)
+    monkeypatch.setattr(MixedByzantineChecker, "spare", lambda siege: 2)
     assert "not_judged_after" in storm(seed=1).measured
     monkeypatch.setattr(FaultInjector, "took", lambda weather, who, since: False)
     with pytest.raises(InvariantBroken, match=r"nothing is promised there, and .* were sent away"):

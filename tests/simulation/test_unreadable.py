@@ -31,7 +31,7 @@ from atoll.simulation.worker import WorkerKnobs
 from atoll.verification.malformed_updates import tensors
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
 from atoll.wire.messages.audits import MalformedRowShown
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import Accusation
 
 LIARS = (1, 4)
@@ -123,7 +123,7 @@ def _cry(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     CRIED[kind] += 1
     assert row.statement is not None
     if kind == "bare":
-        return [Send(to, MemberReport(villain.notary.sign(Accusation(row.statement, None, digest(b"?")))))]
+        return [Send(to, ReportMessage(villain.notary.sign(Accusation(row.statement, None, digest(b"?")))))]
     if kind == "nonsense":
         return [Send(to, MalformedRowShown(villain.draw.randbytes(100)))]
     return [Send(to, MalformedRowShown(unreadable_bytes(_shown(kind, part, row))))]

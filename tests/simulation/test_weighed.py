@@ -35,7 +35,7 @@ from atoll.simulation.tensors import POISONS, VALUES, TensorWorker
 from atoll.simulation.worker import WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, caf
 from atoll.wire.codec import decode_statement, encode
@@ -227,7 +227,7 @@ def test_an_owner_may_die_at_any_moment_where_neighbours_are_mixed(phase):
     bounds = part_bounds(VALUES, stage.island.cuts[0])
     for signed, (lo, hi) in zip(first.body.parts, bounds, strict=True):
         names = decode_statement(signed.body, signed.signer).contributors
-        rule = RowStatistic("nnm + trimmed_mean", 2, weights_of(weighing, names))
+        rule = RowCombinationRule("nnm + trimmed_mean", 2, weights_of(weighing, names))
         rows = [(1, FP32.encode(row[lo:hi].clone())) for row in stage.updates(0, names)]
         made.append(FP32.decode(combine(rows, hi - lo, FP32, FP32, rule).wire, hi - lo))
     assert torch.equal(stage.anchor(0), -torch.cat(made))

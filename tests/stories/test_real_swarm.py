@@ -32,7 +32,7 @@ def test_a_killed_peer_and_a_dead_trainer_cost_one_round_each_and_a_blackout_non
     """One story, since starting a swarm takes longer than all that happens to it here."""
     with together(tmp_path, QUICK) as swarm:
         one_is_killed(swarm)
-        a_trainer_dies(swarm, "RoundSkipped")
+        a_trainer_dies(swarm, "LocalContributionSkipped")
         all_lose_power(swarm)
 
 

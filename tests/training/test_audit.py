@@ -26,8 +26,8 @@ from atoll.training.models import build_model
 from atoll.training.recipe.inner import SGD, AdamW, fresh_inner, inner_from_bytes
 from atoll.training.recipe.recipes import Recipe, diloco
 from atoll.verification.replay_audit.judge import (
-    ChainMismatch,
     EndStateNeeded,
+    ExhibitHashMismatch,
     ReplayAccepted,
     ReplayImpossible,
     ReplayMismatch,
@@ -196,7 +196,7 @@ def test_a_chain_over_other_positions_than_the_assigned_ones_is_wrong():
     chosen = replace(assigned(begin), cursor=4000)
     made = Round(begin=begin, assignment=chosen)
     assert made.verdicts() == [ReplayAccepted] * 4  # by its own account
-    assert isinstance(made.audited(0, assignment=assigned(begin)), ChainMismatch)
+    assert isinstance(made.audited(0, assignment=assigned(begin)), ExhibitHashMismatch)
 
 
 def test_moments_that_lie_are_found_although_x_is_right():
@@ -229,12 +229,12 @@ def test_states_that_are_not_in_the_chain_are_refused():
     """A peer that did not train could show a begin and an end that follow from each other, or the auditor's own."""
     lazy, good = Round(skips(7)), honest_round()
     assert isinstance(lazy.audited(1), ReplayMismatch)
-    assert isinstance(lazy.audited(1, begin=good.record.kept[1], end=good.record.kept[2]), ChainMismatch)
-    assert isinstance(lazy.audited(2, begin=good.record.kept[2]), ChainMismatch)
-    assert isinstance(good.audited(1, begin=good.record.kept[0], end=good.record.kept[1]), ChainMismatch)
+    assert isinstance(lazy.audited(1, begin=good.record.kept[1], end=good.record.kept[2]), ExhibitHashMismatch)
+    assert isinstance(lazy.audited(2, begin=good.record.kept[2]), ExhibitHashMismatch)
+    assert isinstance(good.audited(1, begin=good.record.kept[0], end=good.record.kept[1]), ExhibitHashMismatch)
     links = [*good.record.links[:2], ChainLink(digest(b"x"), digest(b"y")), *good.record.links[3:]]
-    assert isinstance(good.audited(1, links=links), ChainMismatch)
-    assert isinstance(good.audited(1, links=good.record.links[:-1]), ChainMismatch)
+    assert isinstance(good.audited(1, links=links), ExhibitHashMismatch)
+    assert isinstance(good.audited(1, links=good.record.links[:-1]), ExhibitHashMismatch)
 
 
 def test_a_round_starts_from_the_agreed_anchor_and_the_moments_it_ended_with():
@@ -330,7 +330,7 @@ def test_a_claim_that_nobody_could_replay_is_wrong_of_a_member_that_is_not_unaud
     audits."""
     made = honest_round()
     verdict = made.audited(0, claim=replace(made.claim, profile=replace(profile_here(), **said)))
-    assert isinstance(verdict, ChainMismatch) and "cannot be replayed" in verdict.why
+    assert isinstance(verdict, ExhibitHashMismatch) and "cannot be replayed" in verdict.why
 
 
 def test_what_cannot_be_replayed_is_said_by_name():

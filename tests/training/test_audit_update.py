@@ -15,7 +15,7 @@ from atoll.training.recipe.error_feedback import encode_update, settle_error_fee
 from atoll.training.recipe.inner import fresh_inner
 from atoll.training.recipe.recipes import diloco
 from atoll.training.recipe.update import part_bounds
-from atoll.verification.replay_audit.judge import ChainMismatch, ReplayAccepted, ReplayMismatch, judge_update
+from atoll.verification.replay_audit.judge import ExhibitHashMismatch, ReplayAccepted, ReplayMismatch, judge_update
 from atoll.verification.replay_audit.replay import TrainerSnapshot, TrainingAssignment, name_of
 from atoll.verification.replay_audit.state_chain import ChainClaim, StateChain, memory_name
 from atoll.verification.replay_audit.tolerance import profile_here, tolerance_from
@@ -76,8 +76,8 @@ def test_a_payload_of_another_delta_is_found_although_its_chain_is_honest():
     other = encode_update(said.anchor_F, said.x_F + noise(4, 1e-5), None, BOUNDS, INT8, 1.0)
     claim = replace(said.claim, root=root_of(other.wires))
     assert isinstance(said.judged(claim=claim), ReplayMismatch)
-    assert isinstance(said.judged(x_F=said.x_F + noise(4, 1e-5), claim=claim), ChainMismatch)
-    assert isinstance(said.judged(anchor_F=said.anchor_F * 2), ChainMismatch)
+    assert isinstance(said.judged(x_F=said.x_F + noise(4, 1e-5), claim=claim), ExhibitHashMismatch)
+    assert isinstance(said.judged(anchor_F=said.anchor_F * 2), ExhibitHashMismatch)
 
 
 def test_error_feedback_cannot_carry_poison_from_one_round_to_the_next():
@@ -105,7 +105,7 @@ def test_compressed_parts_are_compared_by_what_they_hold():
     other = encode_update(said.anchor_F, said.x_F, None, BOUNDS, codec_named("int8+zstd:9"), 1.0).wires
     claim = replace(said.claim, root=root_of(other))
     assert isinstance(said.judged(claim=claim, wires=other), ReplayAccepted)
-    assert isinstance(said.judged(claim=claim, wires=said.update.wires), ChainMismatch)
+    assert isinstance(said.judged(claim=claim, wires=said.update.wires), ExhibitHashMismatch)
     wrong = encode_update(said.anchor_F, said.x_F * 1.01, None, BOUNDS, codec_named("int8+zstd:9"), 1.0).wires
     assert isinstance(said.judged(claim=replace(said.claim, root=root_of(wrong)), wires=wrong), ReplayMismatch)
 
@@ -114,7 +114,7 @@ def test_an_update_that_is_not_finite_is_a_mismatch_and_no_crash():
     said = Said()
     x_F = said.x_F.clone()
     x_F[0] = float("inf")
-    assert isinstance(said.judged(x_F=x_F), ChainMismatch)
+    assert isinstance(said.judged(x_F=x_F), ExhibitHashMismatch)
     begin = TrainerSnapshot(said.anchor_F, torch.zeros(0, dtype=torch.int64), fresh_inner(LAYOUT.parameters))
     record = StateChain(said.assignment, begin)
     record.note(TrainerSnapshot(x_F, begin.counters_K, begin.inner), 10)

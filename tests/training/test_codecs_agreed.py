@@ -25,7 +25,7 @@ from atoll.training.recipe.state import (
     state_from_bytes,
     state_hash,
 )
-from atoll.training.recipe.update import RoundInputs, part_bounds, part_codec, part_codecs
+from atoll.training.recipe.update import RoundCodingInputs, part_bounds, part_codec, part_codecs
 
 PEERS, ROUNDS = 2, 3
 NAMES = ("randk:0.1", "randk:0.1+int8", "delta+int8", "changed+int8", "lowrank:2+int8", "topk-rice:0.1+2means+auto")
@@ -44,9 +44,9 @@ class Member:
         self.bounds = part_bounds(self.layout.floats, (1,) * PEERS)
         self.memory_F: torch.Tensor | None = None
 
-    def common(self, round_index: int) -> RoundInputs:
+    def common(self, round_index: int) -> RoundCodingInputs:
         name = state_hash(state_bytes(self.state, self.layout))
-        return RoundInputs(round_index, self.state, name, self.layout, 0.5)
+        return RoundCodingInputs(round_index, self.state, name, self.layout, 0.5)
 
     def encode(self, round_index: int, seed: int) -> tuple[bytes, ...]:
         self.codecs = part_codecs(self.name, self.common(round_index), self.bounds)
@@ -109,7 +109,7 @@ def test_random_places_change_with_round_part_and_state():
     """Four draws of one member: no draw can be reused, and no peer knows it before the vertex."""
     member = Member("randk:0.1+fp32")
     common = member.common(0)
-    moved = RoundInputs(0, common.state, Digest(digest(b"another state")), common.layout, 0.5)
+    moved = RoundCodingInputs(0, common.state, Digest(digest(b"another state")), common.layout, 0.5)
     masks = []
     for shared, part in ((common, 0), (common, 1), (member.common(1), 0), (moved, 0)):
         codec = part_codec("randk:0.1+fp32", shared, member.bounds, part)
@@ -153,7 +153,7 @@ def test_changed_leaves_out_tensors_that_did_not_move_across_part_borders():
     layout = ModelLayout(slots, 3000, 4000, 0)
     state = SharedState(torch.zeros(4000), torch.zeros(3000), torch.zeros(0, dtype=torch.int64))
     bounds = part_bounds(4000, (1,) * 2)
-    common = RoundInputs(0, state, Digest(digest(b"state")), layout, 0.5)
+    common = RoundCodingInputs(0, state, Digest(digest(b"state")), layout, 0.5)
     x_F = torch.zeros(4000)
     x_F[1000:3000] = 1.0
     codecs = part_codecs("changed+fp32", common, bounds)
@@ -174,7 +174,7 @@ def test_a_tensor_that_parts_cut_is_judged_as_if_it_were_whole(length: float, fl
     )
     layout, bounds = ModelLayout(slots, 15000, 16000, 0), part_bounds(16000, (1,) * 4)
     state = SharedState(torch.zeros(16000), torch.zeros(15000), torch.zeros(0, dtype=torch.int64))
-    codecs = part_codecs("changed+fp32", RoundInputs(0, state, Digest(digest(b"state")), layout, 0.5), bounds)
+    codecs = part_codecs("changed+fp32", RoundCodingInputs(0, state, Digest(digest(b"state")), layout, 0.5), bounds)
     x_F = torch.zeros(16000)
     x_F[:2000], x_F[2000:15000] = 1.0, length / 13000**0.5
     update = encode_update(state.anchor_F, x_F, None, bounds, codecs, 1.0)
@@ -207,7 +207,7 @@ def test_every_part_of_any_layout_is_covered_by_its_pieces(rows, columns, before
     )
     layout = ModelLayout(slots, before + rows * columns, n, 0)
     state = SharedState(noise(n, 1), noise(layout.parameters, 2), torch.zeros(0, dtype=torch.int64))
-    common, bounds = RoundInputs(3, state, Digest(digest(b"any")), layout, 0.9), part_bounds(n, (1,) * parts)
+    common, bounds = RoundCodingInputs(3, state, Digest(digest(b"any")), layout, 0.9), part_bounds(n, (1,) * parts)
     x_F = noise(n, 3)
     for name in ("lowrank:1+fp32", "changed+fp32"):
         codecs = part_codecs(name, common, bounds)

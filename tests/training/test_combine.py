@@ -4,7 +4,7 @@ import torch
 from atoll.training.codec import CODECS
 from atoll.training.codec.blocks import SCALE_MAX, SPAN, lend_spans
 from atoll.training.exchange.combine import WEIGHT_MAX, combine
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.robust import RULES
 
 FP32, INT8, TWO_BIT = CODECS["fp32"], CODECS["int8"], CODECS["2bit"]
@@ -96,25 +96,25 @@ def test_a_sorted_part_is_the_rule_on_the_decoded_rows(name: str):
     _, rows = rows_of(5, n, INT8, weights=[1, 2**40, 3, 1, 7])
     decoded = [INT8.decode(wire, n) for _, wire in rows]
     expected = RULES["coordinate_median" if name == "median" else name](decoded, f=2)
-    answer = combine(rows, n, INT8, FP32, RowStatistic(name, 2))
+    answer = combine(rows, n, INT8, FP32, RowCombinationRule(name, 2))
     assert torch.equal(FP32.decode(answer.wire, n), expected + 0.0)
-    assert combine(rows[::-1], n, INT8, FP32, RowStatistic(name, 2)).wire == answer.wire
+    assert combine(rows[::-1], n, INT8, FP32, RowCombinationRule(name, 2)).wire == answer.wire
 
 
 def test_a_newcomer_is_named_and_does_not_move_a_sorted_part():
     """Weight 0, with values that would be every maximum."""
     _, rows = rows_of(3, 1000)
     late = (0, FP32.encode(torch.full((1000,), 1e6)))
-    answer = combine([*rows, late], 1000, FP32, FP32, RowStatistic("median", 1))
+    answer = combine([*rows, late], 1000, FP32, FP32, RowCombinationRule("median", 1))
     assert answer.counted == (0, 1, 2, 3)
-    assert answer.wire == combine(rows, 1000, FP32, FP32, RowStatistic("median", 1)).wire
+    assert answer.wire == combine(rows, 1000, FP32, FP32, RowCombinationRule("median", 1)).wire
 
 
 def test_too_few_rows_have_no_answer_and_say_how_many_are_needed():
     """Five rows, of which one is rubbish and one a newcomer's: three are left, and two liars need five."""
     _, rows = rows_of(5, 1000, weights=[1, 1, 0, 1, 1])
     rows[4] = (1, b"rubbish")
-    answer = combine(rows, 1000, FP32, FP32, RowStatistic("trimmed_mean", 2))
+    answer = combine(rows, 1000, FP32, FP32, RowCombinationRule("trimmed_mean", 2))
     assert answer.wire is None and answer.counted == (0, 1, 2, 3)
     assert answer.why == "trimmed_mean needs 5 rows to withstand 2 liars, not 3"
 
@@ -122,4 +122,4 @@ def test_too_few_rows_have_no_answer_and_say_how_many_are_needed():
 def test_the_sign_of_a_zero_is_not_left_to_chance():
     """The least of 0 and -0 may be either; the answer's bytes must not follow it."""
     rows = [(1, FP32.encode(torch.tensor(zeros))) for zeros in ([0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0])]
-    assert combine(rows, 2, FP32, FP32, RowStatistic("median", 1)).wire == bytes(8)
+    assert combine(rows, 2, FP32, FP32, RowCombinationRule("median", 1)).wire == bytes(8)

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from toy import DATA, begun, model, short, tried
 
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec, MemberAbsence
 from atoll.training.models import loss_of
 from atoll.training.recipe.inner import rate_at
@@ -105,7 +105,7 @@ def test_an_update_that_is_lost_moves_no_rate():
 
 
 def test_an_effort_that_asks_for_what_the_recipe_has_changes_no_bit():
-    asks = WorkloadPolicy(BATCH, samples=PEERS * STEPS * BATCH)
+    asks = AdaptiveWorkloadPolicy(BATCH, samples=PEERS * STEPS * BATCH)
     first, second = tried(plain()), tried(plain(), effort=asks)
     assert torch.equal(first.model_F, second.model_F) and first.history == second.history
     assert first.state == second.state
@@ -113,13 +113,15 @@ def test_an_effort_that_asks_for_what_the_recipe_has_changes_no_bit():
 
 def test_rounds_learn_from_as_many_samples_whoever_is_here():
     """Half of the members leave in the second round: from the third on each takes twice as many steps."""
-    asks = WorkloadPolicy(BATCH, samples=PEERS * 5 * BATCH)
+    asks = AdaptiveWorkloadPolicy(BATCH, samples=PEERS * 5 * BATCH)
     done = tried(plain(), effort=asks, trouble=FaultSpec(absent=(MemberAbsence(2, 7), MemberAbsence(3, 7))))
     assert [one.step for one in done.history] == [5, 10, 20, 30]
 
 
 def test_rounds_shorten_as_the_loss_falls():
-    done = tried(local_sgd(rounds=6, inner_steps=20, lr=0.02), effort=WorkloadPolicy(4, by_loss=True, steps_min=5))
+    done = tried(
+        local_sgd(rounds=6, inner_steps=20, lr=0.02), effort=AdaptiveWorkloadPolicy(4, by_loss=True, steps_min=5)
+    )
     ends = [0, *(one.step for one in done.history)]
     lengths = [after - before for before, after in pairwise(ends)][:-1]
     losses = [one.train_loss for one in done.history]
@@ -132,7 +134,7 @@ def test_rounds_shorten_as_the_loss_falls():
 def test_batches_follow_the_loss_and_no_sample_is_dealt_twice():
     """The target is what the toy reaches on its way: batches grow, then shrink."""
     seen: list[set[int]] = [set() for _ in range(PEERS)]
-    asks = WorkloadPolicy(BATCH, batches=BatchGrowth(target_loss=3.5, least=2, most=12))
+    asks = AdaptiveWorkloadPolicy(BATCH, batches=LossAdaptiveBatchSize(target_loss=3.5, least=2, most=12))
     recipe = short(local_sgd(rounds=8, inner_steps=12, batch=BATCH, lr=0.02))
     run = ExperimentSimulator(
         recipe, model(), DATA, PEERS, 96, FaultSpec(), loss_of, options=ExperimentOptions(effort=asks)
@@ -171,11 +173,11 @@ def test_a_round_in_minutes_is_one_in_which_the_slow_take_fewer_steps_and_weigh_
 
 def test_what_cannot_follow_the_run_is_refused_by_name():
     with pytest.raises(ValueError, match="fragments=1"):
-        tried(streaming(rounds=2, inner_steps=20), effort=WorkloadPolicy(4, samples=100))
+        tried(streaming(rounds=2, inner_steps=20), effort=AdaptiveWorkloadPolicy(4, samples=100))
     with pytest.raises(ValueError, match="batches of 8"):
-        tried(plain(), effort=WorkloadPolicy(8, samples=100))
+        tried(plain(), effort=AdaptiveWorkloadPolicy(8, samples=100))
     with pytest.raises(ValueError, match="at most 10"):
-        tried(plain(), effort=WorkloadPolicy(4, samples=100, steps_min=11))
+        tried(plain(), effort=AdaptiveWorkloadPolicy(4, samples=100, steps_min=11))
     with pytest.raises(ValueError, match="closing"):
         closing = replace(plain().schedule, closing="fp32")
-        tried(replace(plain(), schedule=closing), effort=WorkloadPolicy(4, samples=100))
+        tried(replace(plain(), schedule=closing), effort=AdaptiveWorkloadPolicy(4, samples=100))

@@ -58,10 +58,10 @@ from atoll.training.recipe.outer import (
     outer_step,
 )
 from atoll.training.recipe.recipes import UpdateCoding, check_recipe, for_real_run
-from atoll.training.recipe.reducer import RecipeReducer, agreement, arrived, scales_of, support_mean, weight_of
+from atoll.training.recipe.reducer import ReductionSettings, agreement, arrived, scales_of, support_mean, weight_of
 from atoll.training.recipe.schedule import (
-    SchedulePhase,
     SyncSchedule,
+    SyncSchedulePhase,
     check_schedule,
     due,
     fragments_of,
@@ -93,7 +93,7 @@ def test_fragments_take_turns_and_all_close_the_run():
 
 def test_the_rhythm_changes_where_a_phase_begins():
     schedule = SyncSchedule(
-        inner_steps=20, rounds=5, phases=(SchedulePhase(0.5, 10, "int8", "int8"), SchedulePhase(0.9, 2))
+        inner_steps=20, rounds=5, phases=(SyncSchedulePhase(0.5, 10, "int8", "int8"), SyncSchedulePhase(0.9, 2))
     )
     assert [step for step in range(1, 101) if due(schedule, step, 100)] == [
         *(20, 40, 60, 70, 80, 90),
@@ -242,7 +242,7 @@ def test_in_rounds_an_update_counts_by_the_tokens_behind_it_and_the_momentum_is_
         at.append(anchor.item())
     assert at == [-0.5, -1.5, -3.25, -4.0, -5.125, -7.0625], "of ten times as many members no more than the mean"
     recipe = for_real_run(delayed_nesterov(rounds=2, inner_steps=6, batch=4, seq_len=16))
-    assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == RecipeReducer(quorum=1)
+    assert recipe.outer.every == 4 * 6 * 4 * 16 and recipe.reducer == ReductionSettings(quorum=1)
 
 
 def test_asynchronous_workers_wait_for_nobody_and_the_slow_take_fewer_steps():
@@ -338,17 +338,17 @@ def test_the_support_mean_divides_by_those_who_sent_a_value():
 
 
 def test_weights_by_tokens_count_pace_too():
-    plain, paced = RecipeReducer(), RecipeReducer(weight="tokens")
+    plain, paced = ReductionSettings(), ReductionSettings(weight="tokens")
     assert weight_of(plain, 8, 512, 2) == 8 and weight_of(paced, 8, 512, 2) == 512 * 512 // 2
     assert weight_of(paced, 0, 0, 0) == 0
 
 
 def test_a_quorum_and_its_grace_close_a_round():
-    two = RecipeReducer(quorum=2, grace=3)
+    two = ReductionSettings(quorum=2, grace=3)
     assert arrived(two, [0, 2, 5, 9], 1) == ([True, True, True, False], 5)
     assert arrived(two, [0, 2, 6, 9], 1) == ([True, True, False, False], 5)
     assert arrived(two, [0, 0, 0, 4], 6) == ([True] * 4, 6), "an overlap waits anyway"
-    assert arrived(RecipeReducer(), [0, 2, 5, 9], 1) == ([True] * 4, 9)
+    assert arrived(ReductionSettings(), [0, 2, 5, 9], 1) == ([True] * 4, 9)
 
 
 def test_decoupled_rounds_do_not_wait_for_a_straggler_and_lose_nothing_of_it():
@@ -432,7 +432,10 @@ def test_a_phase_of_no_steps_is_refused_as_such(text):
 )
 def test_codecs_of_a_phase_may_have_numbers_behind_a_colon(codecs: str, up: str, down: str):
     """A colon that ends a codec differs from a colon within a codec's name."""
-    assert parse_phases(f"0.8:16,0.9:8:{codecs}") == (SchedulePhase(0.8, 16), SchedulePhase(0.9, 8, up, down))
+    assert parse_phases(f"0.8:16,0.9:8:{codecs}") == (
+        SyncSchedulePhase(0.8, 16),
+        SyncSchedulePhase(0.9, 8, up, down),
+    )
     for name in filter(None, (up, down)):
         check_codec_name(name)
 

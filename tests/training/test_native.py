@@ -16,7 +16,7 @@ from atoll.training.codec.blocks import largest_of
 from atoll.training.codec.compiled import native
 from atoll.training.codec.fp32 import FP32
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.outer import Nesterov, outer_step
 from atoll.training.robust import gram_of, trimmed_mean
 from atoll.training.robust import rows as aggregate_rows
@@ -177,7 +177,7 @@ def test_both_sort_columns_to_the_same_bits(statistic, members):
     wires = [
         (weight, FP32.encode(torch.where(x == 0, -0.0, x) if k % 2 else x)) for k, (weight, x) in enumerate(rows)
     ]
-    rule = RowStatistic(statistic, (members - 1) // 3)
+    rule = RowCombinationRule(statistic, (members - 1) // 3)
     by_torch, by_kernels = both_ways(lambda: bytes(combine(wires, 40_000, FP32, FP32, rule).wire or b""))
     assert by_torch == by_kernels != b""
 

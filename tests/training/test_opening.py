@@ -13,12 +13,12 @@ from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.crypto.digest import MerkleTree, digest, merkle_path, merkle_root, merkle_top, merkle_tree
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import RowStatistic
-from atoll.verification.sum_check.policy import SumCheckCase as Drawn
+from atoll.training.exchange.statistic import RowCombinationRule
+from atoll.verification.sum_check.policy import SumSpotCheck as Drawn
 from atoll.verification.sum_check.tensors import (
-    ExpectedPart,
     LeafLayout,
     OpenedRow,
+    PartResultClaim,
     judge,
     lay_out,
     opening_problem,
@@ -37,7 +37,7 @@ WEIGHTS = (35, 1, 70, 0)
 class Part:
     """Part 1 of three, of four contributors: `answer` is what the owner signs, whatever its rows make."""
 
-    def __init__(self, up: str, down: str, n: int, statistic: RowStatistic = RowStatistic()) -> None:
+    def __init__(self, up: str, down: str, n: int, statistic: RowCombinationRule = RowCombinationRule()) -> None:
         self.up, self.down, self.n, self.statistic = LeafLayout(CODECS[up]), LeafLayout(CODECS[down]), n, statistic
         generator = torch.Generator().manual_seed(n)
         self.wires = [bytes(CODECS[up].encode(torch.randn(n, generator=generator) * 10.0**-k)) for k in range(4)]
@@ -50,11 +50,11 @@ class Part:
         assert done.wire is not None
         self.answer = bytes(done.wire)
 
-    def claimed(self, *blocks: int) -> ExpectedPart:
+    def claimed(self, *blocks: int) -> PartResultClaim:
         made_of, size = rows_digest(self.commits), len(self.answer)
         answered = OwnerResult(7, 0, 1, 0, self.down.name(self.answer), size, NAMES, made_of=made_of)
         commits = tuple(SignedStatement(p, encode(c), b"") for p, c in zip(NAMES, self.commits, strict=True))
-        return ExpectedPart(answered, commits, self.n, blocks, self.statistic)
+        return PartResultClaim(answered, commits, self.n, blocks, self.statistic)
 
     def shown(self, *blocks: int) -> SumOpening:
         return lay_out(self.rows, OpenedRow(self.answer, ()), (), [blocks], self.up, self.down)[0]
@@ -89,10 +89,10 @@ def test_a_wire_that_no_values_make_has_a_name_too():
 def test_rows_of_a_block_make_the_block_of_the_answer(up: str, down: str):
     """Mean, order statistics, weights by distance and mixtures; blocks of the middle and the short last one."""
     n = 2 * LEAF + 1027
-    sorts = [RowStatistic(name, 1) for name in ("median", "trimmed_mean", "meamed")]
-    weighed = RowStatistic("robust", 1, (0.2, 0.0, 0.7, 0.1))
-    mixed = RowStatistic("nnm + trimmed_mean", 1, packed_mixtures([(0, 1), (1, 2), (0, 2), ()]))
-    for statistic in (RowStatistic(), *sorts, weighed, mixed):
+    sorts = [RowCombinationRule(name, 1) for name in ("median", "trimmed_mean", "meamed")]
+    weighed = RowCombinationRule("robust", 1, (0.2, 0.0, 0.7, 0.1))
+    mixed = RowCombinationRule("nnm + trimmed_mean", 1, packed_mixtures([(0, 1), (1, 2), (0, 2), ()]))
+    for statistic in (RowCombinationRule(), *sorts, weighed, mixed):
         assert Part(up, down, n, statistic).found(0, 1, 2) == ("accepted", "")
 
 
@@ -117,7 +117,10 @@ def test_a_row_that_is_listed_and_not_summed_or_summed_and_not_listed_is_found()
     answered = replace(claimed.answered, contributors=names, made_of=rows_digest(other.commits[1:]))
     honest = lay_out(other.rows[1:], OpenedRow(other.answer, ()), (), [(1,)], other.up, other.down)[0]
     said, _ = judge(
-        ExpectedPart(answered, commits, other.n, (1,), RowStatistic()), opening_bytes(honest), other.up, other.down
+        PartResultClaim(answered, commits, other.n, (1,), RowCombinationRule()),
+        opening_bytes(honest),
+        other.up,
+        other.down,
     )
     assert said[0] == "mismatch"
 
@@ -170,7 +173,7 @@ def test_an_owner_is_judged_by_the_commitments_that_it_named():
     claimed, true = part.claimed(0), part.shown(0)
     vertex = replace(part.commits[1], root=ZERO_DIGEST)
     commits = (claimed.commits[0], SignedStatement(NAMES[1], encode(vertex), b"b"), *claimed.commits[2:])
-    seen = ExpectedPart(claimed.answered, commits, part.n, (0,), RowStatistic())
+    seen = PartResultClaim(claimed.answered, commits, part.n, (0,), RowCombinationRule())
     promised = (claimed.commits[1],)
     judged = judge(seen, opening_bytes(replace(true, others=promised)), part.up, part.down)
     assert judged == (("accepted", ""), promised)

@@ -19,7 +19,7 @@ from atoll.training.codec import codec_named
 from atoll.training.data import batch, epoch_samples, samples_at
 from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.models import build_model, loss_of
-from atoll.training.recipe.inner import AdamW, GradientAccumulation, fresh_inner, inner_step
+from atoll.training.recipe.inner import AdamW, GradientSumOptimizer, fresh_inner, inner_step
 from atoll.training.recipe.recipes import custom_loop_recipe, diloco
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
@@ -206,4 +206,4 @@ def test_what_cannot_be_scored_is_named():
     assert "own" in scoring_problem(custom_loop_recipe(rounds=1, inner_steps=5))
     assert "sparseloco" in scoring_problem(diloco(rounds=1, up="sparseloco"))
     assert scoring_problem(diloco(rounds=1, up="2bit+zstd")) == ""
-    assert "gradients" in scoring_problem(msgspec.structs.replace(diloco(rounds=1), inner=GradientAccumulation()))
+    assert "gradients" in scoring_problem(msgspec.structs.replace(diloco(rounds=1), inner=GradientSumOptimizer()))

@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from atoll.base.errors import UsageError
 from atoll.training.data.shards.dataset import AssignedShardsDataset
-from atoll.training.data.shards.sources import MappedSource, source_of
-from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead
+from atoll.training.data.shards.sources import RandomAccessSource, source_of
+from atoll.wire.data_ranges import AssignedShard, DataRange, RoundDataShards
 
 
 def shards(source, *assigned: tuple[int, int], per_step: int = 0) -> AssignedShardsDataset:
     """Ends where these are used up."""
     found = AssignedShardsDataset(source, per_step, lambda: False)
-    found.assign(ShardsToRead(tuple(AssignedShard(*one) for one in assigned)), ())
+    found.assign(RoundDataShards(tuple(AssignedShard(*one) for one in assigned)), ())
     return found
 
 
@@ -80,16 +80,16 @@ def test_a_stream_is_cut_into_every_nth_sample(caplog: pytest.LogCaptureFixture)
 
 def test_a_loop_is_told_once_that_its_shards_are_too_small_for_its_rounds(caplog: pytest.LogCaptureFixture):
     """Eight are the most; fewer of them grow by themselves, and the end of a run is no lack."""
-    source = MappedSource(list(range(1000)), 100, 0, True)
+    source = RandomAccessSource(list(range(1000)), 100, 0, True)
     found = AssignedShardsDataset(source, 0, lambda: False)
     for count in (7, 8, 8):
-        found.assign(ShardsToRead(tuple(AssignedShard(g, 0) for g in range(count))), ())
+        found.assign(RoundDataShards(tuple(AssignedShard(g, 0) for g in range(count))), ())
         assert len(list(found)) == 10 * count
         assert ("pass fewer shards" in caplog.text) == (count == 8)
         found.take_step()
     assert caplog.text.count("pass fewer shards") == 1
     found = AssignedShardsDataset(source, 0, lambda: False)
-    found.assign(ShardsToRead(tuple(AssignedShard(g, 0) for g in range(8))), ())
+    found.assign(RoundDataShards(tuple(AssignedShard(g, 0) for g in range(8))), ())
     next(samples := iter(found))
     found.forget_places()
     assert not list(samples) and caplog.text.count("pass fewer shards") == 1
@@ -135,17 +135,17 @@ def test_tokens_folders_and_tensors_are_read(tmp_path: Path):
 
 def test_what_was_read_before_a_step_is_behind_it():
     """Or so many samples, where a loader reads ahead; without them the loop would claim what it has not learned."""
-    found = shards(MappedSource(list(range(100)), 10, 0, True), (0, 0), (1, 0))
+    found = shards(RandomAccessSource(list(range(100)), 10, 0, True), (0, 0), (1, 0))
     batches = iter(DataLoader(found, batch_size=6))
     next(batches), next(batches)
     assert found.has_given and found.take_step() == (DataRange(0, 0, 10, True), DataRange(1, 0, 2))
     assert not found.has_given and found.take_step() == ()
-    ahead = shards(MappedSource(list(range(100)), 10, 0, True), (0, 0), (1, 0), per_step=6)
+    ahead = shards(RandomAccessSource(list(range(100)), 10, 0, True), (0, 0), (1, 0), per_step=6)
     batches = iter(DataLoader(ahead, batch_size=6))
     next(batches), next(batches)
     assert ahead.take_step() == (DataRange(0, 0, 6),)
     assert ahead.take_step() == (DataRange(0, 6, 10, True), DataRange(1, 0, 2))
-    greedy = shards(MappedSource(list(range(100)), 2, 0, True), (0, 0), (1, 0), per_step=2)
+    greedy = shards(RandomAccessSource(list(range(100)), 2, 0, True), (0, 0), (1, 0), per_step=2)
     assert len(list(greedy)) == 100
     with pytest.raises(UsageError, match=r"(?s)E-DATA-04 .*2 samples per step.*GradScaler.*fused=True"):
         greedy.take_step()
@@ -153,26 +153,26 @@ def test_what_was_read_before_a_step_is_behind_it():
 
 def test_a_new_assignment_goes_on_behind_what_the_loop_still_holds():
     """Behind steps that are not handed over and samples that no step has used. Dropped steps are read again."""
-    found = shards(MappedSource(list(range(100)), 10, 0, True), (0, 0), (1, 0))
+    found = shards(RandomAccessSource(list(range(100)), 10, 0, True), (0, 0), (1, 0))
     samples = iter(found)
     first = [next(samples) for _ in range(13)]
     held = found.take_step()
     given = [next(samples) for _ in range(2)]
-    found.assign(ShardsToRead((AssignedShard(0, 0), AssignedShard(1, 0), AssignedShard(2, 0))), held)
+    found.assign(RoundDataShards((AssignedShard(0, 0), AssignedShard(1, 0), AssignedShard(2, 0))), held)
     rest = [next(samples) for _ in range(15)]
     assert len({*first, *given, *rest}) == 30
     found.take_step()
     found.forget_places()
     assert found.is_waiting
-    found.assign(ShardsToRead((AssignedShard(1, 3),)), ())  # the last step was dropped
+    found.assign(RoundDataShards((AssignedShard(1, 3),)), ())  # the last step was dropped
     assert next(samples) == given[0]
 
 
 def test_a_worker_of_a_loader_and_another_checkpoint_are_refused():
-    found = shards(MappedSource(list(range(100)), 10, 0, True), (0, 0))
+    found = shards(RandomAccessSource(list(range(100)), 10, 0, True), (0, 0))
     with pytest.raises(RuntimeError, match="E-DATA-03"):  # as loaders tell of their workers
         next(iter(DataLoader(found, batch_size=2, num_workers=1)))
-    other = shards(MappedSource(list(range(100)), 5, 0, True), (0, 4))
+    other = shards(RandomAccessSource(list(range(100)), 5, 0, True), (0, 4))
     assert other.state_dict()["shards"] == {"0": 4}
     found.load_state_dict(found.state_dict())
     with pytest.raises(UsageError, match="E-DATA-05"):

@@ -28,7 +28,7 @@ from atoll.training.recipe.state import (
     unchanged,
 )
 from atoll.training.recipe.update import moved, part_bounds
-from atoll.worker.shared_states import SharedStates
+from atoll.worker.shared_states import AgreedStateCache
 from atoll.worker.state_store import MemoryStateStore
 
 FP32, TWO_BIT = CODECS["fp32"], CODECS["2bit"]
@@ -195,7 +195,7 @@ def test_a_state_that_is_staged_span_by_span_has_the_bytes_of_the_step_in_memory
     """Three rounds of several parts, one without a result; values, buffers and momentum outside a fragment stay."""
     model = nn.Sequential(nn.Linear(700, 800), nn.BatchNorm1d(800))
     layout, before = layout_of(model), initial_state(model)
-    states = SharedStates(MemoryStateStore({}))
+    states = AgreedStateCache(MemoryStateStore({}))
     lo, hi = (200 * BLOCK, 2000 * BLOCK) if fragment else (0, layout.floats)
     for round in range(3):
         bounds = moved(part_bounds(hi - lo, (3, 1, 2)), lo)

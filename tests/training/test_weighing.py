@@ -22,7 +22,7 @@ from atoll.training.exchange.distance_weights import (
     unpack_products,
     weigh_rows,
 )
-from atoll.training.exchange.statistic import AFTER_MIXING, RowStatistic
+from atoll.training.exchange.statistic import AFTER_MIXING, RowCombinationRule
 from atoll.training.recipe.update import part_bounds
 from atoll.training.robust import RULES, default
 from atoll.training.robust.attacks import alie, sign_flip
@@ -57,7 +57,7 @@ def weighed(rows: torch.Tensor, statistic: str, codec=FP32, order=None) -> tuple
         parts.append((sorted(names), compare_rows(wires, hi - lo, codec).products))
     weights = weigh_rows(statistic, 2, sorted(names), parts)
     pieces = zip(BOUNDS, held, strict=True)
-    rule = RowStatistic(statistic, 2, weights)
+    rule = RowCombinationRule(statistic, 2, weights)
     answers = [combine(wires, hi - lo, codec, FP32, rule).wire for (lo, hi), wires in pieces]
     whole = torch.cat([FP32.decode(wire, hi - lo) for wire, (lo, hi) in zip(answers, BOUNDS, strict=True)])
     return dict(zip(sorted(names), shares_of(weights, len(names)), strict=True)), whole
@@ -112,22 +112,24 @@ def test_mixtures_are_the_sums_that_the_page_has_to_the_bit(n: int, kernels: boo
     sums = [sum((rows[row] for row in some[1:]), rows[some[0]]) * np.float32(1 / 5) for some in chosen]
     ranked = np.sort(np.stack(sums), axis=0)
     wires = [(int(k in settled), FP32.encode(torch.from_numpy(row.copy()))) for k, row in enumerate(rows)]
-    made = combine(wires, n, FP32, FP32, RowStatistic("nnm + median", 2, packed_mixtures(mixtures)))
+    made = combine(wires, n, FP32, FP32, RowCombinationRule("nnm + median", 2, packed_mixtures(mixtures)))
     assert FP32.decode(made.wire, n).numpy().tobytes() == (ranked[3] + np.float32(0)).tobytes()
-    trimmed = combine(wires, n, FP32, FP32, RowStatistic("nnm + trimmed_mean", 2, packed_mixtures(mixtures)))
+    trimmed = combine(wires, n, FP32, FP32, RowCombinationRule("nnm + trimmed_mean", 2, packed_mixtures(mixtures)))
     np.testing.assert_allclose(FP32.decode(trimmed.wire, n), ranked[2:5].mean(axis=0), rtol=1e-5, atol=1e-5)
 
 
 def test_rows_that_weigh_nothing_make_nothing_and_are_not_sorted_instead():
     """A witness then refutes a result that stands on less than half of the weighed rows, unlike honest ones."""
     wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(5)]
-    made = combine(wires, 10, FP32, FP32, RowStatistic("nnm + median", 2, (0.0,) * 5))
+    made = combine(wires, 10, FP32, FP32, RowCombinationRule("nnm + median", 2, (0.0,) * 5))
     assert not FP32.decode(made.wire, 10).any()
 
 
 def test_too_few_mixtures_are_no_answer():
     wires = [(1, FP32.encode(torch.full((10,), float(k)))) for k in range(4)]
-    made = combine(wires, 10, FP32, FP32, RowStatistic("nnm + median", 2, packed_mixtures([(0, 1, 2, 3)] * 4)))
+    made = combine(
+        wires, 10, FP32, FP32, RowCombinationRule("nnm + median", 2, packed_mixtures([(0, 1, 2, 3)] * 4))
+    )
     assert made.wire is None and "needs 5 rows to withstand 2 liars, not 4" in made.why
 
 
@@ -221,7 +223,7 @@ def test_sums_are_taken_in_the_order_that_the_page_has(n: int):
 
 def test_equal_shares_are_the_mean_and_a_row_that_spoils_after_it_was_compared_is_no_answer():
     wires = [(1, FP32.encode(torch.full((300,), float(k)))) for k in (1, 2, 4, 5)]
-    even_weights = RowStatistic("robust", 1, (0.25,) * 4)
+    even_weights = RowCombinationRule("robust", 1, (0.25,) * 4)
     assert combine(wires, 300, FP32, FP32, even_weights).wire == combine(wires, 300, FP32, FP32).wire
     spoilt = combine([*wires[:3], (1, b"rubbish")], 300, FP32, FP32, even_weights)
     assert spoilt.wire is None and "no longer decode" in spoilt.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
-from atoll.base.workload import AgreedWorkload
+from atoll.base.workload import AdaptiveWorkloadState
 from atoll.crypto.digest import BlobManifest, digest
 from atoll.verification.malformed_updates.messages import MalformedRowEvidence
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
@@ -20,26 +20,26 @@ from atoll.wire.messages.history import (
     VerticesRequest,
     VerticesResponse,
 )
-from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, PingReply
+from atoll.wire.messages.membership import Hello, JoinRefused, Ping, PingReply, ReportMessage
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
-    CommitRequest,
-    PartDeclined,
+    CommitmentRequest,
     PartialSum,
+    PartReductionDeclined,
     PartRequest,
     PartResponse,
     PartResult,
+    PartRowProducts,
     PartStatementsRequest,
-    PreVote,
     ProposalMessage,
-    ReachabilityHint,
     ResendRequest,
-    RowComparison,
     RowContribution,
     RowRequest,
+    RowReroutedHint,
     RowResponse,
     TimeoutMessage,
+    UpdateCommitmentMessage,
+    ViewChangePreVote,
     VoteMessage,
 )
 from atoll.wire.messages.statements import (
@@ -50,11 +50,10 @@ from atoll.wire.messages.statements import (
     ChangedSettings,
     ChangeSettings,
     Commitment,
-    JoinExtension,
+    HeldOutLossReport,
     JoinRequest,
-    LateShare,
     LeaveReport,
-    OwnerComparison,
+    MemberRecordExtension,
     OwnerComplaint,
     OwnerResult,
     PauseOrder,
@@ -64,28 +63,29 @@ from atoll.wire.messages.statements import (
     ReadyReport,
     RedundancyReport,
     RollbackOrder,
+    RoundOptOutNotice,
+    RowInnerProducts,
     ScoreReport,
     SealedDraw,
     SignedStatement,
-    SkipRound,
+    StepsWhilePartitioned,
     SuspicionReport,
     TicketInvite,
-    ValidationReport,
     ViewTimeout,
     Vote,
 )
 from atoll.wire.messages.vertex import (
-    DataPositions,
-    InvitationRecord,
+    EarnedVoteRecord,
+    IssuedTicketRecord,
     Member,
     MemberExtensions,
-    OpenShard,
-    RoundMetrics,
-    TicketUse,
+    SharedDataProgress,
+    SwarmRoundMetrics,
+    UnfinishedShard,
     Vertex,
     VertexBody,
 )
-from atoll.wire.opening import OpenedBlock, SumOpening
+from atoll.wire.opening import SumOpening, SumOpeningBlock
 
 ALICE, BOB = PeerId("12D3KooWAlice"), PeerId("12D3KooWBob")
 A, B = Digest(bytes([0xAA]) * 32), Digest(bytes([0xBB]) * 32)
@@ -105,9 +105,9 @@ BODY = VertexBody(
     state=A,
     commits=(SIGNED,),
     members=(MEMBER,),
-    tickets=(TicketUse(b"ticket", b"key", "trainer", 2, 2000.0),),
+    tickets=(IssuedTicketRecord(b"ticket", b"key", "trainer", 2, 2000.0),),
     reports=(SIGNED,),
-    metrics=RoundMetrics(2.5, 32, 512),
+    metrics=SwarmRoundMetrics(2.5, 32, 512),
     trained=6,
     epoch=1,
     settings=b"settings",
@@ -119,19 +119,19 @@ VERTEX = Vertex(b"body", CERTIFICATE, b"recovery")
 STATEMENTS = (
     Commitment(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, "why"),
     OwnerResult(7, 1, 0, 2, A, 4096, (ALICE, BOB), B),
-    OwnerComparison(7, 1, 0, 2, (ALICE, BOB), bytes(24)),
+    RowInnerProducts(7, 1, 0, 2, (ALICE, BOB), bytes(24)),
     Proposal(7, 9, A),
     Vote(7, 9, "commit", A),
     ViewTimeout(7, 9, 8, A),
     JoinRequest(ALICE, b"key", b"certificate", ("/ip4/10.0.0.1/tcp/4001",), "trainer", "alice", B, b"admission"),
     ReadyReport(A, B),
     LeaveReport(7, "enough for today"),
-    SkipRound(8),
+    RoundOptOutNotice(8),
     SuspicionReport(7, BOB, "silent"),
     Accusation(SIGNED, SIGNED),
     OwnerComplaint(7, BOB, "withheld"),
     AuditReport(7, BOB, "mismatch"),
-    ValidationReport(7, A, (2_500_000,)),
+    HeldOutLossReport(7, A, (2_500_000,)),
     ScoreReport(7, BOB, (41_250, -1_030, 9_400)),
     RedundancyReport(7, BOB, (120, 410_000)),
     PiecesStored(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
@@ -142,24 +142,24 @@ STATEMENTS = (
 )
 
 MESSAGES = (
-    CommitAnnouncement(7, 1, "abcd", SIGNED, asks=True),
-    CommitRequest(7, 1, "abcd", BOB),
+    UpdateCommitmentMessage(7, 1, "abcd", SIGNED, asks=True),
+    CommitmentRequest(7, 1, "abcd", BOB),
     RowContribution(7, 1, "abcd", 0, 2, (A, B), SIGNED),
     PartResult(7, 1, "abcd", SIGNED),
-    RowComparison(7, 1, "abcd", SIGNED),
+    PartRowProducts(7, 1, "abcd", SIGNED),
     PartRequest(7, 1, "abcd", A),
     PartResponse(7, 1, "abcd", A),
     ResendRequest(7, 1, "abcd"),
     PartialSum(7, 1, "abcd", 2, -1, 96, (PeerId("ada"), PeerId("bob"))),
-    PartDeclined(7, 1, "abcd", 2),
-    ReachabilityHint(7, 1, "abcd", 2, BOB),
+    PartReductionDeclined(7, 1, "abcd", 2),
+    RowReroutedHint(7, 1, "abcd", 2, BOB),
     RowRequest(7, 1, "abcd", 2, BOB),
     PartStatementsRequest(7, 1, "abcd", 2),
     RowResponse(7, 1, "abcd", 2, (A, B), SIGNED),
     ProposalMessage(7, 1, "abcd", SIGNED, b"body", (SIGNED,), CERTIFICATE),
     VoteMessage(7, 1, "abcd", SIGNED),
     TimeoutMessage(7, 1, "abcd", SIGNED, None),
-    PreVote(7, 1, "abcd", 3),
+    ViewChangePreVote(7, 1, "abcd", 3),
     VerticesRequest(-1),
     VerticesResponse((VERTEX,), 7),
     ManifestRequest(A),
@@ -170,7 +170,7 @@ MESSAGES = (
     EraSignaturesRequest(99, (ALICE, BOB)),
     Ping(12.5, 7),
     PingReply(12.5, 13.25, 7),
-    MemberReport(SIGNED),
+    ReportMessage(SIGNED),
     JoinRefused("E-JOIN-01"),
     ExhibitRequest(7),
     ExhibitResponse(7, A),
@@ -182,12 +182,12 @@ MESSAGES = (
 
 CAUGHT_SHOWN = Accusation(SIGNED, exhibit=A)
 AUDITED_NAMED = AuditReport(7, BOB, "mismatch", exhibit=A)
-VALIDATED_RIGHT = ValidationReport(7, A, (2_500_000,), (431_000,))
+VALIDATED_RIGHT = HeldOutLossReport(7, A, (2_500_000,), (431_000,))
 TUNED = ChangedSettings(ChangeableSettings(rounds=60, owner_s=12.0, lr=0.002), 7, 224)
 AMEND_TUNED = RollbackOrder(A, 3, B, A, 2, b"signature", tuned=TUNED)
 AMEND_WITHOUT = RollbackOrder(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_DRAWN = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=SealedDraw(A, B))
-COMMIT_LATE = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=LateShare(3, 64, 1024))
+COMMIT_LATE = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=StepsWhilePartitioned(3, 64, 1024))
 COMMIT_READING = Commitment(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, claim=A + b" 3:80-96! 5:0-496")
 MANIFEST_PARTLY = ManifestResponse(A, None, b"\x05")
 WANT_MANIFEST_KNOWN = ManifestRequest(A, True)
@@ -200,14 +200,14 @@ BODY_WEIGHED = replace(BODY, weighing=WEIGHING)
 BODY_REPUTED = replace(BODY, reputation=(7750,))
 BODY_READING = replace(
     BODY,
-    data=DataPositions(A, 7, (OpenShard(5, 496, 0), OpenShard(6, 0, -1)), 2048, 16, 32),
+    data=SharedDataProgress(A, 7, (UnfinishedShard(5, 496, 0), UnfinishedShard(6, 0, -1)), 2048, 16, 32),
 )
 BODY_SAMPLED = replace(BODY, credits=((0, 64),))
-BODY_ASKING = replace(BODY, effort=AgreedWorkload(24, 12, 10, 5.5))
+BODY_ASKING = replace(BODY, effort=AdaptiveWorkloadState(24, 12, 10, 5.5))
 BODY_PAUSED = replace(BODY, paused=7)
 BODY_TUNED = replace(BODY, tuned=TUNED)
-BODY_INVITED = replace(BODY, invited=InvitationRecord((0, 1), (0, 300), (0, 1)))
-EXTENSIONS = (JoinExtension("payout", b"\x01\x02"), JoinExtension("relay", b""))
+BODY_INVITED = replace(BODY, invited=EarnedVoteRecord((0, 1), (0, 300), (0, 1)))
+EXTENSIONS = (MemberRecordExtension("payout", b"\x01\x02"), MemberRecordExtension("relay", b""))
 BODY_EXTENDED = replace(BODY, extensions=(MemberExtensions(ALICE, EXTENSIONS),))
 JOIN_EXTENDED = JoinRequest(ALICE, b"key", b"certificate", (), "trainer", "alice", B, b"admission", EXTENSIONS)
 READY_UNAUDITED = ReadyReport(A, B, True)
@@ -226,7 +226,7 @@ OPENED = (  # the same words where blocks of answers are opened
 )
 SCORED = (ExhibitRequest(7, update=True), ExhibitResponse(7, A, update=True))  # of updates that are scored
 OPENING = SumOpening(
-    (OpenedBlock(3, b"sum", (A,), (b"row", b"row2"), ((A, B), ())),),
+    (SumOpeningBlock(3, b"sum", (A,), (b"row", b"row2"), ((A, B), ())),),
     ((A,), (A,)),
     (SignedStatement(ALICE, b"commit", b"signature"),),
 )

@@ -12,11 +12,11 @@ from atoll.simulation.signatures import RealKeys, VirtualSignatureVerifier, Virt
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.evidence import Evidence, commits_to_two_updates, contradiction, evidence_flaw, slot_of
 from atoll.wire.messages.statements import (
+    BaseStatement,
     Commitment,
     LeaveReport,
     OwnerResult,
     Proposal,
-    Statement,
     ViewTimeout,
     Vote,
 )
@@ -36,12 +36,14 @@ statements = st.one_of(
 )
 
 
-def of(one: Statement, other: Statement) -> Evidence:
+def of(one: BaseStatement, other: BaseStatement) -> Evidence:
     return contradiction(RUN, SIGNER.vote_key, NOTARY.sign(one), NOTARY.sign(other), SIGNER.certificate)
 
 
 @given(statements, statements)
-def test_two_statements_are_evidence_if_and_only_if_they_differ_in_one_slot(one: Statement, other: Statement):
+def test_two_statements_are_evidence_if_and_only_if_they_differ_in_one_slot(
+    one: BaseStatement, other: BaseStatement
+):
     proves = evidence_flaw(of(one, other), VirtualSignatureVerifier()) is None
     assert proves == (one != other and slot_of(one) is not None and slot_of(one) == slot_of(other))
     assert of(one, other) == of(other, one)

@@ -14,7 +14,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.training.spec import TrainingSpec
 from atoll.wire.codec import AnyMessage, decode_message, decode_statement, encode
 from atoll.wire.messages.history import ChunkRequest
-from atoll.wire.messages.membership import Hello, MemberReport
+from atoll.wire.messages.membership import Hello, ReportMessage
 from atoll.wire.messages.round import PartRequest
 from atoll.wire.messages.statements import AnyStatement, Proposal, ReadyReport, SignedStatement
 from atoll.wire.messages.vertex import Vertex, VertexBody
@@ -26,7 +26,7 @@ NO_LONGER_THAN_THEIR_FRAME = {  # what has any length, and why that costs nothin
     ("ProposalMessage", "body"): "a vertex body, decoded and bounded by itself",
     ("Vertex", "recovery"): "a statement with its signature",
     ("ManifestResponse", "here"): "one byte per chunk of a blob, compared with the manifest",
-    ("OwnerComparison", "products"): "as many as its contributors, of whom there are WEIGHED_ROWS_MAX",
+    ("RowInnerProducts", "products"): "as many as its contributors, of whom there are WEIGHED_ROWS_MAX",
     ("AgreedWeights", "compared"): "one digest, or one for each part; compared with what it should be",
     ("AgreedWeights", "weights"): "compared with the number of its peers",
     ("Commitment", "links"): "of a statement of at most COMMIT_BYTES_MAX",
@@ -83,7 +83,7 @@ def test_all_bytes_on_the_wire_have_a_longest_length_or_a_reason_for_none():
 def test_names_of_peers_have_a_longest_length():
     """A name in a log line or a vertex is no longer than a peer id can be."""
     for name, good in (("x" * 64, True), ("x" * 65, False), ("x" * 2**20, False)):
-        leave = MemberReport(SignedStatement(PeerId(name), b"", b""))
+        leave = ReportMessage(SignedStatement(PeerId(name), b"", b""))
         if good:
             assert decode_message(encode(leave), EVE) == leave
             continue

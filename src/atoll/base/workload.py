@@ -36,7 +36,7 @@ Steps = Annotated[int, Meta(ge=1, le=STEPS_MOST)]
 Batch = Annotated[int, Meta(ge=1, le=BATCH_MOST)]
 
 
-class BatchGrowth(msgspec.Struct, frozen=True):
+class LossAdaptiveBatchSize(msgspec.Struct, frozen=True):
     """Batch size that follows the loss."""
 
     target_loss: Positive  # nats, compared with the members' reported training loss
@@ -44,7 +44,7 @@ class BatchGrowth(msgspec.Struct, frozen=True):
     most: Batch
 
 
-class WorkloadPolicy(msgspec.Struct, frozen=True):
+class AdaptiveWorkloadPolicy(msgspec.Struct, frozen=True):
     """Rules of the adaptive workload, fixed in genesis. Unset rules do not apply."""
 
     batch: Batch  # samples per step, at least in the first round
@@ -52,7 +52,7 @@ class WorkloadPolicy(msgspec.Struct, frozen=True):
     samples: Annotated[int, Meta(ge=1, lt=2**40)] | UnsetType = UNSET  # samples per round of all members together
     steps_min: Steps = 1  # least steps per round, if samples or losses determine them
     by_loss: bool | UnsetType = UNSET  # whether steps follow the loss
-    batches: BatchGrowth | UnsetType = UNSET
+    batches: LossAdaptiveBatchSize | UnsetType = UNSET
     bounded: bool | UnsetType = (
         UNSET  # whether a member's samples count at most as requested, since they move rates
     )
@@ -60,11 +60,11 @@ class WorkloadPolicy(msgspec.Struct, frozen=True):
 
     @property
     def tracks_progress(self) -> bool:
-        """Whether vertices hold an AgreedWorkload."""
+        """Whether vertices hold an AdaptiveWorkloadState."""
         return self.by_loss is True or self.batches is not UNSET
 
 
-class AgreedWorkload(msgspec.Struct, frozen=True, array_like=True):
+class AdaptiveWorkloadState(msgspec.Struct, frozen=True, array_like=True):
     """Workload state in a vertex, from which the next round's workload follows."""
 
     steps: int  # steps of the next round, before the sample limit
@@ -82,7 +82,10 @@ class RoundWorkload(NamedTuple):
 
 
 def workload_of(
-    effort: WorkloadPolicy | UnsetType, inner_steps: int, reached: AgreedWorkload | UnsetType, members: int
+    effort: AdaptiveWorkloadPolicy | UnsetType,
+    inner_steps: int,
+    reached: AdaptiveWorkloadState | UnsetType,
+    members: int,
 ) -> RoundWorkload:
     """Workload of the round after a vertex with `reached`. `members`: members with rows of nonzero weight."""
     if effort is UNSET:
@@ -117,14 +120,17 @@ def steps_at(step_s: Seconds, fastest_s: Seconds, steps: int, least: int) -> int
     return _within(share, min(least, steps), steps)
 
 
-def initial_progress(effort: WorkloadPolicy, inner_steps: int) -> AgreedWorkload:
+def initial_progress(effort: AdaptiveWorkloadPolicy, inner_steps: int) -> AdaptiveWorkloadState:
     """Workload state before the first training round."""
-    return AgreedWorkload(inner_steps, effort.batch, effort.batch, 0.0)
+    return AdaptiveWorkloadState(inner_steps, effort.batch, effort.batch, 0.0)
 
 
 def progress_after(
-    effort: WorkloadPolicy, inner_steps: int, before: AgreedWorkload | UnsetType, losses: Sequence[float]
-) -> AgreedWorkload | UnsetType:
+    effort: AdaptiveWorkloadPolicy,
+    inner_steps: int,
+    before: AdaptiveWorkloadState | UnsetType,
+    losses: Sequence[float],
+) -> AdaptiveWorkloadState | UnsetType:
     """Workload state after a round with these reported losses; unset if no rule follows losses.
 
     Steps: AdaComm's rule in its plain form, ceil(sqrt(loss / first loss) x the first round's steps).
@@ -134,7 +140,7 @@ def progress_after(
     now = initial_progress(effort, inner_steps) if before is UNSET else before
     loss = max(0.0, median(losses)) if losses else 0.0
     if loss == 0.0:
-        return AgreedWorkload(now.steps, now.batch, now.batch, now.first_loss)
+        return AdaptiveWorkloadState(now.steps, now.batch, now.batch, now.first_loss)
     first_loss = min(now.first_loss, FALL_MOST * loss) if now.first_loss > 0 else loss
     steps, batch = now.steps, now.batch
     if effort.by_loss is True:
@@ -142,10 +148,10 @@ def progress_after(
         steps = _within(ceil(sqrt(share) * inner_steps), min(effort.steps_min, inner_steps), inner_steps)
     if effort.batches is not UNSET:
         batch = next_batch(effort.batches, batch, loss)
-    return AgreedWorkload(steps, batch, now.batch, first_loss)
+    return AdaptiveWorkloadState(steps, batch, now.batch, first_loss)
 
 
-def next_batch(rule: BatchGrowth, batch: int, loss: float) -> int:
+def next_batch(rule: LossAdaptiveBatchSize, batch: int, loss: float) -> int:
     """Next batch size, rounded up when it grows and down when it shrinks, so that small batches change too."""
     if loss > ABOVE * rule.target_loss:
         batch = -(-6 * batch // 5)
@@ -154,7 +160,7 @@ def next_batch(rule: BatchGrowth, batch: int, loss: float) -> int:
     return _within(batch, rule.least, rule.most)
 
 
-def effort_problem(effort: WorkloadPolicy, inner_steps: int) -> str:
+def effort_problem(effort: AdaptiveWorkloadPolicy, inner_steps: int) -> str:
     """Describe settings that contradict each other; empty if none do."""
     if effort.steps_min > inner_steps:
         return f"a round of at least {effort.steps_min} steps cannot have at most {inner_steps}"

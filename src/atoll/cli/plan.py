@@ -31,7 +31,7 @@ from atoll.cli.say import AsJson, say, say_json
 
 if TYPE_CHECKING:
     from atoll.training.exchange.layout import ModelLayout
-    from atoll.training.experiment.cost_model import SliceExchange
+    from atoll.training.experiment.cost_model import SliceTraffic
     from atoll.training.recipe.recipes import Recipe
 
 Trust = Literal["private", "community", "open"]  # as in policy/presets, which help need not import
@@ -187,7 +187,7 @@ def _trust_problem(recipe: Recipe, trust: Trust) -> str:
     return 'needs run.trust = "private"' if needs_trust and trust != "private" else ""
 
 
-def _again_bytes(one: SliceExchange, links: LinkAssumptions) -> float:
+def _again_bytes(one: SliceTraffic, links: LinkAssumptions) -> float:
     """Bytes of rows for further owners of every part, of an average peer; it hears as many."""
     return (links.copies - 1) * one.row_bytes * (links.peers - 1) / links.peers if one.answer_bytes else 0.0
 
@@ -234,7 +234,7 @@ def _recommended(
     return {"settings": settings, "utilisation": share, "reason": reason, "steps_tried": steps <= STEPS_TRIED}
 
 
-def _exchanges_s(recipe: Recipe, exchanges: tuple[SliceExchange, ...], links: LinkAssumptions) -> list[float]:
+def _exchanges_s(recipe: Recipe, exchanges: tuple[SliceTraffic, ...], links: LinkAssumptions) -> list[float]:
     """Seconds of each exchange, spread over the rounds if it is not part of every one."""
     from atoll.policy.pace import simple_exchange_s
 
@@ -251,7 +251,7 @@ def _exchanges_s(recipe: Recipe, exchanges: tuple[SliceExchange, ...], links: Li
     ]
 
 
-def _owned_s(one: SliceExchange, links: LinkAssumptions, one_owner: bool) -> float:
+def _owned_s(one: SliceTraffic, links: LinkAssumptions, one_owner: bool) -> float:
     """Seconds for rows to the owners of parts and results back, as the planner of real rounds predicts."""
     from atoll.base.ids import PeerId
     from atoll.policy.topology_cost import AgreedLinks as Agreed

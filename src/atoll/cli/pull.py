@@ -26,7 +26,7 @@ from atoll.cli.verify import votes_alone, votes_text
 from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import VerificationReport
+    from atoll.peer.verify.chain import HistoryVerificationReport
     from atoll.wire.ticket import Ticket
 
 MEMBERS_ASKED = 16  # members of a known folder to ask; each answer names the others
@@ -167,7 +167,7 @@ def _also_in(folder: Path, run: Digest) -> tuple[Bootstrap, Ticket | None]:
     return members, ticket
 
 
-def _broken(audit: VerificationReport, folder: Path) -> RunFailedError:
+def _broken(audit: HistoryVerificationReport, folder: Path) -> RunFailedError:
     first = f"; first of them: {audit.problems[0].what}" if audit.problems else ": the state is not its blob"
     return RunFailedError(
         "E-CHK-09",

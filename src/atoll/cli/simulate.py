@@ -69,7 +69,7 @@ def simulate(
 ) -> None:
     """Play a scenario with virtual peers. A failure ends with few faults that cause it, and how to replay it."""
     from atoll.simulation import scenarios
-    from atoll.simulation.fault_schedule import FaultSchedule
+    from atoll.simulation.fault_schedule import FaultSelection
     from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
 
     if name and name not in SCENARIOS and name != "all":
@@ -102,7 +102,7 @@ def simulate(
     small: dict[str, str] = {}
     for story, number in product(SCENARIOS if name == "all" else [name], range(seed, seed + seeds)):
         try:
-            report = play(story, number, faults=FaultSchedule(only))
+            report = play(story, number, faults=FaultSelection(only))
         except ScenarioUnsupported as why:
             if name != "all":
                 raise UsageError("E-ARG-09", str(why), fix=f"atoll simulate {name}") from None

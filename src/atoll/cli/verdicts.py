@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from atoll.base.ids import PeerId, names_of, short_id
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import VerificationReport
-    from atoll.verification.offline import DisputedCase, VerdictHistory
+    from atoll.peer.verify.chain import HistoryVerificationReport
+    from atoll.verification.offline import DisputedCase, DisputeHistory
     from atoll.verification.offline_judge import RejudgedReport
 
 RejudgedCases: TypeAlias = "Sequence[tuple[DisputedCase, Sequence[RejudgedReport]]]"
@@ -30,7 +30,7 @@ PROVEN = {  # ground of a reason → what proves it
 
 
 def judged_again(
-    audit: VerificationReport, out: VerdictHistory, folders: Sequence[Path], fetch: bool
+    audit: HistoryVerificationReport, out: DisputeHistory, folders: Sequence[Path], fetch: bool
 ) -> RejudgedCases:
     """Judge every disputed case again. Verdicts that do not hold are problems of the audit.
 
@@ -57,7 +57,7 @@ def judged_again(
     return looked
 
 
-def verdicts_object(out: VerdictHistory, looked: RejudgedCases | None) -> dict[str, Any] | None:
+def verdicts_object(out: DisputeHistory, looked: RejudgedCases | None) -> dict[str, Any] | None:
     from msgspec import to_builtins
 
     if looked is None:
@@ -88,7 +88,9 @@ def verdicts_object(out: VerdictHistory, looked: RejudgedCases | None) -> dict[s
     return {"departures": to_builtins(out.departures), "doubts": doubts}
 
 
-def verdicts_text(audit: VerificationReport, out: VerdictHistory, looked: RejudgedCases | None) -> Iterator[str]:
+def verdicts_text(
+    audit: HistoryVerificationReport, out: DisputeHistory, looked: RejudgedCases | None
+) -> Iterator[str]:
     """Table of the members that are out with the reasons, then the disputed cases and their new verdicts."""
     names = _names(audit)
     expelled = {d.peer for d in out.departures if d.standing == "expelled"}
@@ -115,5 +117,5 @@ def verdicts_text(audit: VerificationReport, out: VerdictHistory, looked: Rejudg
         yield "no member left, and no report was disputed"
 
 
-def _names(audit: VerificationReport) -> dict[PeerId, str]:
+def _names(audit: HistoryVerificationReport) -> dict[PeerId, str]:
     return names_of((peer, share.name) for peer, share in audit.shares.items())

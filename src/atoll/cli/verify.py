@@ -22,8 +22,8 @@ from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, ver
 from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
 if TYPE_CHECKING:
-    from atoll.peer.verify.chain import VerificationReport
-    from atoll.verification.offline import VerdictHistory
+    from atoll.peer.verify.chain import HistoryVerificationReport
+    from atoll.verification.offline import DisputeHistory
 
 CHANGES_SHOWN = 12  # newest membership changes shown; --json has them all
 
@@ -56,9 +56,9 @@ def verify(
     from atoll.capabilities import CAPABILITIES
     from atoll.crypto.identity import SessionVerifier
     from atoll.peer.verify.chain import verify_history
-    from atoll.verification.offline import VerdictHistory
+    from atoll.verification.offline import DisputeHistory
 
-    folder, start, out = folder_of(run), _digest_of(trusted), VerdictHistory()
+    folder, start, out = folder_of(run), _digest_of(trusted), DisputeHistory()
     for other in also:
         if not (other / "blobs").is_dir():
             raise UsageError(
@@ -95,7 +95,7 @@ def check_blobs(folder: Path) -> tuple[int, list[str]]:
     return read, damaged
 
 
-def _blob_problem(name: str, audit: VerificationReport) -> Any:
+def _blob_problem(name: str, audit: HistoryVerificationReport) -> Any:
     from atoll.peer.verify.chain import DISK, HistoryProblem
 
     head = audit.head_body
@@ -121,7 +121,7 @@ def _digest_of(text: str) -> Digest | None:
     return Digest(data)
 
 
-def _as_object(audit: VerificationReport, out: VerdictHistory, blobs: int | None) -> dict[str, Any]:
+def _as_object(audit: HistoryVerificationReport, out: DisputeHistory, blobs: int | None) -> dict[str, Any]:
     from msgspec.structs import asdict
 
     body = audit.head_body
@@ -155,7 +155,9 @@ def _as_object(audit: VerificationReport, out: VerdictHistory, blobs: int | None
     }
 
 
-def _say(audit: VerificationReport, out: VerdictHistory, blobs: int | None, looked: RejudgedCases | None) -> None:
+def _say(
+    audit: HistoryVerificationReport, out: DisputeHistory, blobs: int | None, looked: RejudgedCases | None
+) -> None:
     from atoll.peer.governance.settings_change import in_words
     from atoll.policy.reputation import tier_of
 
@@ -218,18 +220,18 @@ def _say(audit: VerificationReport, out: VerdictHistory, blobs: int | None, look
     say("intact" if audit.intact else f"broken: {count} problem{'s' * (count > 1)}")
 
 
-def votes_alone(audit: VerificationReport) -> list[tuple[int, int]]:
+def votes_alone(audit: HistoryVerificationReport) -> list[tuple[int, int]]:
     """Spans of rounds that no quorum of long-lived identities signed: only votes protect them."""
     held = {r for e in audit.eras if e.held for r in range(e.first, e.last + 1)}
     return spans_of([r for r in range(audit.head + 1) if r not in held])
 
 
-def votes_text(audit: VerificationReport) -> str:
+def votes_text(audit: HistoryVerificationReport) -> str:
     """Signature scheme of the votes, as its readers know it."""
     return {"ed25519": "Ed25519", "ml-dsa-65": "ML-DSA-65"}[audit.settings.round.signing.kind] + " votes"
 
 
-def _eras_text(audit: VerificationReport) -> list[str]:
+def _eras_text(audit: HistoryVerificationReport) -> list[str]:
     if not audit.settings.era_rounds:
         return [
             f"all rounds are protected by {votes_text(audit)} alone: this run was founded with run.era_rounds = 0, "

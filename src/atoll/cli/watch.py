@@ -16,14 +16,14 @@ from typing import Any
 from atoll.base.ids import one_line, printable
 from atoll.base.units import bytes_text, counted_text
 from atoll.base.version import VERSION
-from atoll.cli.display.log_views import JsonLogView, LogView, NoticeLogHandler, TimedView
+from atoll.cli.display.log_views import JsonLogView, LogView, NoticeLogHandler, TimestampedLogView
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.evaluation.facts import evaluation_text
 from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
-from atoll.runtime.supervisor import PeerView
+from atoll.runtime.supervisor import PeerOutput
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ NO_TICKET = {"ticket": None}
 QR_BESIDE = 16  # lines of a terminal for the ticket above a QR code, and for the picture below it
 
 
-def watched(work: Callable[[PeerView], Awaitable[int]], output: OutputOptions) -> int:
+def watched(work: Callable[[PeerOutput], Awaitable[int]], output: OutputOptions) -> int:
     """Run a peer with the fitting view; returns its exit status."""
     shell = view_of(output)
     if output.verbose:
         logging.getLogger("atoll").addHandler(NoticeLogHandler(shell.notice))
 
     async def main() -> int:
-        return await work(LoggedView(shell))
+        return await work(LogFileTee(shell))
 
     try:
         return asyncio.run(main())
@@ -48,21 +48,21 @@ def watched(work: Callable[[PeerView], Awaitable[int]], output: OutputOptions) -
             shell.close()
 
 
-def view_of(output: OutputOptions) -> PeerView:
+def view_of(output: OutputOptions) -> PeerOutput:
     """The view that these options ask for; on a terminal a live picture, unless another form is asked for."""
     if output.facts or output.json:
-        return JsonLinesView() if output.facts else SummaryView()
+        return JsonLinesView() if output.facts else FinalJsonView()
     words, detail = (line_of, introduction, farewell), {"quiet": output.quiet, "verbose": output.verbose}
     if output.log_format != "auto":
-        return (JsonLogView if output.log_format == "json" else TimedView)(*words, **detail)
+        return (JsonLogView if output.log_format == "json" else TimestampedLogView)(*words, **detail)
     picture = sys.stdout.isatty() and not (output.quiet or output.verbose)
     return LiveTerminalView() if picture else PlainLinesView(**detail)
 
 
-class LoggedView:
+class LogFileTee:
     """Writes what a person would read into atoll.log, with times, and passes everything on to `shell`."""
 
-    def __init__(self, shell: PeerView) -> None:
+    def __init__(self, shell: PeerOutput) -> None:
         self.shell, self.ends_with_stdin = shell, shell.ends_with_stdin
 
     def opened(self, news: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class JsonLinesView:
             return  # the reader is gone; the end of stdin will end this peer
 
 
-class SummaryView:
+class FinalJsonView:
     """Nothing but one object at the end."""
 
     ends_with_stdin = False
@@ -224,7 +224,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "WorkRefused":
             told = f"! this computer cannot do its part of the round: {entry['why']}"
             return f"{told}; free memory or disk, or fix the cause: the peer tries again"
-        case "RoundSkipped":
+        case "LocalContributionSkipped":
             return f"! this peer has no part in this round: {entry['why']}"
         case "LocalUpdateScoringFailed":
             return (
@@ -311,20 +311,20 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
     """One line about missing signatures, damaged history or another branch; empty for all other facts."""
     name = progress.name_of
     match entry["fact"]:
-        case "EraSignaturesOverdue" if entry.get("elsewhere"):
+        case "HistoryLacksEraSignatures" if entry.get("elsewhere"):
             return (
                 f"! {entry['elsewhere']} members that had to sign the history up to round {entry['round']} "
                 "signed another one: the history here is forged; take a new folder and another member's ticket "
                 "(atoll join TICKET --dir NEW_FOLDER)"
             )
-        case "EraSignaturesOverdue":
+        case "HistoryLacksEraSignatures":
             return (
                 f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
                 "that it needs, and the members asked so far have no others: signers are gone, and the founder can "
                 "sign for them with atoll recover; or it is forged, and another member's ticket leads to the true "
                 "one: atoll join TICKET --dir NEW_FOLDER"
             )
-        case "HistoryVertexLost":
+        case "StoredVertexLost":
             return (
                 f"! this disk damaged or lost the vertex of round {entry['lacks']}; requesting it from members (if "
                 "no member has it: atoll verify lists the damage; peer.key in an empty folder and a member's "

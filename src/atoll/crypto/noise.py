@@ -15,7 +15,8 @@ in the session that made the ticket, and fresh X25519 keys.
     -> s, se                     initiator: static key, payload
 
 Invariants:
-- For any bytes, the outcome is a message, a `NoiseConnection`, or a PeerFault after which the handshake is dead.
+- For any bytes, the outcome is a message, a `NoiseHandshakeResult`, or a PeerFault after which the handshake is
+  dead.
 - The fault has no peer, since until the end any peer may be on the line and show any keys.
 - Lengths are checked before any work. No key is returned before the remote identity is verified.
 - A peer id with other keys than in the agreed membership is refused.
@@ -50,11 +51,11 @@ from atoll.crypto.noise_pattern import (
     RESUMPTION,
     HandshakeRandomness,
     HandshakeRole,
+    NoiseHandshakePattern,
     NoiseState,
-    NoiseSuite,
 )
 from atoll.crypto.protobuf import protobuf_field, protobuf_fields
-from atoll.crypto.seal import BULK_REKEY_BYTES, AeadCipher, OpeningKey, SealingKey
+from atoll.crypto.seal import BULK_REKEY_BYTES, AeadAlgorithm, ReceivingCipher, SendingCipher
 
 _HYBRID_DOMAIN = b"atoll/noise-identity/1\0"
 _HYBRID_PROLOGUE = b"atoll/noise/1\0"
@@ -65,7 +66,7 @@ _TICKET_LABEL = b"atoll/resume-ticket/1 "
 
 
 @dataclass(frozen=True)
-class NoiseConnection:
+class NoiseHandshakeResult:
     """Keys and remote identity of a finished handshake.
 
     `send` and `receive` are Noise's own keys, for libp2p's frames. The bulk pair has separate keys, so a connection
@@ -75,12 +76,12 @@ class NoiseConnection:
     peer: PeerId
     identity: PublicIdentity | None  # None: a foreign peer, without a vote or parts
     role: HandshakeRole  # local role
-    suite: NoiseSuite
+    suite: NoiseHandshakePattern
     handshake_hash: bytes  # unique to this connection and equal at both ends, for further proofs to bind to
-    send: SealingKey
-    receive: OpeningKey
-    bulk_send: SealingKey
-    bulk_receive: OpeningKey
+    send: SendingCipher
+    receive: ReceivingCipher
+    bulk_send: SendingCipher
+    bulk_receive: ReceivingCipher
     tickets: tuple[SessionTicket, SessionTicket]  # for the next connection: to present and to accept
     suites: tuple[str, ...]  # suites that the remote offered, by its signed list
     muxers: tuple[str, ...]  # libp2p multiplexers that the remote announced; none in the hybrid suite
@@ -97,7 +98,7 @@ def hybrid(
     expected: PeerId | None = None,
     known: Callable[[PeerId], PublicIdentity | None] = no_peer_known,
     suites: tuple[str, ...] = (HYBRID.protocol,),
-    aeads: tuple[AeadCipher, ...] = tuple(AeadCipher),
+    aeads: tuple[AeadAlgorithm, ...] = tuple(AeadAlgorithm),
     draws: HandshakeRandomness = HandshakeRandomness(),
 ) -> NoiseHandshake:
     """Create a post-quantum handshake inside one network.
@@ -139,7 +140,7 @@ def resumption(
     state = NoiseState(
         RESUMPTION, _RESUMPTION_PROLOGUE + ticket.identifier + network, role, draws, psk=ticket.secret
     )
-    return NoiseHandshake(role, TicketAuthenticator(identity, known, ticket), state, ticket.remote.peer)
+    return NoiseHandshake(role, SessionResumptionAuthenticator(identity, known, ticket), state, ticket.remote.peer)
 
 
 # ---- the handshake -----------------------------------------------------------------------------------------
@@ -151,12 +152,12 @@ class NoiseHandshake:
     def __init__(
         self,
         role: HandshakeRole,
-        authenticator: HybridAuthenticator | ClassicalAuthenticator | TicketAuthenticator,
+        authenticator: HybridAuthenticator | ClassicalAuthenticator | SessionResumptionAuthenticator,
         noise: NoiseState,
         expected: PeerId | None,
     ) -> None:
         self.role = role
-        self.result: NoiseConnection | None = None
+        self.result: NoiseHandshakeResult | None = None
         self._authenticator, self._noise, self._expected = authenticator, noise, expected
         self._dead = False
 
@@ -203,21 +204,21 @@ class NoiseHandshake:
         sign = self._authenticator.write
         return self._noise.write(lambda signed_hash, static: sign(self.role, signed_hash, static))
 
-    def _establish(self, claim: VerifiedRemotePeer) -> NoiseConnection:
+    def _establish(self, claim: VerifiedRemotePeer) -> NoiseHandshakeResult:
         send, receive = self._noise.split()
         bulk_send, bulk_receive = self._noise.split(_BULK_LABEL + claim.aead.value.encode())
         if self.role is HandshakeRole.RESPONDER:
             send, receive, bulk_send, bulk_receive = receive, send, bulk_receive, bulk_send
-        return NoiseConnection(
+        return NoiseHandshakeResult(
             peer=claim.peer,
             identity=claim.identity,
             role=self.role,
             suite=self._noise.suite,
             handshake_hash=self._noise.handshake_hash,
-            send=SealingKey(send),
-            receive=OpeningKey(receive),
-            bulk_send=SealingKey(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
-            bulk_receive=OpeningKey(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            send=SendingCipher(send),
+            receive=ReceivingCipher(receive),
+            bulk_send=SendingCipher(bulk_send, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
+            bulk_receive=ReceivingCipher(bulk_receive, claim.aead, rekey_bytes=BULK_REKEY_BYTES),
             tickets=(self._ticket(self.role, claim), self._ticket(self.role.other, claim)),
             suites=claim.suites,
             muxers=claim.muxers,
@@ -239,7 +240,7 @@ class VerifiedRemotePeer:
 
     peer: PeerId
     identity: PublicIdentity | None
-    aead: AeadCipher
+    aead: AeadAlgorithm
     suites: tuple[str, ...] = ()
     muxers: tuple[str, ...] = ()
 
@@ -264,7 +265,7 @@ class HandshakeOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     aeads: Names
 
 
-class HybridPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SignedHandshakeOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Signed offer. `offer` holds the exact signed bytes."""
 
     offer: Annotated[bytes, msgspec.Meta(max_length=HYBRID.payload_max)]
@@ -272,7 +273,7 @@ class HybridPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 _OFFER = msgspec.msgpack.Decoder(HandshakeOffer)
-_HYBRID_PAYLOAD = msgspec.msgpack.Decoder(HybridPayload)
+_HYBRID_PAYLOAD = msgspec.msgpack.Decoder(SignedHandshakeOffer)
 
 
 class HybridAuthenticator:
@@ -287,7 +288,7 @@ class HybridAuthenticator:
         identity: Identity,
         known: Callable[[PeerId], PublicIdentity | None],
         suites: tuple[str, ...],
-        aeads: tuple[AeadCipher, ...],
+        aeads: tuple[AeadAlgorithm, ...],
     ) -> None:
         assert HYBRID.protocol in suites and aeads
         self.identity, self._known = identity, known
@@ -297,7 +298,7 @@ class HybridAuthenticator:
         names = tuple(aead.value for aead in self._aeads)
         offer = _ENCODER.encode(HandshakeOffer(self.identity.public, self._suites, names))
         signature = self.identity.sign(_hybrid_signed_bytes(role, signed_hash, static, offer))
-        return _ENCODER.encode(HybridPayload(offer, signature))
+        return _ENCODER.encode(SignedHandshakeOffer(offer, signature))
 
     def read(self, role: HandshakeRole, signed_hash: bytes, static: bytes, data: bytes) -> VerifiedRemotePeer:
         payload = canonical(data, _HYBRID_PAYLOAD, HYBRID.payload_max)
@@ -311,7 +312,7 @@ class HybridAuthenticator:
             raise ValueError(f"{peer} has another ML-DSA key in the agreed membership")
         if next((suite for suite in self._suites if suite in offer.suites), None) != HYBRID.protocol:
             raise ValueError(f"{peer} offered {offer.suites}; the best common suite was stripped on the way")
-        aead = next((aead for aead in AeadCipher if aead in self._aeads and aead.value in offer.aeads), None)
+        aead = next((aead for aead in AeadAlgorithm if aead in self._aeads and aead.value in offer.aeads), None)
         if aead is None:
             raise ValueError(f"{peer} offers only unsupported ciphers: {offer.aeads}")
         return VerifiedRemotePeer(peer, identity, aead, suites=offer.suites)
@@ -351,10 +352,10 @@ class ClassicalAuthenticator:
         if self._known(peer) is not None:
             raise ValueError(f"{peer} is a member with an ML-DSA key and must not use the classical suite")
         muxers = tuple(name.decode() for number, name in _bytes_fields(fields.get(4, b"")) if number == 2)
-        return VerifiedRemotePeer(peer, None, AeadCipher.CHACHA20_POLY1305, muxers=muxers)
+        return VerifiedRemotePeer(peer, None, AeadAlgorithm.CHACHA20_POLY1305, muxers=muxers)
 
 
-class TicketAuthenticator:
+class SessionResumptionAuthenticator:
     """Identity of the remote as the session of a ticket proved it; the secret proves that session."""
 
     def __init__(

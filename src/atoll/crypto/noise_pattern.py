@@ -40,7 +40,7 @@ class HandshakeRole(Enum):
         return HandshakeRole.RESPONDER if self is HandshakeRole.INITIATOR else HandshakeRole.INITIATOR
 
 
-class NoiseSuite(msgspec.Struct, frozen=True):
+class NoiseHandshakePattern(msgspec.Struct, frozen=True):
     """Noise pattern as a table: the tokens of each message and the longest payload."""
 
     protocol: str  # protocol id in multistream-select
@@ -50,19 +50,19 @@ class NoiseSuite(msgspec.Struct, frozen=True):
 
 
 # libp2p/specs #727 still renames its drafts, so Atoll's protocol id and prologue have their own version.
-HYBRID: Final = NoiseSuite(
+HYBRID: Final = NoiseHandshakePattern(
     protocol="/atoll/noise-xxhfs/1",
     name=b"Noise_XXhfs_25519+MLKEM768_ChaChaPoly_SHA256",
     messages=(("e", "e1"), ("e", "ee", "ekem1", "s", "es"), ("s", "se")),
     payload_max=6144,  # 5.4 kB of keys and signatures, plus room for more suites
 )
-CLASSICAL: Final = NoiseSuite(
+CLASSICAL: Final = NoiseHandshakePattern(
     protocol="/noise",
     name=b"Noise_XX_25519_ChaChaPoly_SHA256",
     messages=(("e",), ("e", "ee", "s", "es"), ("s", "se")),
     payload_max=4096,  # 100 bytes of identity; the rest is for extensions, which are skipped
 )
-RESUMPTION: Final = NoiseSuite(
+RESUMPTION: Final = NoiseHandshakePattern(
     protocol="/atoll/resume/1",
     name=b"Noise_NNpsk0_25519_ChaChaPoly_SHA256",
     messages=(("psk", "e"), ("e", "ee")),
@@ -95,7 +95,12 @@ class NoiseState:
     """State machine of one handshake: tokens, transcript, chaining key."""
 
     def __init__(
-        self, suite: NoiseSuite, prologue: bytes, role: HandshakeRole, draws: HandshakeRandomness, psk: bytes = b""
+        self,
+        suite: NoiseHandshakePattern,
+        prologue: bytes,
+        role: HandshakeRole,
+        draws: HandshakeRandomness,
+        psk: bytes = b"",
     ) -> None:
         self.suite, self.turn = suite, 0
         self._initiator, self._draws, self._psk = role is HandshakeRole.INITIATOR, draws, psk

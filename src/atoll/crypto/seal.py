@@ -1,7 +1,7 @@
 """Authenticated encryption of a connection, one key per direction (Noise CipherState).
 
-A `SealingKey` seals boxes and an `OpeningKey` opens them. Each has a key and a counter that is the nonce. Control
-connections use them as libp2p does. Bulk lanes set `rekey_bytes`: boxes of up to 1 MiB are written into the
+A `SendingCipher` seals boxes and a `ReceivingCipher` opens them. Each has a key and a counter that is the nonce.
+Control connections use them as libp2p does. Bulk lanes set `rekey_bytes`: boxes of up to 1 MiB are written into the
 caller's buffers, and both ends change keys in lock-step, since they count the same boxes.
 
 Invariants:
@@ -32,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 Writable = bytearray | memoryview
 
 
-class AeadCipher(Enum):
+class AeadAlgorithm(Enum):
     """Authenticated ciphers, best first. Their names are sent in the handshake."""
 
     AES_256_GCM = "AES-256-GCM"  # 2.7x as fast on processors with AES instructions
@@ -40,10 +40,10 @@ class AeadCipher(Enum):
 
 
 # Noise nonces: four zero bytes and the counter, in a byte order that depends on the cipher
-NONCES: Final = {AeadCipher.AES_256_GCM: Struct(">4xQ"), AeadCipher.CHACHA20_POLY1305: Struct("<4xQ")}
+NONCES: Final = {AeadAlgorithm.AES_256_GCM: Struct(">4xQ"), AeadAlgorithm.CHACHA20_POLY1305: Struct("<4xQ")}
 
 
-class KeysExhausted(Exception):
+class ConnectionKeysExhausted(Exception):
     """The keys of a connection are used up, which is no peer's fault: close it and open another."""
 
 
@@ -53,7 +53,7 @@ class _DirectionKey:
     def __init__(
         self,
         key: bytes,
-        aead: AeadCipher = AeadCipher.CHACHA20_POLY1305,
+        aead: AeadAlgorithm = AeadAlgorithm.CHACHA20_POLY1305,
         *,
         rekey_bytes: int | None = None,
         boxes_per_key: int = BOXES_PER_KEY,
@@ -68,7 +68,7 @@ class _DirectionKey:
     def _next_nonce(self) -> bytes:
         """Return an unused nonce. It counts as used even if the caller fails."""
         if self._boxes >= self._boxes_per_key or self._nonce >= NONCE_END:
-            raise KeysExhausted(f"after {self._nonce} boxes this connection's key is used up: reconnect")
+            raise ConnectionKeysExhausted(f"after {self._nonce} boxes this connection's key is used up: reconnect")
         nonce, self._nonce, self._boxes = self._nonce, self._nonce + 1, self._boxes + 1
         return self._nonce_of(nonce)
 
@@ -86,7 +86,7 @@ class _DirectionKey:
         self._boxes, self._plain_bytes = 0, 0
 
 
-class SealingKey(_DirectionKey):
+class SendingCipher(_DirectionKey):
     """Key of the sending end of one direction."""
 
     def seal(self, plain: Buffer, header: bytes = b"") -> bytes:
@@ -108,7 +108,7 @@ class SealingKey(_DirectionKey):
         return box_bytes
 
 
-class OpeningKey(_DirectionKey):
+class ReceivingCipher(_DirectionKey):
     """Key of the receiving end of one direction. After one invalid box it opens no more boxes."""
 
     _is_broken = False
@@ -148,9 +148,9 @@ class OpeningKey(_DirectionKey):
         return PeerFault("", "a box that this connection's key does not open")
 
 
-def _cipher(key: bytes, aead: AeadCipher) -> AESGCM | ChaCha20Poly1305:
+def _cipher(key: bytes, aead: AeadAlgorithm) -> AESGCM | ChaCha20Poly1305:
     match aead:
-        case AeadCipher.AES_256_GCM:
+        case AeadAlgorithm.AES_256_GCM:
             return AESGCM(key)
-        case AeadCipher.CHACHA20_POLY1305:
+        case AeadAlgorithm.CHACHA20_POLY1305:
             return ChaCha20Poly1305(key)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from atoll.base.ids import PeerId, Seconds
-from atoll.crypto.noise import NoiseConnection, SessionTicket
+from atoll.crypto.noise import NoiseHandshakeResult, SessionTicket
 
 TICKET_S: Final = 3600.0  # bounds the time in which a stolen memory image of one end is worth a session
 
 
-class KeptTickets(NamedTuple):
+class SessionTicketPair(NamedTuple):
     """Tickets of the session with one remote; None: used."""
 
     expires_s: Seconds
@@ -28,14 +28,14 @@ class KeptTickets(NamedTuple):
 class TicketStore:
     def __init__(self, clock: Callable[[], Seconds]) -> None:
         self._clock = clock
-        self._kept: dict[PeerId, KeptTickets] = {}
+        self._kept: dict[PeerId, SessionTicketPair] = {}
         self._presenters: dict[bytes, PeerId] = {}  # identifier of a ticket to accept -> its remote
 
-    def keep(self, established: NoiseConnection) -> None:
+    def keep(self, established: NoiseHandshakeResult) -> None:
         """Replace the tickets of this remote by those of its newest connection."""
         self.discard(established.peer)
         present, accept = established.tickets
-        self._kept[established.peer] = KeptTickets(self._clock() + TICKET_S, present, accept)
+        self._kept[established.peer] = SessionTicketPair(self._clock() + TICKET_S, present, accept)
         self._presenters[accept.identifier] = established.peer
 
     def discard(self, peer: PeerId) -> None:
@@ -61,7 +61,7 @@ class TicketStore:
         peer = self._presenters.pop(ticket.identifier)
         self._kept[peer] = self._kept[peer]._replace(accept=None)
 
-    def _valid(self, peer: PeerId) -> KeptTickets | None:
+    def _valid(self, peer: PeerId) -> SessionTicketPair | None:
         kept = self._kept.get(peer)
         if kept is not None and self._clock() >= kept.expires_s:
             self.discard(peer)

@@ -78,7 +78,7 @@ class LocalTrainingEnded(Fact, frozen=True, kw_only=True, tag="LocalTrainingEnde
     step_s: Seconds
 
 
-class RoundSkipped(Fact, frozen=True, kw_only=True, tag="RoundSkipped"):
+class LocalContributionSkipped(Fact, frozen=True, kw_only=True, tag="LocalContributionSkipped"):
     """The local peer contributes nothing to this round, for this reason."""
 
     phase = "train"
@@ -328,7 +328,7 @@ class RollbackStateUnavailable(Fact, frozen=True, kw_only=True, tag="RollbackSta
     state: Digest
 
 
-class HistoryVertexLost(Fact, frozen=True, kw_only=True, tag="HistoryVertexLost"):
+class StoredVertexLost(Fact, frozen=True, kw_only=True, tag="StoredVertexLost"):
     """This disk changed or lost the vertex of round `lacks`; the peer waits for it."""
 
     phase = "join"
@@ -375,7 +375,7 @@ class ErasurePieceStored(Fact, frozen=True, kw_only=True, tag="ErasurePieceStore
     repaired: bool  # made from others' pieces, because its holder is gone or lost it
 
 
-class StateRebuilt(Fact, frozen=True, kw_only=True, tag="StateRebuilt"):
+class ArchivedStateRebuilt(Fact, frozen=True, kw_only=True, tag="ArchivedStateRebuilt"):
     """An earlier state is stored again, whole and bit for bit, from the pieces of these holders."""
 
     phase = "keep"

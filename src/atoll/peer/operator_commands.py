@@ -22,7 +22,7 @@ from atoll.peer.peer import Peer
 from atoll.peer.round.vertex_body import write_recovery
 from atoll.peer.run_view import RunView
 from atoll.policy.membership import why_not_without
-from atoll.policy.plan import VoterTurnout, quorum
+from atoll.policy.plan import QuorumAvailability, quorum
 from atoll.protocol.history.chain import recovery_bytes
 from atoll.wire.codec import encode
 from atoll.wire.messages.history import VerticesRequest
@@ -57,10 +57,10 @@ def was_linked(peer: Peer, other: PeerId) -> bool:
     return other in peer.linked or other in peer.heartbeat.unlinked
 
 
-def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
+def turnout(peer: Peer, now: Seconds) -> QuorumAvailability:
     """Which voters of the next vertex are present, as known locally."""
     if peer.is_lost:
-        return VoterTurnout((), (), (), 0)
+        return QuorumAvailability((), (), (), 0)
     known = peer.known
     if peer.round is not None:
         voters, needed = peer.round.plan.committee, peer.round.plan.quorum
@@ -69,7 +69,7 @@ def turnout(peer: Peer, now: Seconds) -> VoterTurnout:
         needed = quorum(len(voters), known.settings.round.quorum)
     absent = tuple(p for p in voters if p != peer.me and not peer.heartbeat.is_present(p, now))
     anew = known.rekeyed().difference(absent)
-    return VoterTurnout(voters, absent, tuple(p for p in voters if p in anew), needed)
+    return QuorumAvailability(voters, absent, tuple(p for p in voters if p in anew), needed)
 
 
 def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
@@ -92,7 +92,9 @@ def recover(peer: Peer, sign: Sign, now: Seconds) -> list[Effect]:
     return peer.begin_epoch(vertex, now) + known.vouch_for_eras(sign)
 
 
-def _new_epoch(known: RunView, turnout: VoterTurnout, linked: Set[PeerId], run_time: Seconds, sign: Sign) -> Vertex:
+def _new_epoch(
+    known: RunView, turnout: QuorumAvailability, linked: Set[PeerId], run_time: Seconds, sign: Sign
+) -> Vertex:
     """The vertex that starts a new epoch without the members that are gone; `linked` are the reachable peers."""
     history, me, run = known.history, known.notary.me, known.notary.run
     if turnout.here >= turnout.needed:

@@ -29,7 +29,7 @@ from atoll.base.machine import (
     tag_of,
 )
 from atoll.crypto.signer import SignatureVerifier, Signer
-from atoll.peer.capabilities import PeerCapabilities
+from atoll.peer.capabilities import PeerPlugins
 from atoll.peer.events import (
     UNSERVED,
     AgreedStateMissing,
@@ -45,14 +45,14 @@ from atoll.peer.events import (
 )
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import is_over
-from atoll.peer.membership.admission import UNTOLD, AdmissionRequest, DesiredRole, expelled, refusal_of
+from atoll.peer.membership.admission import UNTOLD, AdmissionRequester, DesiredRole, expelled, refusal_of
 from atoll.peer.membership.opt_out import WHY, RoundOptOut
 from atoll.peer.membership.report_broadcaster import ReportBroadcaster
 from atoll.peer.membership.roster import change_of
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.outcome import left_open
-from atoll.peer.round.part_exchange import PartPace
+from atoll.peer.round.part_exchange import PartArrivalTime
 from atoll.peer.round.topology_choice import part_bytes_most
 from atoll.peer.round.update_sharing import RoundEnvironment
 from atoll.peer.run_view import HistoryExtended, RunView
@@ -76,7 +76,7 @@ from atoll.wire.messages.audits import ExhibitResponse
 from atoll.wire.messages.history import (
     VerticesResponse,
 )
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.round import PartRequest, PartResponse, RoundMessage, RowRequest, RowResponse
 from atoll.wire.messages.statements import (
     Accusation,
@@ -96,7 +96,7 @@ def _signed_by(message: object) -> PeerId | None:
     return signed.signer if isinstance(signed, SignedStatement) else None
 
 
-class Participation:
+class RunParticipationMachine:
     """Rounds, state and reports of one peer. `now` is the driver's clock; rounds get run time."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Participation:
         signer: Signer,
         verifier: SignatureVerifier,
         wish: DesiredRole,
-        capabilities: PeerCapabilities,
+        capabilities: PeerPlugins,
     ) -> None:
         self.notary = StatementSigner(run, signer, verifier)
         self.me, self.wish, self.settings = signer.peer, wish, RunSettings()
@@ -120,11 +120,11 @@ class Participation:
         self.said: dict[str, bytes] = {}
         self.old_parts = RecentPartCache()
         self.early = EarlyMessageBuffer()
-        self.admission = AdmissionRequest(self.me, signer, wish.role == "visitor")
+        self.admission = AdmissionRequester(self.me, signer, wish.role == "visitor")
         self.linked: set[PeerId] = set()
         self.unknown_key = False  # the local key differs from the one in the membership
         self.rates = TransferRates()
-        self.strikes, self.part_pace = OwnerStrikes(), PartPace()
+        self.strikes, self.part_pace = OwnerStrikes(), PartArrivalTime()
         self.resting = RoundOptOut()
         self.words = ReportBroadcaster(
             self.notary, lambda: self.known, self.heartbeat, self._writers, self.pool_report
@@ -490,7 +490,7 @@ class Participation:
             case _:
                 pass
         if sender == signed.signer and sender != self.me and pooled.fresh and not only_counts(statement):
-            effects += [Send(p, MemberReport(signed)) for p in self.known.roster.passes_on_to(signed)]
+            effects += [Send(p, ReportMessage(signed)) for p in self.known.roster.passes_on_to(signed)]
         if self.round is not None and news:
             effects += self.from_round(self.round.poll(self.run_time(now)), now)
         if self.over and isinstance(statement, ChangeSettings):

@@ -48,7 +48,7 @@ from atoll.base.machine import (
     tag_of,
 )
 from atoll.crypto.signer import IdentitySigner, SignatureVerifier, Signer
-from atoll.peer.capabilities import PeerCapabilities
+from atoll.peer.capabilities import PeerPlugins
 from atoll.peer.events import (
     GenesisKnown,
     JoinRejected,
@@ -57,12 +57,12 @@ from atoll.peer.events import (
 from atoll.peer.membership.admission import EXPELLED, DesiredRole, expelled
 from atoll.peer.membership.readers import ReadAccessControl, Reads
 from atoll.peer.membership.report_pool import ReportPool
-from atoll.peer.participation import Participation
+from atoll.peer.participation import RunParticipationMachine
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.run_view import RunView
 from atoll.peer.settings import OTHER_RULES_FIX, RunSettings, other_rules, settings_of_run
 from atoll.peer.sync.history_repair import HistoryRepair
-from atoll.peer.sync.state_archive import StateArchive
+from atoll.peer.sync.state_archive import DistributedStateArchive
 from atoll.peer.tasks import StateRestored
 from atoll.policy.links import TransferRates
 from atoll.policy.membership import suspicions_needed
@@ -81,12 +81,12 @@ from atoll.wire.messages.history import (
     VerticesRequest,
     VerticesResponse,
 )
-from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, PingReply, RefusalCode
+from atoll.wire.messages.membership import Hello, JoinRefused, Ping, PingReply, RefusalCode, ReportMessage
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.round import RoundMessage
 from atoll.wire.messages.statements import (
+    BaseStatement,
     LeaveReport,
-    Statement,
 )
 from atoll.wire.messages.vertex import Vertex
 
@@ -104,9 +104,9 @@ class Peer:
         bootstrap: Sequence[PeerId] = (),
         vouch: IdentitySigner | None = None,
         *,
-        capabilities: PeerCapabilities,
+        capabilities: PeerPlugins,
     ) -> None:
-        self.participation = mine = Participation(run, signer, verifier, wish, capabilities)
+        self.participation = mine = RunParticipationMachine(run, signer, verifier, wish, capabilities)
         self.me, self.run, self.notary = signer.peer, run, mine.notary
         self.genesis, self.bootstrap, self.vouch = genesis, tuple(bootstrap), vouch
         self.serve, self.readers = BlobServer(), ReadAccessControl()
@@ -236,7 +236,7 @@ class Peer:
                 return []  # nothing else can be judged yet
             case RoundMessage():
                 return self.participation.receive_round(event, message, now)
-            case MemberReport(statement):
+            case ReportMessage(statement):
                 return self.participation.pool_report(sender, statement, now)
             case EraSignatures():
                 return self.known.hear_era(sender, message, now)
@@ -435,7 +435,7 @@ class Peer:
         known = self.known
         known.pool.withdraw_farewell(peer)
         farewell = known.pool.said_by(self.me, tag_of(LeaveReport)) if self.leaving else []
-        effects += [Send(peer, MemberReport(word)) for word in farewell]
+        effects += [Send(peer, ReportMessage(word)) for word in farewell]
         effects += self.downloads.linked(peer, now)
         effects += self.regain.fetch.on_link_up(peer, now) if self.regain.fetch is not None else []
         effects += known.eras.request_from(peer, now) if known.eras is not None else []
@@ -474,7 +474,7 @@ class Peer:
 
     # ---- for operators (`operator_commands.py`) ----------------------------------------------------------
 
-    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+    def say(self, statement: BaseStatement, now: Seconds) -> list[Effect]:
         """Send a report of the local peer to the members."""
         return [self._to_local(e) for e in self.words.broadcast(statement, now)]
 
@@ -554,5 +554,5 @@ class Peer:
         return self.view.eras if self.view is not None else None
 
     @property
-    def pieces(self) -> StateArchive | None:
+    def pieces(self) -> DistributedStateArchive | None:
         return self.view.pieces if self.view is not None else None

@@ -14,7 +14,7 @@ from atoll.base.machine import Effect, TaskDone, TaskFailed
 from atoll.peer.round.context import RoundContext
 
 
-class RoundExtension:
+class RoundHooks:
     """`gone`: unreachable peers. `is_idle`: the update is made, the trainer has no task, and no vertex is known.
 
     An extension holds no reference to its round: a cycle would keep the rows of closed rounds in memory.

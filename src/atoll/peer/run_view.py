@@ -19,7 +19,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Persist, Send
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import IdentitySigner
-from atoll.peer.capabilities import PeerCapabilities
+from atoll.peer.capabilities import PeerPlugins
 from atoll.peer.events import MembershipChanged
 from atoll.peer.governance.orders import authority_of
 from atoll.peer.governance.settings_change import plan_after, settings_after
@@ -29,7 +29,7 @@ from atoll.peer.membership.roster import MemberRoster, change_of, identities_in
 from atoll.peer.round.context import RoundContext, context_after
 from atoll.peer.settings import settings_of_run
 from atoll.peer.sync.history_repair import HistoryRepair
-from atoll.peer.sync.state_archive import StateArchive
+from atoll.peer.sync.state_archive import DistributedStateArchive
 from atoll.peer.verify.registry import ledgers_of
 from atoll.protocol.agreement.interface import ConsensusEngine, make_engine
 from atoll.protocol.agreement.voter import Electorate
@@ -55,7 +55,7 @@ class RunView:
     def __init__(
         self,
         genesis: Vertex,
-        capabilities: PeerCapabilities,
+        capabilities: PeerPlugins,
         notary: StatementSigner,
         wish: DesiredRole,
         vouch: IdentitySigner | None,
@@ -76,7 +76,7 @@ class RunView:
         if every := settings.era_rounds:
             demands = wish.role != "visitor"  # a visitor checks existing signatures and demands none
             self.eras = EraSignatureTracker(history, every, self._rounds_after, notary.verifier, vouch, demands)
-        self.pieces: StateArchive | None = None  # None if older states are stored whole
+        self.pieces: DistributedStateArchive | None = None  # None if older states are stored whole
         if (coded := settings.kept_coded) and capabilities.archive is not None:
             self.pieces = capabilities.archive(notary.me, coded, history, ledgers, self.unheard)
         known = {digest(identity): identity for identity in history.authority.identities}
@@ -111,7 +111,7 @@ class RunView:
         effects = self.eras.restore(kept) if self.eras is not None else []
         return effects + (self._restore_pieces(self.pieces, kept) if self.pieces is not None else [])
 
-    def _restore_pieces(self, pieces: StateArchive, kept: dict[str, bytes]) -> list[Effect]:
+    def _restore_pieces(self, pieces: DistributedStateArchive, kept: dict[str, bytes]) -> list[Effect]:
         pieces.restore(kept)
         self.pool.recent()  # the ledger catches up with what the book lacks
         return pieces.begin()

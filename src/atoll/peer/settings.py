@@ -17,7 +17,7 @@ from atoll.policy.capability_terms import ErasureParams, PartitionPolicy, StateV
 from atoll.policy.compatibility import conflicts_among, problem_with
 from atoll.policy.fault_tolerance import DISTANCES, StatisticName
 from atoll.policy.plan import RoundSettings
-from atoll.policy.votes import VoteTerms
+from atoll.policy.votes import VoteEligibilityTerms
 from atoll.wire.messages.vertex import VertexBody
 
 TopologyName = Literal["auto", "butterfly", "hierarchical", "ring", "tree", "star"]
@@ -131,11 +131,11 @@ class RunSettings(msgspec.Struct, frozen=True):
         return 0.0 if self.captured is msgspec.UNSET else self.captured
 
     @property
-    def vote_terms(self) -> VoteTerms | None:
+    def vote_terms(self) -> VoteEligibilityTerms | None:
         """How votes are earned; None: every trainer votes as soon as it is ready."""
         after, sponsor = self.vote_after_rounds, self.sponsor_rounds
         told = [0 if rounds is msgspec.UNSET else rounds for rounds in (after, sponsor)]
-        return VoteTerms(*told) if any(told) else None
+        return VoteEligibilityTerms(*told) if any(told) else None
 
     @property
     def apart_terms(self) -> PartitionPolicy | None:

@@ -18,7 +18,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.protocol.allreduce.tasks import TaskRow
 from atoll.wire.data_ranges import AssignedShard, DataClaim
-from atoll.wire.messages.statements import Finding, LateShare, OwnerResult, SignedStatement
+from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement, StepsWhilePartitioned
 from atoll.wire.weights import RowWeights
 
 
@@ -85,7 +85,7 @@ class EncodeUpdate(msgspec.Struct, frozen=True):
 class UpdateEncoded(msgspec.Struct, frozen=True):
     parts: tuple[Payload, ...]
     claim: Digest | None = None  # claim about how it was trained, where rounds are audited
-    late: LateShare | None = None  # late work in it
+    late: StepsWhilePartitioned | None = None  # late work in it
 
 
 class AdvanceState(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class StateAdvanced(msgspec.Struct, frozen=True):
     state: Digest
 
 
-class UpdateSettlement(msgspec.Struct, frozen=True):
+class LocalUpdateOutcome(msgspec.Struct, frozen=True):
     """How a vertex counts the local update of its round, also one sent before a restart."""
 
     before: Digest  # parent vertex
@@ -129,7 +129,7 @@ class AdoptState(msgspec.Struct, frozen=True):
     afresh: bool = False  # after a rollback: drop live parameters, feedback and moments
     late: bool = False  # the vertex holds local late work, also if it was committed before a restart
     led: tuple[Digest, ...] = ()  # digests of its results that the local peer computed as an owner
-    mine: UpdateSettlement | None = None  # None: whatever it counts is from this process
+    mine: LocalUpdateOutcome | None = None  # None: whatever it counts is from this process
 
 
 class RollbackState(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class CheckStateStored(msgspec.Struct, frozen=True):
     state: Digest
 
 
-class RoundSettlement(msgspec.Struct, frozen=True):
+class AbandonedRoundSettlement(msgspec.Struct, frozen=True):
     """How an abandoned round counted the local update; if no vertex is at hand it is taken as counted."""
 
     counted: tuple[bool, ...] | None  # per part; None if nothing was encoded
@@ -173,8 +173,8 @@ class RestoreState(msgspec.Struct, frozen=True):
     round: int
     vertex: Digest
     state: Digest
-    left: RoundSettlement | None = None
-    mine: tuple[UpdateSettlement, ...] = ()
+    left: AbandonedRoundSettlement | None = None
+    mine: tuple[LocalUpdateOutcome, ...] = ()
 
 
 class StateRestored(msgspec.Struct, frozen=True):
@@ -202,7 +202,7 @@ class EncodeErasurePieces(msgspec.Struct, frozen=True):
     index: int
 
 
-class RebuildState(msgspec.Struct, frozen=True):
+class DecodeErasurePieces(msgspec.Struct, frozen=True):
     """Make a state, or piece `index` of it, from k stored pieces, durably -> bool: it is `goal`."""
 
     goal: Digest
@@ -228,7 +228,7 @@ class PinBlobs(msgspec.Struct, frozen=True):
     """For "verdicts" newest first, and only as many as there is room for."""
 
 
-class ValidateState(msgspec.Struct, frozen=True):
+class MeasureValidationLoss(msgspec.Struct, frozen=True):
     """Measure the loss of this agreed state on all held-out data while the local trainer pauses ->
     ValidationLosses.
     """
@@ -283,7 +283,9 @@ class RedundantUpdate(msgspec.Struct, frozen=True):
 
 
 class CompareRedundantUpdates(msgspec.Struct, frozen=True):
-    """Compare two updates and, if they differ, take the steps that they should be made of -> UpdateDistances.
+    """Compare two updates and, if they differ, take the steps that they should be made of.
+
+    Result: RedundantUpdateDistances.
 
     Everything but the blobs comes from vertices and from the plan of the round.
     """
@@ -297,7 +299,7 @@ class CompareRedundantUpdates(msgspec.Struct, frozen=True):
     batch: int = 0
 
 
-class UpdateDistances(msgspec.Struct, frozen=True):
+class RedundantUpdateDistances(msgspec.Struct, frozen=True):
     apart: tuple[int, int]  # as in `RedundancyReport`
     why: str = ""  # reason for the largest values
 

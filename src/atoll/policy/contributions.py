@@ -17,14 +17,14 @@ from itertools import chain
 
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, LateShare, OwnerResult, SignedStatement
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement, StepsWhilePartitioned
 from atoll.wire.messages.vertex import VertexBody
 
 Results = tuple[OwnerResult | None, ...]  # one per part; None: the part has no result
 
 
 @dataclass(frozen=True)
-class Contribution:
+class CountedContribution:
     """What one vertex body counts for one member; empty parts where it has no counted update."""
 
     commit: Commitment | None  # commitment to its update; None: no update of it counts
@@ -58,7 +58,7 @@ class Contribution:
         return self.commit.claimed if self.commit is not None else None
 
 
-def contributions_of(body: VertexBody) -> dict[PeerId, Contribution]:
+def contributions_of(body: VertexBody) -> dict[PeerId, CountedContribution]:
     """The contribution of every member with a counted update or a result in this body, by name."""
     results = results_of(body)
     commits = {s.signer: c for s in body.commits if isinstance(c := statement_in(s), Commitment)}
@@ -68,12 +68,12 @@ def contributions_of(body: VertexBody) -> dict[PeerId, Contribution]:
             owned.setdefault(signed.signer, []).append(part)
     rows = [frozenset(r.contributors) if r is not None else frozenset[PeerId]() for r in results]
     return {
-        peer: Contribution(commits.get(peer), tuple(peer in row for row in rows), tuple(owned.get(peer, ())))
+        peer: CountedContribution(commits.get(peer), tuple(peer in row for row in rows), tuple(owned.get(peer, ())))
         for peer in sorted(commits.keys() | owned.keys() | frozenset[PeerId]().union(*rows))
     }
 
 
-def contribution_of(body: VertexBody, peer: PeerId) -> Contribution | None:
+def contribution_of(body: VertexBody, peer: PeerId) -> CountedContribution | None:
     """The contribution of one member, without reading the commitments of the others; None if it has none."""
     statements = (statement_in(signed) for signed in body.commits if signed.signer == peer)
     commit = next((s for s in statements if isinstance(s, Commitment)), None)
@@ -81,7 +81,7 @@ def contribution_of(body: VertexBody, peer: PeerId) -> Contribution | None:
     parts = tuple(result is not None and peer in result.contributors for result in results)
     signers = (signed.signer if signed is not None else None for signed in body.parts)
     owned = tuple(k for k, by in enumerate(signers) if by == peer and results[k] is not None)
-    return Contribution(commit, parts, owned) if commit is not None or owned or any(parts) else None
+    return CountedContribution(commit, parts, owned) if commit is not None or owned or any(parts) else None
 
 
 def results_of(body: VertexBody) -> Results:
@@ -100,7 +100,7 @@ def parts_counted(results: Iterable[OwnerResult | None]) -> Counter[PeerId]:
     return Counter(chain.from_iterable(result.contributors for result in results if result is not None))
 
 
-def late_of(body: VertexBody) -> dict[PeerId, LateShare]:
+def late_of(body: VertexBody) -> dict[PeerId, StepsWhilePartitioned]:
     """Late work that this vertex counted, by author."""
     said = ((signed.signer, statement_in(signed)) for signed in body.commits)
     return {peer: c.late for peer, c in said if isinstance(c, Commitment) and c.late is not None}

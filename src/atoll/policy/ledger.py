@@ -5,7 +5,7 @@ genesis turns on. Every peer that holds the same vertices holds equal ledgers.
 
 Invariants:
 - A report type belongs to one ledger at most. Without that ledger such a report is never admissible.
-- The hooks of `Ledger` do nothing by default, so a new ledger overrides only those that it needs.
+- The hooks of `CapabilityLedger` do nothing by default, so a new ledger overrides only those that it needs.
 Not responsible for: measuring or judging anything, sending reports.
 """
 
@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from atoll.base.ids import Digest, PeerId
 from atoll.policy.reputation import NO_FINDINGS, WorkFindings
-from atoll.wire.messages.statements import Commitment, RollbackOrder, SealedDraw, Statement
+from atoll.wire.messages.statements import BaseStatement, Commitment, RollbackOrder, SealedDraw
 from atoll.wire.messages.vertex import VertexBody
 
-R = TypeVar("R", bound=Statement)
-L = TypeVar("L", bound="Ledger[Any]")
+R = TypeVar("R", bound=BaseStatement)
+L = TypeVar("L", bound="CapabilityLedger[Any]")
 
 
-class SecretSampleDraw(Protocol):
+class RedundantTrainingDraw(Protocol):
     """A secret draw that gives some trainers of a round another member's samples."""
 
     def host(self, guest: PeerId, secret: bytes) -> PeerId | None:
@@ -40,10 +40,10 @@ class SecretSampleDraw(Protocol):
         ...
 
 
-class Ledger(ABC, Generic[R]):
+class CapabilityLedger(ABC, Generic[R]):
     """The fold of one capability; `R` is the type of the reports that it judges."""
 
-    report: ClassVar[type[Statement]]
+    report: ClassVar[type[BaseStatement]]
     duty: ClassVar[str]  # the senders' duty, as a refusal states it: "audit members"
     is_about_member = False  # the report names a `peer`, which must not be expelled
 
@@ -82,7 +82,7 @@ class Ledger(ABC, Generic[R]):
         del head
         return NO_FINDINGS
 
-    def sample_draw(self, head: Digest, body: VertexBody) -> SecretSampleDraw | None:
+    def sample_draw(self, head: Digest, body: VertexBody) -> RedundantTrainingDraw | None:
         """The draw of the round after this vertex."""
         del head, body
         return None
@@ -91,11 +91,11 @@ class Ledger(ABC, Generic[R]):
 class LedgerSet:
     """The ledgers of one run, in a fixed order."""
 
-    def __init__(self, ledgers: Iterable[Ledger[Any]] = ()) -> None:
+    def __init__(self, ledgers: Iterable[CapabilityLedger[Any]] = ()) -> None:
         self._ledgers = {type(ledger): ledger for ledger in ledgers}
         self._by_report = {ledger.report: ledger for ledger in self._ledgers.values()}
 
-    def __iter__(self) -> Iterator[Ledger[Any]]:
+    def __iter__(self) -> Iterator[CapabilityLedger[Any]]:
         return iter(self._ledgers.values())
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class LedgerSet:
         """The ledger of this class, which the run has."""
         return cast("L", self._ledgers[kind])
 
-    def judge_of(self, report: Statement) -> Ledger[Any] | None:
+    def judge_of(self, report: BaseStatement) -> CapabilityLedger[Any] | None:
         """The ledger that judges reports of this type."""
         return self._by_report.get(type(report))
 
@@ -132,6 +132,6 @@ class LedgerSet:
             found |= ledger.findings(head)
         return found
 
-    def sample_draw(self, head: Digest, body: VertexBody) -> SecretSampleDraw | None:
+    def sample_draw(self, head: Digest, body: VertexBody) -> RedundantTrainingDraw | None:
         """The draw of a round's samples, if a ledger has one."""
         return next((draw for ledger in self if (draw := ledger.sample_draw(head, body)) is not None), None)

@@ -33,9 +33,9 @@ from atoll.base.memoize import memoize_by_identity
 from atoll.crypto.signer import Validity
 from atoll.policy.extensions import additional_extension_bytes, extensions_bytes, extensions_problem
 from atoll.policy.findings import AGAINST, REFUTING, voices_needed
-from atoll.policy.ledger import Ledger, LedgerSet
+from atoll.policy.ledger import CapabilityLedger, LedgerSet
 from atoll.policy.plan import QuorumRule
-from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.policy.signing import ED25519, VoteSignatureScheme
 from atoll.policy.ticket_check import NO_TICKET, needs_ticket, ticket_of, ticket_problem
 from atoll.policy.vertex_capacity import member_bytes, room_taken
 from atoll.wire.authority import Authority
@@ -45,7 +45,9 @@ from atoll.wire.messages.statements import (
     Accusation,
     AnyStatement,
     AuditReport,
+    BaseStatement,
     ChangeSettings,
+    HeldOutLossReport,
     JoinRequest,
     LeaveReport,
     OwnerComplaint,
@@ -54,12 +56,10 @@ from atoll.wire.messages.statements import (
     ReadyReport,
     RedundancyReport,
     RollbackOrder,
+    RoundOptOutNotice,
     ScoreReport,
-    SkipRound,
-    Statement,
     SuspicionReport,
     TicketInvite,
-    ValidationReport,
 )
 from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
@@ -114,7 +114,7 @@ def suspicions_needed(voters: int, rule: QuorumRule) -> int:
     return 2 if voters > 3 else 1
 
 
-def only_counts(statement: Statement) -> bool:
+def only_counts(statement: BaseStatement) -> bool:
     """Whether a report is a voice: it takes more of them than may lie. Each accuser sends its own, unrelayed."""
     return isinstance(statement, SuspicionReport | OwnerComplaint) or (
         isinstance(statement, Accusation) and statement.other is None
@@ -132,7 +132,7 @@ class _ReportAdmission:
     open_to_all: bool
     wall_s: float | None
     parts: int
-    signing: SigningPolicy
+    signing: VoteSignatureScheme
     time_s: float | None
 
     @property
@@ -171,7 +171,7 @@ def admissible(
     wall_s: float | None,
     *,
     parts: int = PARTS_MAX,
-    signing: SigningPolicy = ED25519,
+    signing: VoteSignatureScheme = ED25519,
     time_s: float | None = None,
 ) -> str | None:
     """None if the report may stand in the next vertex, else the reason, as a text for its sender.
@@ -187,7 +187,7 @@ def admissible(
     return "is no member report" if ledger is None else _ledger_problem(case, ledger, reported.statement)
 
 
-def _ledger_problem(case: _ReportAdmission, ledger: Ledger[Any], report: AnyStatement) -> str | None:
+def _ledger_problem(case: _ReportAdmission, ledger: CapabilityLedger[Any], report: AnyStatement) -> str | None:
     """Only voters were drawn for a duty. An expelled member is checked no more."""
     target = case.members.get(report.peer) if isinstance(report, AuditReport | ScoreReport) else None
     expelled = ledger.is_about_member and (target is None or target.standing == "expelled")
@@ -227,7 +227,7 @@ def _leave_problem(case: _ReportAdmission, report: LeaveReport) -> str | None:
     return None if report.round >= case.last - RECENT else "is out of date"
 
 
-def _skip_problem(case: _ReportAdmission, report: SkipRound) -> str | None:
+def _skip_problem(case: _ReportAdmission, report: RoundOptOutNotice) -> str | None:
     if case.sender is None or not case.sender.may_train:
         return "only members that train can rest"
     return None if case.last < report.round <= case.last + RESTS_AHEAD else "is out of date"
@@ -314,11 +314,11 @@ def _accusation_problem(case: _ReportAdmission, caught: Accusation) -> str | Non
     return "its two statements are not by one signer for one slot"
 
 
-_RULES: dict[type[Statement], Callable[[_ReportAdmission, Any], str | None]] = {
+_RULES: dict[type[BaseStatement], Callable[[_ReportAdmission, Any], str | None]] = {
     JoinRequest: _join_problem,
     ReadyReport: _ready_problem,
     LeaveReport: _leave_problem,
-    SkipRound: _skip_problem,
+    RoundOptOutNotice: _skip_problem,
     SuspicionReport: _suspicion_problem,
     OwnerComplaint: _complaint_problem,
     Accusation: _accusation_problem,
@@ -413,7 +413,7 @@ def _no_room(case: _ReportAdmission, join: JoinRequest) -> str | None:
     return f"{FULL}: a vertex of {present} members and {parts} parts has no room for more"
 
 
-def additional_bytes(line: Member, members: Sequence[Member], parts: int, signing: SigningPolicy) -> int:
+def additional_bytes(line: Member, members: Sequence[Member], parts: int, signing: VoteSignatureScheme) -> int:
     """Bytes that a line takes beyond those of the same member before."""
     before = next((m for m in members if m.peer == line.peer), None)
     return member_bytes(line, parts, signing) - (member_bytes(before, parts, signing) if before is not None else 0)
@@ -498,7 +498,7 @@ def target_of(statement: AnyStatement) -> str:
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
         case ScoreReport(round=round, peer=peer) | RedundancyReport(round=round, peer=peer):
             return f"{round}/{peer}"
-        case ValidationReport(round=round) | PiecesStored(round=round) | SkipRound(round=round):
+        case HeldOutLossReport(round=round) | PiecesStored(round=round) | RoundOptOutNotice(round=round):
             return str(round)
         case TicketInvite(ticket=ticket):
             return ticket.hex()

@@ -33,7 +33,7 @@ from atoll.policy.membership import (
     suspicions_needed,
 )
 from atoll.policy.plan import QuorumRule
-from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.policy.signing import ED25519, VoteSignatureScheme
 from atoll.policy.ticket_check import needs_ticket, ticket_of
 from atoll.policy.vertex_capacity import member_bytes, room_taken, ticket_bytes
 from atoll.wire.messages.statements import (
@@ -45,7 +45,7 @@ from atoll.wire.messages.statements import (
     SuspicionReport,
     TicketInvite,
 )
-from atoll.wire.messages.vertex import Member, MemberExtensions, TicketUse, VertexBody
+from atoll.wire.messages.vertex import IssuedTicketRecord, Member, MemberExtensions, VertexBody
 from atoll.wire.ticket import redeemed_ticket
 
 
@@ -53,7 +53,7 @@ class NextMembership(NamedTuple):
     """Members, tickets and extensions of the next vertex."""
 
     members: tuple[Member, ...]
-    tickets: tuple[TicketUse, ...]
+    tickets: tuple[IssuedTicketRecord, ...]
     extensions: tuple[MemberExtensions, ...] | UnsetType
 
 
@@ -67,7 +67,7 @@ def next_members(
     *,
     parts: int = PARTS_MAX,
     trainers_most: int = PEERS_MAX,
-    signing: SigningPolicy = ED25519,
+    signing: VoteSignatureScheme = ED25519,
     awaited: Collection[PeerId] | None = None,
 ) -> NextMembership:
     """Membership after this round.
@@ -93,7 +93,7 @@ class _MembershipChange:
     """The next membership under construction; each pass sees the lines that the pass before it left."""
 
     def __init__(
-        self, parent: VertexBody, reports: Sequence[VerifiedReport], parts: int, signing: SigningPolicy
+        self, parent: VertexBody, reports: Sequence[VerifiedReport], parts: int, signing: VoteSignatureScheme
     ) -> None:
         self.parent, self.parts, self.signing = parent, parts, signing
         self.reports = sorted_reports(reports)
@@ -250,7 +250,7 @@ class _MembershipChange:
         self.tickets = [replace(t, uses_left=0) if t.ticket in revoked else t for t in self.tickets]
         known = {t.ticket for t in self.parent.tickets}
         for invite in invites:
-            ticket = TicketUse(invite.ticket, invite.key, invite.role, invite.uses, invite.expires_s)
+            ticket = IssuedTicketRecord(invite.ticket, invite.key, invite.role, invite.uses, invite.expires_s)
             fits = len(self.tickets) < TICKETS_MAX and ticket_bytes(ticket) <= self.room_bytes
             if invite.uses and invite.ticket not in known and fits:
                 self.tickets.append(ticket)
@@ -280,7 +280,7 @@ class _MembershipChange:
 
 
 def _giving_way(
-    idle: Sequence[Member], lacking_bytes: int, lines: int, parts: int, signing: SigningPolicy
+    idle: Sequence[Member], lacking_bytes: int, lines: int, parts: int, signing: VoteSignatureScheme
 ) -> Sequence[Member] | None:
     """The oldest idle lines that free this many bytes and lines; None if all together are too few."""
     for count in range(len(idle) + 1):

@@ -15,17 +15,17 @@ ENOUGH = 0.9  # share of time spent training above which more steps per round ga
 
 
 @dataclass(frozen=True)
-class RunPace:
+class RunPaceEstimate:
     round_s: Seconds
     utilisation: float  # share of the round in which a peer trains, 0 … 1
 
 
-def pace(exchanges_s: Sequence[Seconds], steps: int, step_s: Seconds, overlap: int = 0) -> RunPace:
+def pace(exchanges_s: Sequence[Seconds], steps: int, step_s: Seconds, overlap: int = 0) -> RunPaceEstimate:
     """Pace of a round of `steps` steps with these exchanges in turn, each awaited after `overlap` more steps."""
     training_s = steps * step_s
     waiting_s = sum(max(0.0, exchange_s - overlap * step_s) for exchange_s in exchanges_s)
     round_s = training_s + waiting_s
-    return RunPace(round_s, training_s / round_s)
+    return RunPaceEstimate(round_s, training_s / round_s)
 
 
 def steps_for(utilisation: float, exchanges_s: Sequence[Seconds], step_s: Seconds, overlap: int = 0) -> int:

@@ -24,7 +24,7 @@ from atoll.base.fair_draw import ABSENT_COST, TURN_COST, Credit, credits_after, 
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import PEERS_MAX
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import SkipRound
+from atoll.wire.messages.statements import RoundOptOutNotice
 from atoll.wire.messages.vertex import Member, VertexBody
 
 GROUP_MARK = "@"
@@ -104,7 +104,7 @@ def next_credits(
 def resting_in(body: VertexBody, round: int) -> set[PeerId]:
     """Members that report in this body that they skip that round."""
     said = ((signed.signer, statement_in(signed)) for signed in body.reports)
-    return {peer for peer, word in said if isinstance(word, SkipRound) and word.round == round}
+    return {peer for peer, word in said if isinstance(word, RoundOptOutNotice) and word.round == round}
 
 
 def _credits_in(body: VertexBody) -> Mapping[PeerId, Credit]:

@@ -29,11 +29,19 @@ from atoll.base.limits import (
     OWNERS_PER_PART,
     PEERS_MAX,
 )
-from atoll.base.workload import STEPS_MOST, RoundWorkload, Steps, WorkloadPolicy, fastest_of, steps_at, workload_of
+from atoll.base.workload import (
+    STEPS_MOST,
+    AdaptiveWorkloadPolicy,
+    RoundWorkload,
+    Steps,
+    fastest_of,
+    steps_at,
+    workload_of,
+)
 from atoll.policy.committee import draw_committee, on_circle, whose_turn
 from atoll.policy.participation import ParticipationPolicy, drawn_after
 from atoll.policy.reputation import on_duty, scores_of
-from atoll.policy.signing import SigningPolicy
+from atoll.policy.signing import VoteSignatureScheme
 from atoll.policy.timeouts import GROWTH, within
 from atoll.wire.messages.vertex import Member, VertexBody
 
@@ -73,7 +81,7 @@ class RoundSettings(msgspec.Struct, frozen=True):
     acceptance: StragglerPolicy | UnsetType = UNSET  # unset: all are awaited, as long as training may last
     votes: Literal["ml-dsa-65"] | UnsetType = UNSET  # kind of session keys; unset: Ed25519
     sample: ParticipationPolicy | UnsetType = UNSET  # sampling of trainers; unset: all train
-    effort: WorkloadPolicy | UnsetType = UNSET  # unset: every round has inner_steps of the recipe's batch
+    effort: AdaptiveWorkloadPolicy | UnsetType = UNSET  # unset: every round has inner_steps of the recipe's batch
     rhythm: tuple[tuple[Annotated[int, msgspec.Meta(ge=1, le=STEPS_MOST)], Steps], ...] | UnsetType = UNSET
     """(training rounds, steps of each), one stretch after the other; after them, or unset: inner_steps."""
 
@@ -90,8 +98,8 @@ class RoundSettings(msgspec.Struct, frozen=True):
         return COMMITTEE_MAX if self.committee is UNSET else self.committee
 
     @property
-    def signing(self) -> SigningPolicy:
-        return SigningPolicy("ed25519" if self.votes is UNSET else self.votes, self.committee_most)
+    def signing(self) -> VoteSignatureScheme:
+        return VoteSignatureScheme("ed25519" if self.votes is UNSET else self.votes, self.committee_most)
 
 
 @dataclass(frozen=True)
@@ -333,7 +341,7 @@ class RoundPlan:
         return min(OWNER_WINDOWS, self.owners_per_part)
 
 
-class VoterTurnout(NamedTuple):
+class QuorumAvailability(NamedTuple):
     """Voters of the next vertex, and how many of them it needs."""
 
     voters: tuple[PeerId, ...]

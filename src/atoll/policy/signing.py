@@ -25,7 +25,7 @@ from atoll.crypto.signer import VoteKind
 
 
 @dataclass(frozen=True)
-class SigningPolicy:
+class VoteSignatureScheme:
     kind: VoteKind = "ed25519"
     voters_most: int = COMMITTEE_MOST  # voters of one round, at most
 
@@ -65,5 +65,5 @@ class SigningPolicy:
         return self.body_bytes_max - REPORTS_BYTES_MAX
 
 
-ED25519 = SigningPolicy()
-MLDSA65 = SigningPolicy("ml-dsa-65")
+ED25519 = VoteSignatureScheme()
+MLDSA65 = VoteSignatureScheme("ml-dsa-65")

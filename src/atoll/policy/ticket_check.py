@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.wire.messages.statements import JoinRequest
-from atoll.wire.messages.vertex import Member, TicketUse
+from atoll.wire.messages.vertex import IssuedTicketRecord, Member
 from atoll.wire.ticket import redeemed_ticket, redemption_holds
 
 NO_TICKET = "its ticket is used up, revoked or unknown here"
@@ -18,7 +18,7 @@ TICKET_EXPIRED = "its ticket has expired"
 
 
 def ticket_problem(
-    admission: bytes, joiner: PeerId, tickets: Sequence[TicketUse], run: Digest, wall_s: Seconds | None
+    admission: bytes, joiner: PeerId, tickets: Sequence[IssuedTicketRecord], run: Digest, wall_s: Seconds | None
 ) -> str | None:
     """None if this redemption holds for one of these agreed tickets, else why not. `wall_s` as for `admissible`."""
     ticket = ticket_of(admission, tickets)
@@ -31,7 +31,7 @@ def ticket_problem(
     return None
 
 
-def ticket_of(admission: bytes, tickets: Sequence[TicketUse]) -> TicketUse | None:
+def ticket_of(admission: bytes, tickets: Sequence[IssuedTicketRecord]) -> IssuedTicketRecord | None:
     return next((t for t in tickets if t.ticket == redeemed_ticket(admission)), None)
 
 

@@ -26,7 +26,7 @@ NEAR_S = 0.002  # seconds; smaller latencies are equal, as they show the schedul
 
 
 class PartLike(Protocol):
-    """What a part has to provide, as protocol/allreduce/topology.ReducePart does.
+    """What a part has to provide, as protocol/allreduce/topology.PartReductionTree does.
 
     Packages of one layer do not import each other.
     """

@@ -20,9 +20,9 @@ from atoll.base.limits import (
     MISSED_MAX,
 )
 from atoll.policy.links import REPORT_BYTES_MAX as LINKS_BYTES_MAX
-from atoll.policy.signing import ED25519, SigningPolicy
+from atoll.policy.signing import ED25519, VoteSignatureScheme
 from atoll.wire.messages.statements import AgreedWeights, ChangeableSettings, ChangedSettings, SignedStatement
-from atoll.wire.messages.vertex import InvitationRecord, Member, RoundMetrics, TicketUse, VertexBody
+from atoll.wire.messages.vertex import EarnedVoteRecord, IssuedTicketRecord, Member, SwarmRoundMetrics, VertexBody
 
 NOBODY, HUGE = PeerId(""), 2**63 - 1
 LIST_BYTES = 4  # bytes by which the header of a long list exceeds that of an empty one
@@ -60,14 +60,14 @@ _BODY = VertexBody(
     (),
     (),
     (),
-    RoundMetrics(0.5, HUGE, HUGE),
+    SwarmRoundMetrics(0.5, HUGE, HUGE),
     HUGE,
     HUGE,
     b"",
     AgreedWeights((), (), ZERO_DIGEST),
     0.5,
     paused=HUGE,
-    invited=InvitationRecord((), (), ()),
+    invited=EarnedVoteRecord((), (), ()),
     tuned=ChangedSettings(ChangeableSettings(*((HUGE,) * len(ChangeableSettings.__struct_fields__))), HUGE, HUGE),
 )
 ROOT_BYTES = COUNTED_BYTES = 3  # of a member's invitation root, and of its counted rounds
@@ -83,7 +83,10 @@ _USUAL = ("/ip4/192.168.100.100/tcp/40001", "/ip4/203.0.113.200/tcp/40001")
 
 
 def room_taken(
-    members: Sequence[Member], tickets: Sequence[TicketUse], parts: int, signing: SigningPolicy = ED25519
+    members: Sequence[Member],
+    tickets: Sequence[IssuedTicketRecord],
+    parts: int,
+    signing: VoteSignatureScheme = ED25519,
 ) -> int:
     """Largest body with these members and tickets, without its reports, in bytes."""
     longest = max((name_bytes(m.peer) for m in members if may_train(m)), default=0)
@@ -97,7 +100,7 @@ def may_train(member: Member) -> bool:
     return member.standing != "expelled" and member.role != "observer"
 
 
-def member_bytes(member: Member, parts: int, signing: SigningPolicy = ED25519) -> int:
+def member_bytes(member: Member, parts: int, signing: VoteSignatureScheme = ED25519) -> int:
     """Bytes that one member adds: its line, and if it may train a commitment, its name in every part and a
     weight.
     """
@@ -110,7 +113,7 @@ def member_bytes(member: Member, parts: int, signing: SigningPolicy = ED25519) -
     return line + signing.commit_bytes_max + SIGNED_BYTES + name * (parts + 1) + name + WEIGHT_BYTES
 
 
-def ticket_bytes(ticket: TicketUse) -> int:
+def ticket_bytes(ticket: IssuedTicketRecord) -> int:
     return _bytes(ticket) + ROOT_BYTES
 
 
@@ -119,7 +122,7 @@ def name_bytes(name: str) -> int:
     return size + (1 if size < 2**5 else 2 if size < 2**8 else 3)
 
 
-def members_most(parts: int, signing: SigningPolicy = ED25519) -> int:
+def members_most(parts: int, signing: VoteSignatureScheme = ED25519) -> int:
     """Number of usual members, which train and have two addresses, that fit."""
     usual = Member(PeerId("n" * 52), b"", _USUAL, "trainer", "member", 0, 0.0, "n" * 16)
     free = signing.room_bytes - room_taken((), (), parts, signing) - parts * name_bytes(usual.peer)

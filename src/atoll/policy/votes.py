@@ -19,14 +19,14 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import PEERS_MAX, TICKETS_MAX, VOTE_ROUNDS_MAX
 from atoll.policy.membership import VerifiedReport, changes_max, sorted_reports
 from atoll.wire.messages.statements import JoinRequest, TicketInvite
-from atoll.wire.messages.vertex import InvitationRecord, Member, TicketUse, VertexBody
+from atoll.wire.messages.vertex import EarnedVoteRecord, IssuedTicketRecord, Member, VertexBody
 from atoll.wire.ticket import redeemed_ticket
 
 FOUNDER = 0  # invitation root of founders; for a ticket: made by a founder
 
 
 @dataclass(frozen=True)
-class VoteTerms:
+class VoteEligibilityTerms:
     after_rounds: int  # counted rounds before a trainer votes
     sponsor_rounds: int  # counted rounds before a vote no longer falls under the bound of its root
 
@@ -34,11 +34,11 @@ class VoteTerms:
 def next_votes(
     parent: VertexBody,
     members: Sequence[Member],
-    tickets: Sequence[TicketUse],
+    tickets: Sequence[IssuedTicketRecord],
     contributors: Collection[PeerId],
     reports: Sequence[VerifiedReport],
-    terms: VoteTerms,
-) -> tuple[tuple[Member, ...], InvitationRecord]:
+    terms: VoteEligibilityTerms,
+) -> tuple[tuple[Member, ...], EarnedVoteRecord]:
     """Votes among the `members` after the parent, and the next vertex's record of their invitations.
 
     Every founder's invitation is a root, shared by all that come by it or through its holder. One person may
@@ -86,7 +86,7 @@ def next_votes(
     by_ticket = tuple(
         made[t.ticket] if t.ticket in made else roots[inviting[t.ticket]] for t in tickets
     )  # a revocation leaves the root as it was
-    return tuple(lines.values()), InvitationRecord(
+    return tuple(lines.values()), EarnedVoteRecord(
         tuple(roots[p] for p in lines), tuple(counted[p] for p in lines), by_ticket
     )
 

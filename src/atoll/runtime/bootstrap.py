@@ -36,7 +36,7 @@ from atoll.peer.settings import OTHER_RULES_FIX, other_rules
 from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.protocol.history.chain import decode_undamaged, find_missing_vertex, genesis_digest
 from atoll.runtime.clock import SystemClock
-from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.driver import Driver, PeerStartParameters
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.network.addresses import advertised, as_last_time, only_here, with_free_ports
 from atoll.runtime.own_data import OwnData
@@ -51,7 +51,7 @@ from atoll.runtime.training_peer import TrainingPeer
 from atoll.runtime.training_spec import FoundingBlobs
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.wire.codec import decode_body, decode_vertex, encode
-from atoll.wire.messages.vertex import Member, TicketUse, Vertex
+from atoll.wire.messages.vertex import IssuedTicketRecord, Member, Vertex
 from atoll.wire.ticket import Ticket, issue, parse, ticket_id
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TicketTerms:
 
 
 Host = TypeVar("Host", bound=Driver)
-Make = Callable[[PeerConfig], Host]  # makes a training peer, or one that only reduces
+Make = Callable[[PeerStartParameters], Host]  # makes a training peer, or one that only reduces
 
 
 def training_peer_factory(
@@ -96,10 +96,10 @@ def training_peer_factory(
     own: OwnData = OwnData(),
     *,
     state_from: str = "",
-) -> Callable[[PeerConfig], TrainingPeer]:
+) -> Callable[[PeerStartParameters], TrainingPeer]:
     """Factory of training peers."""
 
-    def make(me: PeerConfig) -> TrainingPeer:
+    def make(me: PeerStartParameters) -> TrainingPeer:
         trains, chosen = me.wish.role != "observer", chosen_device(device)
         if trains and trainer is None:
             log.info('node.device = "%s": the trainer computes on %s', device, chosen)
@@ -207,7 +207,7 @@ async def _found(
     expires_s = int(now + invitation.lasts_s)
     # an invited person could join once per use, so if members may lie, each needs a ticket
     uses = invitation.uses or (1 if founded.settings.round.quorum == "two-thirds" else PRIVATE_USES)
-    use = TicketUse(ticket_id(key), key, "trainer", uses, float(expires_s))
+    use = IssuedTicketRecord(ticket_id(key), key, "trainer", uses, float(expires_s))
     vote_key = session_key.public_key().public_bytes_raw()
     public = public_bytes(identity.public)
     settings = msgspec.structs.replace(founded.settings, recovery=public)
@@ -223,7 +223,7 @@ async def _found(
             store.put_blob(blob)
     run = genesis_digest(genesis)
     certify(store, identity, run, session_key, now)
-    me = PeerConfig(store, identity, run, DesiredRole("trainer", name), genesis)
+    me = PeerStartParameters(store, identity, run, DesiredRole("trainer", name), genesis)
     host = await _open(me, listening, make)
     ticket = issue(
         identity,
@@ -274,7 +274,7 @@ async def join_run(
     if "run" in kept:  # it comes back
         name = _name_as_before(name, kept.get("name", b"").decode(), folder)
     wish = DesiredRole(role, name, (), ticket.redeem(identity.peer))
-    return await _open(PeerConfig(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
+    return await _open(PeerStartParameters(store, identity, ticket.genesis, wish, None, bootstrap), listening, make)
 
 
 async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Make[Host]) -> Host:
@@ -310,7 +310,7 @@ async def resume_run(folder: Path, name: str, listening: ListenOptions, make: Ma
         wish = replace(wish, admission=ticket.redeem(identity.peer))
         if ticket.issuer != identity.peer:
             bootstrap = tuple((address, ticket.issuer) for address in ticket.addresses)
-    return await _open(PeerConfig(store, identity, run, wish, genesis, bootstrap), listening, make)
+    return await _open(PeerStartParameters(store, identity, run, wish, genesis, bootstrap), listening, make)
 
 
 def _name_as_before(name: str, before: str, folder: Path) -> str:
@@ -371,7 +371,7 @@ def holds_run(folder: Path) -> bool:
     return held
 
 
-async def _open(me: PeerConfig, listening: ListenOptions, make: Make[Host]) -> Host:
+async def _open(me: PeerStartParameters, listening: ListenOptions, make: Make[Host]) -> Host:
     store, wish, host = me.store, me.wish, make(me)
     if wish.role == "client":
         listening = replace(listening, listen=(), announce=(), as_before=False)  # a client only dials

@@ -19,7 +19,7 @@ from msgspec.structs import fields, replace
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.features.archive.reed_solomon import demand_ready
 from atoll.peer.config.defaults import (
     chosen_statistic,
@@ -33,8 +33,8 @@ from atoll.peer.config.defaults import (
 from atoll.peer.config.reading import ALL_KEYS, decode_config, decode_values, paths_in
 from atoll.peer.config.sections import (
     RunConfig,
-    SyncSection,
     TrainSection,
+    UpdateExchangeSection,
     declarations,
     default_of,
     toml_text,
@@ -207,7 +207,10 @@ def _passed(config: RunConfig, way: str) -> dict[str, Any]:
 def _wishes(config: RunConfig) -> str:
     """Recipe options that the config sets."""
     wishes = [f"train.recipe = {toml_text(config.train.recipe)}"]
-    for section, said, usual in (("train", config.train, TrainSection()), ("sync", config.sync, SyncSection())):
+    for section, said, usual in (
+        ("train", config.train, TrainSection()),
+        ("sync", config.sync, UpdateExchangeSection()),
+    ):
         for key in said.__struct_fields__:
             if key != "recipe" and (value := getattr(said, key)) != getattr(usual, key):
                 wishes.append(f"{section}.{key} = {toml_text(value)}")
@@ -229,7 +232,7 @@ def _check_given(
         raise ValueError(f"{name} has no {', '.join(keys)}")
 
 
-def _accepting(recipe: Recipe, sync: SyncSection) -> Recipe:
+def _accepting(recipe: Recipe, sync: UpdateExchangeSection) -> Recipe:
     """Set quorum and grace as in the config. Raises UsageError."""
     told = {k: v for k, v in (("quorum", sync.quorum), ("grace", sync.grace)) if v is not None}
     reducer = replace(recipe.reducer, **told)
@@ -244,7 +247,7 @@ def _accepting(recipe: Recipe, sync: SyncSection) -> Recipe:
     return replace(recipe, reducer=reducer)
 
 
-def _with_numbers(codec: str, sync: SyncSection) -> str:
+def _with_numbers(codec: str, sync: UpdateExchangeSection) -> str:
     """Codec name with its ratio and level filled in."""
     ratio = f"{sync.compression_ratio:.6f}".rstrip("0").rstrip(".")
     numbers = {"topk": f"topk:{ratio}", "randk": f"randk:{ratio}", "zstd": f"zstd:{sync.compression_level}"}
@@ -301,11 +304,15 @@ def _copied(config: RunConfig, kind: type[RunSettings | RoundSettings], place: s
     return found
 
 
-def _effort(config: RunConfig, recipe: Recipe) -> WorkloadPolicy | UnsetType:
+def _effort(config: RunConfig, recipe: Recipe) -> AdaptiveWorkloadPolicy | UnsetType:
     """Policy of adaptive workloads; unset if there is none."""
     train = config.train
-    batches = BatchGrowth(train.target_loss, train.batch_min, train.batch_max) if train.adaptive_batching else UNSET
-    effort = WorkloadPolicy(
+    batches = (
+        LossAdaptiveBatchSize(train.target_loss, train.batch_min, train.batch_max)
+        if train.adaptive_batching
+        else UNSET
+    )
+    effort = AdaptiveWorkloadPolicy(
         recipe.batch,
         train_s=train.round_time or UNSET,
         samples=train.target_samples or UNSET,
@@ -315,7 +322,7 @@ def _effort(config: RunConfig, recipe: Recipe) -> WorkloadPolicy | UnsetType:
         batches=batches,
         bounded=bool(train.total_tokens) or UNSET,
     )
-    return UNSET if effort == WorkloadPolicy(recipe.batch) else effort
+    return UNSET if effort == AdaptiveWorkloadPolicy(recipe.batch) else effort
 
 
 def _audit_rate(config: RunConfig, recipe: Recipe, floats: int) -> float:

@@ -68,7 +68,7 @@ from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, paused_t
 from atoll.runtime.network.addresses import advertised
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.network.connection_manager import ConnectionManager
-from atoll.runtime.network.discovery import Discovery, FoundAddress, TicketDiscovery
+from atoll.runtime.network.discovery import Discovery, FoundAddress, StaticAddressDiscovery
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
 from atoll.runtime.session_keys import LazySessionKey, session_of
@@ -111,7 +111,7 @@ class TaskWorker(Protocol):
 
 
 @dataclass(frozen=True)
-class PeerConfig:
+class PeerStartParameters:
     """Identity, run and store of one member."""
 
     store: PeerStore
@@ -128,7 +128,7 @@ class Driver:
     hash_on_loop_bytes = 4 * 2**20  # larger payloads are hashed on a thread: 4 MiB take 1 ms
 
     def __init__(
-        self, me: PeerConfig, island: TaskWorker, *, on_fact: Callable[[Fact], None] = lambda fact: None
+        self, me: PeerStartParameters, island: TaskWorker, *, on_fact: Callable[[Fact], None] = lambda fact: None
     ) -> None:
         self.store, self.identity = me.store, me.identity
         self.folder, self.me = me.store.folder, me.identity.peer
@@ -154,7 +154,7 @@ class Driver:
         self.listeners: list[Callable[[Fact], None]] = [self._record, self._wake, self._react_to_fact, on_fact]
         # `handlers` takes further libp2p protocols
         self.security = Libp2pSecurity(self.identity, self.run_id, known=self._identity_of)
-        self.discovery: Discovery = TicketDiscovery(lambda: self.bootstrap)
+        self.discovery: Discovery = StaticAddressDiscovery(lambda: self.bootstrap)
         self.contacts: ContactsPolicy = contact_all
         self._bandwidth = BandwidthEstimator()
         self._upload_bytes_s = 0  # upload cap; 0: none

@@ -35,7 +35,7 @@ from atoll.peer.events import (
 from atoll.peer.governance.orders import amend_of, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in
 from atoll.policy.contributions import late_of
-from atoll.policy.plan import QuorumRule, VoterTurnout, quorum
+from atoll.policy.plan import QuorumAvailability, QuorumRule, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
 from atoll.protocol.allreduce.events import RowWeightsComputed
@@ -155,7 +155,7 @@ def member_entry(member: Member, scores: Mapping[PeerId, int] | None = None) -> 
 
 
 def paused_text(
-    turnout: VoterTurnout, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
+    turnout: QuorumAvailability, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
 ) -> str | None:
     """Why no agreement is possible and what helps, for one member; None if a quorum is here."""
     if turnout.here >= turnout.needed:
@@ -325,7 +325,7 @@ class RunStatus:
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "LocalTrainingEnded":
                 self.phase, self.step, self.passed = "committing", entry["steps"], ""
-            case "RoundSkipped":
+            case "LocalContributionSkipped":
                 self.passed = entry["why"]
             case "TrainedWithoutQuorum":
                 self.phase, self.apart_steps = "training apart", self.apart_steps + entry["steps"]
@@ -354,7 +354,7 @@ class RunStatus:
             case "BadStateRolledBack":
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
-            case "HistoryVertexLost":
+            case "StoredVertexLost":
                 self.trouble = f"this disk damaged or lost the vertex of round {entry['lacks']}; asking the members"
             case "HistoryVertexRecovered":
                 self.trouble = ""
@@ -373,13 +373,13 @@ class RunStatus:
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
             case "RoundAttemptFailed" if entry["attempt"] + 1 >= self.max_retries and self.phase != "assembling":
                 self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
-            case "EraSignaturesOverdue" if entry.get("elsewhere"):
+            case "HistoryLacksEraSignatures" if entry.get("elsewhere"):
                 self.trouble = (
                     f"this peer was shown a made-up past: {entry['elsewhere']} of those who should have signed the "
                     f"history up to round {entry['round']} signed another one. "
                     "Take a new folder and another member's ticket: atoll join TICKET --dir NEW_FOLDER"
                 )
-            case "EraSignaturesOverdue" if "made-up past" not in self.trouble:
+            case "HistoryLacksEraSignatures" if "made-up past" not in self.trouble:
                 self.trouble = (
                     f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
                     "signatures of those who began its era, and the members asked have no others. Either those "

@@ -25,14 +25,14 @@ from atoll.base.machine import Fact, Message
 from atoll.crypto.digest import Buffer, digest
 from atoll.features.archive.reed_solomon import demand_ready
 from atoll.features.archive.worker import rebuild_blob
-from atoll.peer.events import ArchivedStateRebuildFailed, JoinRejected, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, ArchivedStateRebuilt, JoinRejected
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.settings import decode_settings
-from atoll.peer.tasks import RebuildState, RestoreState, RetainErasurePieces
+from atoll.peer.tasks import DecodeErasurePieces, RestoreState, RetainErasurePieces
 from atoll.protocol.history.era_signatures import EraQuorumSigned
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
 from atoll.runtime.bootstrap import identity_of
-from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.driver import Driver, PeerStartParameters
 from atoll.runtime.storage.store import PeerStore, run_store_task
 from atoll.runtime.training_spec import parse_training_spec
 from atoll.runtime.transfer_progress import downloaded_bytes
@@ -67,7 +67,7 @@ async def download_state(
     identity = identity_of(store)
     store.keep([("run", run)])
     wish = DesiredRole("visitor", admission=ticket.redeem(identity.peer) if ticket is not None else b"")
-    seat = PeerConfig(store, identity, run, wish, None, tuple(bootstrap))
+    seat = PeerStartParameters(store, identity, run, wish, None, tuple(bootstrap))
     host = _ReadonlyDriver(seat, round)
     show(lambda: downloaded_bytes(host.machine))
     try:
@@ -81,7 +81,7 @@ async def download_state(
 class _ReadonlyDriver(Driver):
     shelf: _BlobWorker
 
-    def __init__(self, me: PeerConfig, round: int | None) -> None:
+    def __init__(self, me: PeerStartParameters, round: int | None) -> None:
         self.shelf, self.wanted = _BlobWorker(me.store, round is None), round
         self.signed, self.ended = asyncio.Event(), asyncio.Event()
         self.state, self.refused = (
@@ -190,7 +190,7 @@ class _ReadonlyDriver(Driver):
                 self.shelf.asked.set()
             case EraQuorumSigned():
                 self.signed.set()
-            case BlobFetched(blob=state) | StateRebuilt(state=state) if state == self.state:
+            case BlobFetched(blob=state) | ArchivedStateRebuilt(state=state) if state == self.state:
                 self.ended.set()
             case ArchivedStateRebuildFailed(state=state, why=why) if state == self.state:
                 self.why = why
@@ -225,7 +225,7 @@ class _BlobWorker:
         loop = asyncio.get_running_loop()
         if isinstance(work, RetainErasurePieces):
             return ()  # nothing is removed here
-        if isinstance(work, RebuildState):
+        if isinstance(work, DecodeErasurePieces):
             return await loop.run_in_executor(self._disk, rebuild_blob, self.store, work, lambda name: None)
         if not isinstance(work, RestoreState):
             return await loop.run_in_executor(self._disk, run_store_task, self.store, work)

@@ -19,17 +19,17 @@ from atoll.features.archive.reed_solomon import ready
 from atoll.features.attribution.leave_one_out import gather_rows
 from atoll.peer.events import (
     ArchivedStateRebuildFailed,
+    ArchivedStateRebuilt,
     AttributionRowsGathered,
     GenesisKnown,
     JoinRejected,
     LocalStateCaughtUp,
     RoundBegan,
     StateDownloadBegan,
-    StateRebuilt,
 )
 from atoll.peer.governance.settings_change import is_over
 from atoll.protocol.transfer.download import BlobFetched, FetchFailed
-from atoll.runtime.driver import Driver, PeerConfig
+from atoll.runtime.driver import Driver, PeerStartParameters
 from atoll.runtime.own_data import COPY, OwnData, check_rules, copy_own_data
 from atoll.runtime.storage.atomic_files import write_durably
 from atoll.runtime.storage.store import PeerStore
@@ -62,7 +62,7 @@ class TrainingPeer(Driver):
 
     def __init__(
         self,
-        me: PeerConfig,
+        me: PeerStartParameters,
         island: TrainingWorker,
         *,
         on_fact: Callable[[Fact], None],
@@ -172,8 +172,10 @@ class TrainingPeer(Driver):
                 self.on_persist_failed(self._state_lost())
             case RoundBegan(paused=True):
                 self.island.trainer.stand()
-            case StateRebuilt(state=state) | ArchivedStateRebuildFailed(state=state) if state in self._sought:
-                self._sought.pop(state).set_result(isinstance(fact, StateRebuilt))
+            case ArchivedStateRebuilt(state=state) | ArchivedStateRebuildFailed(state=state) if (
+                state in self._sought
+            ):
+                self._sought.pop(state).set_result(isinstance(fact, ArchivedStateRebuilt))
             case AttributionRowsGathered(of=of) if (
                 waits := self._rows_gathered.get(of)
             ) is not None and not waits.done():

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB
-from atoll.base.workload import WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy
 from atoll.crypto.digest import Buffer
 from atoll.peer.round.topology_choice import parts_planned
 from atoll.peer.settings import (
@@ -42,7 +42,7 @@ from atoll.training.exchange.layout import ModelLayout, layout_of
 from atoll.training.models import build_model, exchanged_patterns, misfit, tokens_misfit
 from atoll.training.models.frozen_base import base_bytes
 from atoll.training.models.weights import load_weights
-from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.inner import GradientSumOptimizer
 from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, swarm_problem
 from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format
 from atoll.training.recipe.schedule import fragments_of, longest_turn, phase_rounds
@@ -116,7 +116,7 @@ def audit_problem(recipe: Recipe, layout: ModelLayout) -> str:
     return UNMEASURED if layout.held else recipe_problem(recipe, layout.floats)
 
 
-def effort_misfit(recipe: Recipe, effort: WorkloadPolicy | UnsetType) -> str:
+def effort_misfit(recipe: Recipe, effort: AdaptiveWorkloadPolicy | UnsetType) -> str:
     """Reason why this recipe cannot have this effort; empty if it can."""
     schedule = recipe.schedule
     bounded = effort is not UNSET and effort.bounded is True
@@ -133,7 +133,7 @@ def effort_misfit(recipe: Recipe, effort: WorkloadPolicy | UnsetType) -> str:
     changing = effort.samples is not UNSET or effort.by_loss is True or effort.by_speed is True
     growing = effort.batches is not UNSET
     if (changing or effort.train_s is not UNSET) and (
-        isinstance(recipe.inner, GradientAccumulation) or schedule.turn_steps < 2
+        isinstance(recipe.inner, GradientSumOptimizer) or schedule.turn_steps < 2
     ):
         return "every step is a round, which can be neither longer nor shorter"
     if (changing or growing) and recipe.own_anchors:
@@ -176,7 +176,7 @@ def apart_problem(recipe: Recipe) -> str:
         return "members' moments are averaged, and late work has none"
     if recipe.merge not in ("replace", "delta"):
         return "members keep a share of their own parameters, in which late work would be for a second time"
-    if isinstance(recipe.inner, GradientAccumulation):
+    if isinstance(recipe.inner, GradientSumOptimizer):
         return "one step is a round, and its gradient is of an anchor that is gone when the member is back"
     if recipe.reducer.quorum:
         return "rounds that go on without the slow carry their steps over in another way"

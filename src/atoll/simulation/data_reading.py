@@ -1,7 +1,8 @@
 """Virtual loop that reads the run's data set, and the checker of its positions.
 
-The loop reads with the real `AssignedShardsDataset` and claims with the real `DataClaims`; its samples are virtual.
-It notes which samples are in its updates. The checker counts these by name, without the code of the positions.
+The loop reads with the real `AssignedShardsDataset` and claims with the real `UncountedSampleRanges`; its samples
+are virtual. It notes which samples are in its updates. The checker counts these by name, without the code of the
+positions.
 
 Invariants that are checked:
 - A commitment claims exactly the samples behind its update.
@@ -23,7 +24,7 @@ from atoll.crypto.digest import digest, merkle_root
 from atoll.peer.events import LocalStateCaughtUp, RoundClosed
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.tasks import EncodeUpdate, TrainingResult, TrainRound, UpdateEncoded
-from atoll.policy.data.claims import DataClaims, UncountedSamples
+from atoll.policy.data.claims import CarriedOverSamples, UncountedSampleRanges
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.worker import VirtualWorker
 from atoll.simulation.world import VirtualComputer
@@ -31,7 +32,7 @@ from atoll.training.data.shards.dataset import AssignedShardsDataset
 from atoll.wire.codec import statement_in
 from atoll.wire.data_ranges import DataRange
 from atoll.wire.messages.statements import Commitment
-from atoll.wire.messages.vertex import DataPositions, VertexBody
+from atoll.wire.messages.vertex import SharedDataProgress, VertexBody
 
 Sample = tuple[int, int]  # shard, number in it
 READ = 4  # samples per step
@@ -50,7 +51,7 @@ class _VirtualSource:
             yield (shard, number), number + 1 == length_of(shard)
 
 
-class ReadingWorker(VirtualWorker):
+class DatasetReadingWorker(VirtualWorker):
     """A virtual worker whose trainer is a loop that reads the run's data set."""
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class ReadingWorker(VirtualWorker):
         self.sent: dict[Digest, Counter[Sample]] = {}  # root of an update → its samples; for the checker
         self._held = Counter[Sample]()  # samples in live parameters or error feedback that no vertex counts
         self._held_on_disk = Counter[Sample]()
-        self._claims = DataClaims()
+        self._claims = UncountedSampleRanges()
         self._made = set[Digest]()  # roots of this process
         self._begin()
         train, encode = self.handlers[TrainRound], self.handlers[EncodeUpdate]
@@ -69,7 +70,7 @@ class ReadingWorker(VirtualWorker):
 
     def crash(self) -> None:
         super().crash()
-        durable, self._claims = self._claims.stored, DataClaims()
+        durable, self._claims = self._claims.stored, UncountedSampleRanges()
         self._claims.stored, self._held = durable, Counter()
         self._made.clear()
         self._begin()
@@ -117,21 +118,21 @@ class ReadingWorker(VirtualWorker):
         self._held = Counter(self._held_on_disk) if is_valid else Counter()
         self._claims.restore(vertex, body, self.me)
         if not is_valid:
-            self._claims.stored, self._held_on_disk = UncountedSamples(""), Counter()
+            self._claims.stored, self._held_on_disk = CarriedOverSamples(""), Counter()
 
 
-class DataCheckers:
+class DataPositionChecker:
     """Watches all rounds, and compares the newest positions with the samples in counted updates."""
 
     def __init__(self) -> None:
-        self.islands: dict[PeerId, ReadingWorker] = {}
+        self.islands: dict[PeerId, DatasetReadingWorker] = {}
         self.seen = Counter[Sample]()  # sample → counted updates that hold it
         self.bodies: dict[int, Digest] = {}  # rounds that are in `seen`
         self.newest: VertexBody | None = None
 
     def watch(self, now: Seconds, node: VirtualComputer, fact: Fact) -> None:
         island = node.island
-        assert isinstance(island, ReadingWorker)
+        assert isinstance(island, DatasetReadingWorker)
         self.islands[node.name] = island
         match fact:
             case RoundClosed(body=body):
@@ -168,7 +169,7 @@ class DataCheckers:
             raise InvariantBroken(f"round {body.round} counts samples, and has no positions")
 
 
-def check_positions(seen: Counter[Sample], data: DataPositions, length_of: Callable[[int], int]) -> None:
+def check_positions(seen: Counter[Sample], data: SharedDataProgress, length_of: Callable[[int], int]) -> None:
     """Compare the positions with the samples in counted updates, sample → number of updates."""
     at = {s.shard: s.position for s in data.open}
     past = {shard: at[shard] if shard in at else length_of(shard) for shard in range(data.next)}

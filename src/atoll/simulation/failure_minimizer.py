@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 from atoll.base.ids import Seconds
-from atoll.simulation.fault_schedule import FaultSchedule
+from atoll.simulation.fault_schedule import FaultSelection
 from atoll.simulation.scenarios.harness import Scenario, ScenarioFailed, play
 
 RUNS_MAX, WALL_MAX_S = 80, 120.0  # of one minimization; the run under way ends first
@@ -59,7 +59,7 @@ class FailureMinimizer:
 
     def _fails(self, names: Sequence[str]) -> bool:
         self.runs += 1
-        found = self._play(FaultSchedule(frozenset(names), events_max=EVENTS_FACTOR * self.failure.events))
+        found = self._play(FaultSelection(frozenset(names), events_max=EVENTS_FACTOR * self.failure.events))
         if found is None or found.kind != self.failure.kind or len(found.faults) >= len(self.smallest.faults):
             return False
         self.smallest = found
@@ -71,7 +71,7 @@ class FailureMinimizer:
             return ["it fails without any fault"]
         if self.clock() >= self.until:
             return []
-        bad, good = FaultSchedule(frozenset(names), trace=[]), FaultSchedule(frozenset(names[:-1]), trace=[])
+        bad, good = FaultSelection(frozenset(names), trace=[]), FaultSelection(frozenset(names[:-1]), trace=[])
         self._play(bad)
         is_good = self._play(good) is None
         ends = "good" if is_good else "that fails in another way"
@@ -80,7 +80,7 @@ class FailureMinimizer:
                 return [f"without {names[-1]} the run is {ends}; the first event that differs:", f"  {ours}"]
         return []
 
-    def _play(self, schedule: FaultSchedule) -> ScenarioFailed | None:
+    def _play(self, schedule: FaultSelection) -> ScenarioFailed | None:
         try:
             play(**self.failure.call, scenario=self.scenarios[self.failure.call["name"]], faults=schedule)
         except ScenarioFailed as found:

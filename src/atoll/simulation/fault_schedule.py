@@ -12,7 +12,7 @@ from atoll.base.ids import PeerId, Seconds
 
 
 @dataclass
-class FaultSchedule:
+class FaultSelection:
     only: frozenset[str] | None = None  # names of the faults that may happen; None: all
     happened: dict[str, Seconds] = field(default_factory=dict[str, Seconds])  # name → world time, in order
     events_max: int | None = None  # events after which the run fails: with other faults it may last much longer

@@ -38,7 +38,7 @@ from atoll.peer.events import (
 from atoll.protocol.agreement.events import Equivocation
 from atoll.protocol.allreduce.events import PartResultAccepted, RowDecodeFailed
 from atoll.protocol.history.chain import WINDOW
-from atoll.simulation.reference_model import ModelDiffers, ReferenceModel
+from atoll.simulation.reference_model import ReferenceModel, ReferenceModelMismatch
 from atoll.simulation.worker import counts_in
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import statement_in
@@ -106,7 +106,7 @@ class InvariantCheckers:
         assert node.machine is not None and node.machine.history is not None
         try:
             self.model.close(name, fact.id, node.machine.history.bodies, round)
-        except ModelDiffers as why:
+        except ReferenceModelMismatch as why:
             self._broken(str(why))
         if node.island.head != fact.body.state:
             self._broken(f"{name} closed round {round} with a state that is not the agreed one")

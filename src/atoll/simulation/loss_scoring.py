@@ -25,7 +25,7 @@ from atoll.crypto.digest import merkle_root
 from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt, ScoreResult, ScoreUpdate
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
 from atoll.simulation.worker import VALIDATION_STEPS, VirtualWorker, WorkerKnobs
-from atoll.verification.update_review import UpdateReview
+from atoll.verification.update_review import UpdateReviewMachine
 from atoll.wire.messages.audits import ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse
 
@@ -36,7 +36,7 @@ HONEST_ERRORS = 5  # own samples gain up to this many standard errors more, and 
 
 def squat(villain: ByzantineMember, send: Send) -> list[Effect]:
     match send.message:
-        case ExhibitResponse(update=True) as told if scoring := villain.peer.verifiers.find(UpdateReview):
+        case ExhibitResponse(update=True) as told if scoring := villain.peer.verifiers.find(UpdateReviewMachine):
             seen = [
                 row.blob for turn in scoring.turns.values() for row in turn.rows.values() if row.blob is not None
             ]

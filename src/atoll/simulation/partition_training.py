@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.peer.tasks import TrainWithoutQuorum
-from atoll.wire.messages.statements import LateShare
+from atoll.wire.messages.statements import StepsWhilePartitioned
 
 
 @dataclass
@@ -39,9 +39,13 @@ class OfflineSteps:
             self.kept(self.head)
         return steps
 
-    def late(self, round: int, batch: int) -> LateShare | None:
+    def late(self, round: int, batch: int) -> StepsWhilePartitioned | None:
         """Late share that rides on the update of this round."""
-        return LateShare(self.since, self.held, self.held * batch) if self.held and self.since < round else None
+        return (
+            StepsWhilePartitioned(self.since, self.held, self.held * batch)
+            if self.held and self.since < round
+            else None
+        )
 
     def back(self, round: int, counted: tuple[bool, ...] | None, late: bool, steps: int) -> None:
         """End the round in flight; `steps` of it count as late if it was not counted."""

@@ -27,16 +27,16 @@ from atoll.peer.tasks import (
     CompareRedundantUpdates,
     ExhibitBuilt,
     RedundantUpdate,
+    RedundantUpdateDistances,
     TrainingResult,
     TrainRound,
-    UpdateDistances,
 )
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
 from atoll.simulation.loss_scoring import UpdateExhibit
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.round import CommitAnnouncement, RowContribution
+from atoll.wire.messages.round import RowContribution, UpdateCommitmentMessage
 from atoll.wire.messages.statements import Commitment, SealedDraw
 
 CHEATING = ("skipper", "stale", "elsewhere")  # kinds with updates from other samples than the assigned ones
@@ -45,7 +45,7 @@ LYING = ("slanderer", "praiser", "mute")
 
 
 def forge(villain: ByzantineMember, send: Send) -> list[Effect]:
-    if not isinstance(send.message, CommitAnnouncement | RowContribution):
+    if not isinstance(send.message, UpdateCommitmentMessage | RowContribution):
         return [send]
     signed = send.message.statement
     said = decode_statement(signed.body, signed.signer)
@@ -89,19 +89,21 @@ class RedundancyVirtualWorker(VirtualWorker):
         shown = UpdateExhibit(self.encoded[work.round], self.learned[work.round])
         return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
 
-    def _compare(self, work: CompareRedundantUpdates) -> UpdateDistances:
+    def _compare(self, work: CompareRedundantUpdates) -> RedundantUpdateDistances:
         self.states.view(work.before)  # raises MissingStateError
         if self.kind == "mute":
             raise RuntimeError("this referee does not want to look")
         if self.kind in LYING:
-            return UpdateDistances((0, 0) if self.kind == "praiser" else (MILLION, MILLION))
+            return RedundantUpdateDistances((0, 0) if self.kind == "praiser" else (MILLION, MILLION))
         guest, host = (self._learned(row) for row in work.rows)
         if not guest or not host:
-            return UpdateDistances((0 if guest else APART_MOST, 0 if host else APART_MOST), "another update")
+            return RedundantUpdateDistances(
+                (0 if guest else APART_MOST, 0 if host else APART_MOST), "another update"
+            )
         if guest == host:
-            return UpdateDistances((0, 0))
+            return RedundantUpdateDistances((0, 0))
         wanted = str(work.shard)
-        return UpdateDistances((0 if guest == wanted else MILLION, 0 if host == wanted else MILLION))
+        return RedundantUpdateDistances((0 if guest == wanted else MILLION, 0 if host == wanted else MILLION))
 
     def _learned(self, row: RedundantUpdate) -> str:
         """What its author learned from; empty if this is not the update that it committed to."""

@@ -30,7 +30,7 @@ Reports = list[tuple[PeerId, Any]]  # signer, statement
 FOUNDED = 0  # root of founders and of their tickets
 
 
-class ModelDiffers(Exception):
+class ReferenceModelMismatch(Exception):
     """A vertex or a head differs from what the model expects."""
 
 
@@ -87,8 +87,8 @@ class ReferenceModel:
             try:
                 seen.sums = self._sums(before, body)
                 expected = _recovered(before, seen) if body.epoch > before.epoch else self._next(before, body)
-            except ModelDiffers as why:
-                raise ModelDiffers(f"round {round}: {why}") from None
+            except ReferenceModelMismatch as why:
+                raise ReferenceModelMismatch(f"round {round}: {why}") from None
             for what in ("lines", "tickets", "roots", "rounds"):
                 _compare(f"round {round}: {what}", getattr(expected, what), getattr(seen, what))
         self.vertices[vertex] = seen
@@ -410,4 +410,4 @@ def _compare(what: str, expected: Mapping[Any, Any], seen: Mapping[Any, Any]) ->
 
 
 def _differ(what: str) -> NoReturn:
-    raise ModelDiffers(what)
+    raise ReferenceModelMismatch(what)

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Send
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
-from atoll.simulation.simulated_audit_chain import VirtualChain
+from atoll.simulation.simulated_audit_chain import VirtualTrainingChain
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.audits import ExhibitResponse
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import AuditReport
 
 
@@ -30,7 +30,7 @@ def islands(kinds: dict[PeerId, str]) -> Callable[[PeerId, WorkerKnobs, Random],
     """What stands behind each peer of an audited swarm: honest trainers, except for these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
-        chain = VirtualChain(me)
+        chain = VirtualTrainingChain(me)
         chain.cheats, chain.starts = kinds.get(me) == "cheat", kinds.get(me) == "starter"
         return VirtualWorker(me, knobs, draw, chain=chain)
 
@@ -55,7 +55,7 @@ def accuse(villain: ByzantineMember, send: Send) -> list[Effect]:
     said = _own_verdict(villain, send)
     if said is None:
         return [send]
-    return [replace(send, message=MemberReport(villain.notary.sign(replace(said, finding="mismatch"))))]
+    return [replace(send, message=ReportMessage(villain.notary.sign(replace(said, finding="mismatch"))))]
 
 
 def say_nothing(villain: ByzantineMember, send: Send) -> list[Effect]:
@@ -63,7 +63,7 @@ def say_nothing(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 def _own_verdict(villain: ByzantineMember, send: Send) -> AuditReport | None:
-    if not isinstance(send.message, MemberReport) or send.message.statement.signer != villain.peer.me:
+    if not isinstance(send.message, ReportMessage) or send.message.statement.signer != villain.peer.me:
         return None
     said = decode_statement(send.message.statement.body, villain.peer.me)
     return said if isinstance(said, AuditReport) else None

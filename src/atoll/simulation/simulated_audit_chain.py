@@ -44,7 +44,7 @@ class VirtualExhibit(msgspec.Struct, frozen=True, array_like=True):
 _SHOWN = msgspec.msgpack.Decoder(VirtualExhibit)
 
 
-class VirtualChain:
+class VirtualTrainingChain:
     """Rounds that a virtual trainer remembers. `kept` survives a crash, all else does not."""
 
     def __init__(self, me: PeerId) -> None:

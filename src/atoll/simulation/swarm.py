@@ -19,7 +19,7 @@ from atoll.peer.peer import Peer
 from atoll.peer.settings import RunSettings, encode_settings
 from atoll.policy.plan import RoundSettings
 from atoll.protocol.history.chain import genesis_digest
-from atoll.simulation.fault_schedule import FaultSchedule
+from atoll.simulation.fault_schedule import FaultSelection
 from atoll.simulation.invariants import InvariantCheckers
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.signatures import VirtualKeys, WorldKeys, peer_name
@@ -28,7 +28,7 @@ from atoll.simulation.world import DriftingClock, VirtualComputer, VirtualWorld
 from atoll.wire.codec import encode
 from atoll.wire.envelope import VerifiedCache
 from atoll.wire.messages.statements import TicketInvite
-from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, Vertex, VertexBody
 from atoll.wire.ticket import Ticket, TicketBody, ticket_id
 
 OPENED = 16384  # messages that all peers know to be valid: some rounds of a hundred peers
@@ -79,7 +79,7 @@ class VirtualSwarm:
         villains: Mapping[int, PeerMaker] | None = None,
         keys: WorldKeys | None = None,
         island: IslandMaker = VirtualWorker,
-        faults: FaultSchedule | None = None,
+        faults: FaultSelection | None = None,
     ) -> None:
         self.knobs, self.island = knobs or SwarmKnobs(), island
         self.keys = keys or VirtualKeys(self.knobs.run.round.signing.kind)
@@ -215,7 +215,7 @@ class VirtualSwarm:
             members=members,
             tickets=(),
             reports=(),
-            metrics=RoundMetrics(0.0, 0, 0),
+            metrics=SwarmRoundMetrics(0.0, 0, 0),
             settings=encode_settings(self.knobs.run),
         )
         return Vertex(encode(body), None)

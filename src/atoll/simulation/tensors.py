@@ -44,12 +44,12 @@ from atoll.simulation.worker import GENESIS_STATE, VirtualWorker, WorkerKnobs
 from atoll.training.codec import CODECS
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare_rows
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.machine import row_looked
 from atoll.verification.malformed_updates.tensors import ExpectedRow, due_in, show
 from atoll.verification.malformed_updates.tensors import judge as judge_row
-from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, OpenedRow, judge, lay_out
+from atoll.verification.sum_check.tensors import LeafLayout, OpenedRow, PartResultClaim, judge, lay_out
 from atoll.wire.opening import opening_bytes
 from atoll.worker.arithmetic import compute_weights
 
@@ -158,7 +158,7 @@ class TensorWorker(VirtualWorker):
     def _combined(self, work: CombineRows) -> RowsCombined:
         lo, hi = part_bounds(self.values, work.shares)[work.part]
         rows = [(row.weight, row.payload.data) for row in work.rows]
-        done = combine(rows, hi - lo, FP32, FP32, RowStatistic(work.statistic, work.liars, work.weights))
+        done = combine(rows, hi - lo, FP32, FP32, RowCombinationRule(work.statistic, work.liars, work.weights))
         counted = tuple(work.rows[i].peer for i in done.counted)
         faulty = tuple(work.rows[i].peer for i, _ in done.faults)
         return RowsCombined(
@@ -199,8 +199,8 @@ class TensorWorker(VirtualWorker):
 
     def _judge_opening(self, work: JudgeSumOpening, cut: LeafLayout) -> JudgmentResult:
         lo, hi = part_bounds(self.values, work.shares)[work.answered.part]
-        statistic = RowStatistic(work.statistic, work.liars, work.weights)
-        claimed = ExpectedPart(work.answered, work.commits, hi - lo, work.blocks, statistic)
+        statistic = RowCombinationRule(work.statistic, work.liars, work.weights)
+        claimed = PartResultClaim(work.answered, work.commits, hi - lo, work.blocks, statistic)
         (finding, why), others = judge(claimed, self.blobs[work.blob], cut, cut)
         return JudgmentResult(finding, why, others)
 

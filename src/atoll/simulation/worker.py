@@ -27,17 +27,18 @@ from atoll.peer.tasks import (
     AdvanceState,
     BuildExhibit,
     CheckStateStored,
+    DecodeErasurePieces,
     EncodeErasurePieces,
     EncodeUpdate,
     EndTrainingEarly,
     ExhibitBuilt,
     JudgeReplay,
     JudgmentResult,
+    MeasureValidationLoss,
     MovePartsToDisk,
     PinBlobs,
     ReadRow,
     ReadVertices,
-    RebuildState,
     RestoreState,
     RetainArchivedRows,
     RetainErasurePieces,
@@ -49,7 +50,6 @@ from atoll.peer.tasks import (
     TrainRound,
     TrainWithoutQuorum,
     UpdateEncoded,
-    ValidateState,
     ValidationLosses,
 )
 from atoll.policy.fault_tolerance import MIXED
@@ -61,18 +61,18 @@ from atoll.protocol.allreduce.tasks import (
     RowsCombined,
     WeighRows,
 )
-from atoll.protocol.history.era_signatures import ReadEra
+from atoll.protocol.history.era_signatures import ReadEraSignatures
 from atoll.protocol.transfer.tasks import (
-    BlobOpened,
+    BlobStoragePrepared,
     CloseBlob,
     DropBlob,
-    OpenBlob,
+    PrepareBlobStorage,
     ReadChunk,
     ReadManifest,
     StoreChunk,
 )
 from atoll.simulation.partition_training import OfflineSteps
-from atoll.simulation.simulated_audit_chain import VirtualChain, judged
+from atoll.simulation.simulated_audit_chain import VirtualTrainingChain, judged
 from atoll.wire.weights import RowWeights, packed_mixtures
 from atoll.worker.state_store import MemoryStateStore, stage
 
@@ -148,7 +148,7 @@ class VirtualWorker:
     looked_for: set[Digest] = field(default_factory=set)  # earlier states to which the run may roll back
     encoded: dict[int, tuple[Digest, ...]] = field(default_factory=dict)  # round -> parts; read by the checkers
     miscounted: list[str] = field(default_factory=list)  # read by the checkers
-    chain: VirtualChain | None = None  # of runs with replay audits
+    chain: VirtualTrainingChain | None = None  # of runs with replay audits
     needed: dict[str, tuple[Digest, ...]] = field(default_factory=dict)  # purpose -> blobs that stay
     pieces: tuple[Digest, ...] = ()  # pieces of older states, in runs with an archive
     whole: tuple[Digest, ...] = ()  # older states that have to stay, in runs with an archive
@@ -182,7 +182,7 @@ class VirtualWorker:
                 return self._step_s() * self.alone.may_take(work)
             case BuildExhibit() | JudgeReplay():
                 return SEGMENT_STEPS * self._step_s()
-            case ValidateState():
+            case MeasureValidationLoss():
                 return VALIDATION_STEPS * self.knobs.step_s
             case _:
                 return 0.002
@@ -203,7 +203,7 @@ class VirtualWorker:
             CheckStateStored: self._find_state,
             RestoreState: self._restore,
             PinBlobs: self._pin_blobs,
-            ValidateState: self._validate,
+            MeasureValidationLoss: self._validate,
             BuildExhibit: self._build_exhibit,
             JudgeReplay: self._judge_replay,
             MovePartsToDisk: lambda work: work.parts,
@@ -211,11 +211,11 @@ class VirtualWorker:
             RetainArchivedRows: self._hold_rows,
             ReadRow: lambda work: self.rows.get(work.blob),
             EncodeErasurePieces: self._cut,
-            RebuildState: self._rebuild,
+            DecodeErasurePieces: self._rebuild,
             RetainErasurePieces: self._hold_pieces,
             ReadVertices: self._read_vertices,
-            ReadEra: lambda work: self.kept.get(f"sealed/{work.round}"),
-            OpenBlob: self._open_blob,
+            ReadEraSignatures: lambda work: self.kept.get(f"sealed/{work.round}"),
+            PrepareBlobStorage: self._open_blob,
             StoreChunk: self._store_chunk,
             CloseBlob: self._close_blob,
             DropBlob: self._drop_blob,
@@ -290,7 +290,7 @@ class VirtualWorker:
     def _pin_blobs(self, work: PinBlobs) -> None:
         self.needed[work.why] = work.blobs
 
-    def _validate(self, work: ValidateState) -> ValidationLosses:
+    def _validate(self, work: MeasureValidationLoss) -> ValidationLosses:
         return ValidationLosses(self.losses(self.read_state(work.state)))
 
     def _build_exhibit(self, work: BuildExhibit) -> ExhibitBuilt:
@@ -317,9 +317,9 @@ class VirtualWorker:
 
     # ---- blobs ---------------------------------------------------------------------------------------------
 
-    def _open_blob(self, work: OpenBlob) -> BlobOpened:
+    def _open_blob(self, work: PrepareBlobStorage) -> BlobStoragePrepared:
         _, chunks = self.partial.setdefault(work.blob, (work.manifest, {}))
-        return BlobOpened(frozenset(chunks))
+        return BlobStoragePrepared(frozenset(chunks))
 
     def _store_chunk(self, work: StoreChunk) -> None:
         self.partial[work.blob][1][work.index] = bytes(work.payload.data)
@@ -469,7 +469,7 @@ class VirtualWorker:
         self._put(b"".join(units[work.index]))
         return PieceSet(len(data), names)
 
-    def _rebuild(self, work: RebuildState) -> bool:
+    def _rebuild(self, work: DecodeErasurePieces) -> bool:
         pieces = {index: self.blobs[name] for index, name in work.pieces}
         read = lambda i, at, count: pieces[i][at : at + count]  # noqa: E731
         made = b"".join(rebuild(read, list(pieces), work.size_bytes, work.k, work.n, work.index))

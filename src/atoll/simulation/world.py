@@ -49,7 +49,7 @@ from atoll.peer.bandwidth import BandwidthEstimator
 from atoll.peer.operator_commands import farewell
 from atoll.peer.peer import Peer
 from atoll.peer.tasks import EndTrainingEarly, TrainRound
-from atoll.simulation.fault_schedule import FaultSchedule
+from atoll.simulation.fault_schedule import FaultSelection
 from atoll.simulation.network import NetworkKnobs, QueuedMessage, VirtualNetwork
 from atoll.simulation.worker import VirtualWorker
 from atoll.wire.codec import encode
@@ -96,8 +96,8 @@ class VirtualComputer:
 
 
 class VirtualWorld:
-    def __init__(self, seed: int, knobs: NetworkKnobs | None = None, faults: FaultSchedule | None = None) -> None:
-        self.seed, self.faults = seed, faults or FaultSchedule()
+    def __init__(self, seed: int, knobs: NetworkKnobs | None = None, faults: FaultSelection | None = None) -> None:
+        self.seed, self.faults = seed, faults or FaultSelection()
         self.draw = random.Random(f"world/{seed}")
         self.network = VirtualNetwork(knobs or NetworkKnobs(), random.Random(f"network/{seed}"))
         self.contacts: ContactsPolicy = contact_all

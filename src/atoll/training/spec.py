@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest
 from atoll.training.data import STDLIB, Data, data_digest, load_data
 from atoll.training.exchange.layout import ModelLayout
-from atoll.training.recipe.inner import GradientAccumulation, tuned
+from atoll.training.recipe.inner import GradientSumOptimizer, tuned
 from atoll.training.recipe.outer import momentum_of
 from atoll.training.recipe.recipes import Recipe, closing_recipe, coding_at_step, over_tokens, with_length
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.state import SharedState
-from atoll.training.recipe.update import RoundInputs
+from atoll.training.recipe.update import RoundCodingInputs
 from atoll.wire.messages.statements import ChangedSettings
 
 ATTACHED = "attached"  # `recipe.model` and `data` of a run in which members train in loops of their own
@@ -56,9 +56,9 @@ class TrainingSpec(msgspec.Struct, frozen=True):
         coding = coding_at_step(recipe, schedule.begun(done + 1), schedule.steps)
         return msgspec.structs.replace(recipe, coding=coding)
 
-    def round_inputs(self, round: int, before: SharedState, name: Digest) -> RoundInputs:
+    def round_inputs(self, round: int, before: SharedState, name: Digest) -> RoundCodingInputs:
         """Inputs that all members of this round share; `before` is the state of this name that it builds on."""
-        return RoundInputs(round, before, name, self.layout, momentum_of(self.recipe.outer))
+        return RoundCodingInputs(round, before, name, self.layout, momentum_of(self.recipe.outer))
 
 
 def local_data(learning: TrainingSpec) -> Data | None:
@@ -86,11 +86,11 @@ def spec_after(learning: TrainingSpec, changed: ChangedSettings | UnsetType) -> 
     if to.total_tokens is not UNSET:
         recipe = over_tokens(recipe, to.total_tokens)
     if to.lr is not UNSET and recipe.model != ATTACHED:
-        if isinstance(recipe.inner, GradientAccumulation):  # the outer step is the optimizer
+        if isinstance(recipe.inner, GradientSumOptimizer):  # the outer step is the optimizer
             recipe = replace(recipe, outer=_with_rate(recipe.outer, to.lr))
         else:
             recipe = replace(recipe, inner=tuned(recipe.inner, lr=to.lr))
-    if to.outer_lr is not UNSET and not isinstance(recipe.inner, GradientAccumulation):
+    if to.outer_lr is not UNSET and not isinstance(recipe.inner, GradientSumOptimizer):
         recipe = replace(recipe, outer=_with_rate(recipe.outer, to.outer_lr))
     return replace(learning, recipe=recipe)
 

@@ -19,7 +19,7 @@ CHANCES = 2**32
 NOTHING: Mapping[PeerId, Finding] = {}
 
 
-class VerificationCase(ABC):
+class SpotCheck(ABC):
     """One audit or one opening; subclasses decide which auditors have their turn."""
 
     round: int

@@ -21,7 +21,7 @@ from atoll.protocol.transfer.tasks import DropBlob
 TRIES_MAX = 3  # failed downloads of one exhibit: a member that sends wrong bytes must not waste more of the link
 
 
-class EvidenceRequest(Protocol):
+class PendingExhibitCheck(Protocol):
     """An exhibit that the local peer must check."""
 
     blob: Digest | None  # name of the exhibit; requested again while None
@@ -36,7 +36,7 @@ class EvidenceDownloads:
 
     def point(
         self,
-        turn: EvidenceRequest,
+        turn: PendingExhibitCheck,
         blob: Digest,
         sender: PeerId,
         bytes_most: int,
@@ -68,7 +68,7 @@ class EvidenceDownloads:
         return RunTask(f"{self.job}/drop/{blob.hex()}", DropBlob(blob))
 
 
-def tried(turn: EvidenceRequest) -> bool:
+def tried(turn: PendingExhibitCheck) -> bool:
     """Count a failed download, which a restart or a link may have broken. True if there is no further try."""
     turn.blob, turn.tries = None, turn.tries + 1
     return turn.tries >= TRIES_MAX

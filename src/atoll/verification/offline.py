@@ -33,7 +33,7 @@ from atoll.policy.ledger import LedgerSet
 from atoll.policy.membership import VerifiedReport, convicted, suspicions_needed
 from atoll.protocol.history.chain import VertexChain
 from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, Key, key_of
-from atoll.verification.sum_check.policy import SumCheckCase
+from atoll.verification.sum_check.policy import SumSpotCheck
 from atoll.verification.task_builder import keys_of, row_work, work_for
 from atoll.wire.codec import statement_in
 from atoll.wire.evidence import slot_of
@@ -56,7 +56,7 @@ ROWS = -1  # in place of an opening's number: malformed rows of that round
 Ground: TypeAlias = Literal["two words", "audit", "row", "voices", "own word", "unsaid"]
 
 
-class AuditorReport(msgspec.Struct, frozen=True):
+class AuditorFinding(msgspec.Struct, frozen=True):
     """One auditor's finding."""
 
     auditor: PeerId
@@ -78,18 +78,18 @@ class DisputedCase:
     )  # without its blob; None: the vertices for it are lost
     keys: Mapping[PeerId, bytes]  # keys of the members of that round
     tuned: ChangedSettings | UnsetType  # numbers in force
-    said: dict[PeerId, AuditorReport] = field(default_factory=dict[PeerId, AuditorReport])
+    said: dict[PeerId, AuditorFinding] = field(default_factory=dict[PeerId, AuditorFinding])
     outcome: str = "open"
     vertex: int | None = None
     """For rows: the last vertex with reports about them. They count with reports about its other rows there."""
 
     @property
-    def counted(self) -> list[AuditorReport]:
+    def counted(self) -> list[AuditorFinding]:
         """Reports that decide the outcome: all reports against it, or those of one vertex."""
         return [one for one in self.against if self.vertex is None or one.round == self.vertex]
 
     @property
-    def against(self) -> list[AuditorReport]:
+    def against(self) -> list[AuditorFinding]:
         return [one for one in self.said.values() if one.finding in AGAINST]
 
     @property
@@ -118,7 +118,7 @@ class MemberDeparture(msgspec.Struct, frozen=True):
     reasons: tuple[ExpulsionReason, ...]
 
 
-class VerdictHistory:
+class DisputeHistory:
     """Fold over all vertices in order; the ledger must have read each one before."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class VerdictHistory:
                 self.doubts[case.key] = _doubt(case, history, genesis)
             if (doubt := self.doubts.get(case.key)) is not None:
                 doubt.said = {
-                    by: AuditorReport(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()
+                    by: AuditorFinding(by, what, at, case.judged.get(by)) for by, (at, what) in case.said.items()
                 }
                 doubt.outcome = case.outcome
 
@@ -179,7 +179,7 @@ class VerdictHistory:
                 work, what = row_work(commit, key[1], history, genesis), f"a row of its round {commit.round}"
                 self.doubts[key] = DisputedCase(*key[:2], what, needed, work, *_of_round(commit.round, history))
             exhibit = None if caught.exhibit is UNSET else caught.exhibit
-            said = AuditorReport(signed.signer, "mismatch", body.round, exhibit)
+            said = AuditorFinding(signed.signer, "mismatch", body.round, exhibit)
             doubt = self.doubts[key]
             doubt.said[signed.signer] = said
             doubt.vertex, doubt.needed = body.round, needed
@@ -202,7 +202,7 @@ def _of_round(round: int, history: VertexChain) -> tuple[Mapping[PeerId, bytes],
     return keys_of(round, history), parent.tuned if parent is not None else UNSET
 
 
-def _doubt(case: AuditCase | SumCheckCase, history: VertexChain, genesis: RunSettings) -> DisputedCase:
+def _doubt(case: AuditCase | SumSpotCheck, history: VertexChain, genesis: RunSettings) -> DisputedCase:
     if isinstance(case, AuditCase):
         what = f"segment {case.segment} of its round {case.round}"
     else:

@@ -35,10 +35,10 @@ from atoll.training.recipe.state import SharedState, state_from_bytes
 from atoll.training.spec import TrainingSpec, local_data, spec_after
 from atoll.verification.malformed_updates.messages import unreadable_from_bytes
 from atoll.verification.malformed_updates.worker import judge_row
-from atoll.verification.offline import AuditorReport, DisputedCase
+from atoll.verification.offline import AuditorFinding, DisputedCase
 from atoll.verification.replay_audit.exhibit import shown_from_bytes
 from atoll.verification.replay_audit.replay import ReplayReplica
-from atoll.verification.replay_audit.replay_judge import ReplayJudge, SecondJudgment, judge_again
+from atoll.verification.replay_audit.replay_judge import OfflineJudgment, ReplayJudge, judge_again
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.verification.sum_check.worker import judge_opening
 from atoll.wire.envelope import StatementSigner
@@ -54,7 +54,7 @@ class CannotJudge(Exception):
 class RejudgedReport(msgspec.Struct, frozen=True):
     """One auditor's report, compared with a judgment of its exhibit here."""
 
-    said: AuditorReport
+    said: AuditorFinding
     result: Result
     what: str
 
@@ -93,7 +93,7 @@ class OfflineJudge:
     ) -> None:
         self.folders, self.settings, self.notary = folders, settings, notary
         self._parse_spec = parse_spec
-        self._again: dict[tuple[int, PeerId, str, Digest], SecondJudgment] = {}
+        self._again: dict[tuple[int, PeerId, str, Digest], OfflineJudgment] = {}
         self._taking: ReplayReplica | None = None  # replica of the last judged recipe
         torch.set_num_threads(1)  # as in trainers that are compared bit by bit
 
@@ -110,7 +110,7 @@ class OfflineJudge:
         """Judge every report of this case again."""
         return [RejudgedReport(said, *self._compare(doubt, said)) for said in doubt.against]
 
-    def _compare(self, doubt: DisputedCase, said: AuditorReport) -> tuple[Result, str]:
+    def _compare(self, doubt: DisputedCase, said: AuditorFinding) -> tuple[Result, str]:
         if said.exhibit is None:
             none = "nothing was shown" if said.finding == "withheld" else "it names no exhibit"
             return "word", f"{none}: its word"
@@ -128,13 +128,13 @@ class OfflineJudge:
             return "agrees", f"judged again here: {found}, {why}; what the peer signed fixes its bytes"
         return "differs", f"judged again here nothing is wrong ({why or found})"
 
-    def _judged(self, doubt: DisputedCase, exhibit: Digest) -> SecondJudgment:
+    def _judged(self, doubt: DisputedCase, exhibit: Digest) -> OfflineJudgment:
         key = doubt.round, doubt.peer, doubt.what, exhibit
         if key not in self._again:
             self._again[key] = self._judge(doubt, exhibit)
         return self._again[key]
 
-    def _judge(self, doubt: DisputedCase, exhibit: Digest) -> SecondJudgment:
+    def _judge(self, doubt: DisputedCase, exhibit: Digest) -> OfflineJudgment:
         if doubt.work is None:
             raise CannotJudge("the vertices with its assignment are lost here")
         data = self._blob(exhibit)
@@ -150,12 +150,12 @@ class OfflineJudge:
                 return self._judge_row(doubt, doubt.work, data, learning)
             if not isinstance(doubt.work, JudgeReplay):
                 said = judge_opening(doubt.work, data, learning, self._names)
-                return SecondJudgment(said, self._is_bound(doubt, said))
+                return OfflineJudgment(said, self._is_bound(doubt, said))
             assert before is not None
             trial = ReplayJudge(self.notary.run, learning, doubt.work, shown_from_bytes(data), before, self._name)
             return judge_again(trial, self._replica)
         except (PeerFault, TypeError, ValueError) as why:  # bytes of a remote peer
-            return SecondJudgment(
+            return OfflineJudgment(
                 JudgmentResult("withheld", why.what if isinstance(why, PeerFault) else str(why)), proven=False
             )
         except (MemoryError, RuntimeError) as why:
@@ -163,14 +163,14 @@ class OfflineJudge:
 
     def _judge_row(
         self, doubt: DisputedCase, work: JudgeMalformedRow, data: bytes, learning: TrainingSpec
-    ) -> SecondJudgment:
+    ) -> OfflineJudgment:
         statement = unreadable_from_bytes(data).statement
         if statement.signer != doubt.peer:
             raise PeerFault("", "it is about another peer's row")
         self.notary.open(statement, Commitment, doubt.keys.get(doubt.peer))
         up = None if self.settings.opened is None else self._names.up
         why = judge_row(replace(work, shown=data), learning, up)
-        return SecondJudgment(
+        return OfflineJudgment(
             JudgmentResult("mismatch" if why else "accepted", why or "the row can be read"), proven=True
         )
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from atoll.base.draw import draw_below, shuffled
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import SCORE_OPEN, SCORERS_MOST
-from atoll.policy.ledger import Ledger
+from atoll.policy.ledger import CapabilityLedger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.reputation import by_tier, scores_of
 from atoll.verification.case import CHANCES
@@ -30,7 +30,7 @@ Numbers = tuple[int, ...]
 
 
 @dataclass
-class ReviewCase:
+class DrawnUpdateReview:
     """Updates of one round that are judged together, and the reports so far."""
 
     round: int
@@ -69,11 +69,11 @@ def judges_drawn(voters: int, rule: QuorumRule) -> int:
     return min(2 * max(1, liars) + 1, SCORERS_MOST)
 
 
-C = TypeVar("C", bound=ReviewCase)
+C = TypeVar("C", bound=DrawnUpdateReview)
 R = TypeVar("R", bound=ScoreReport | RedundancyReport)
 
 
-class ReviewLedger(Ledger[R], Generic[R, C]):
+class ReviewLedger(CapabilityLedger[R], Generic[R, C]):
     """The reviewed updates of recent rounds; drops cases that are over."""
 
     what: ClassVar[str]  # updates of a case, as a refusal states them

@@ -19,7 +19,7 @@ from atoll.peer.tasks import JudgeMalformedRow, JudgeReplay, JudgeSumOpening
 from atoll.policy.membership import RECENT, RecentVertices
 from atoll.protocol.history.chain import VertexChain
 from atoll.verification.replay_audit.policy import AuditCase
-from atoll.verification.sum_check.policy import SumCheckCase
+from atoll.verification.sum_check.policy import SumSpotCheck
 from atoll.verification.sum_check.tasks import judge_opening
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
@@ -27,7 +27,7 @@ from atoll.wire.messages.vertex import VertexBody
 
 
 def work_for(
-    case: AuditCase | SumCheckCase, blob: Digest, history: VertexChain, settings: RunSettings
+    case: AuditCase | SumSpotCheck, blob: Digest, history: VertexChain, settings: RunSettings
 ) -> JudgeReplay | JudgeSumOpening | None:
     """The task for the peer's exhibit in this blob; `settings` are those of genesis.
 
@@ -36,7 +36,7 @@ def work_for(
     ground = ground_of(case.round, history, settings)
     if ground is None:
         return None
-    if isinstance(case, SumCheckCase):
+    if isinstance(case, SumSpotCheck):
         body = history.bodies.get(case.round)
         return None if body is None else judge_opening(case, blob, body, ground)
     commit, last = case.commit, _last_claim(case, history)
@@ -105,7 +105,7 @@ def keys_of(round: int, history: VertexChain) -> dict[PeerId, bytes]:
 
 
 def twice_promised(
-    case: AuditCase | SumCheckCase, others: Sequence[SignedStatement], history: VertexChain
+    case: AuditCase | SumSpotCheck, others: Sequence[SignedStatement], history: VertexChain
 ) -> list[tuple[SignedStatement, SignedStatement]]:
     """Signed commitments in an exhibit that differ from the vertex: each author committed twice.
 

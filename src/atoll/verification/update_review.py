@@ -30,10 +30,10 @@ from atoll.peer.tasks import BuildUpdateExhibit, CompareRedundantUpdates, Exhibi
 from atoll.peer.verify.interface import VerifierContext, VerifierMachine
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.verification.evidence_download import EvidenceDownloads, tried
-from atoll.verification.review_ledger import Key, Numbers, ReviewCase, ReviewLedger
+from atoll.verification.review_ledger import DrawnUpdateReview, Key, Numbers, ReviewLedger
 from atoll.verification.task_builder import ground_of
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
-from atoll.wire.messages.statements import Statement
+from atoll.wire.messages.statements import BaseStatement
 from atoll.wire.messages.vertex import VertexBody
 
 AT_ONCE = 2  # cases: one is downloaded while another is judged
@@ -76,7 +76,7 @@ class ReviewMethod(ABC):
         """The local trainer failed."""
 
     @abstractmethod
-    def report_of(self, fact: Fact) -> Statement | None: ...
+    def report_of(self, fact: Fact) -> BaseStatement | None: ...
 
 
 @dataclass
@@ -90,10 +90,10 @@ class WantedUpdate:
 
 
 @dataclass
-class ReviewTurn:
+class LocalReviewDuty:
     """A case that the local peer must judge."""
 
-    case: ReviewCase
+    case: DrawnUpdateReview
     rows: dict[Key, WantedUpdate]
     since: int  # head at the first request
     since_s: Seconds
@@ -106,11 +106,11 @@ class ReviewTurn:
         return not self.done and not self.looking
 
 
-class UpdateReview(VerifierMachine):
+class UpdateReviewMachine(VerifierMachine):
     def __init__(self, context: VerifierContext, method: ReviewMethod) -> None:
         self.me, self.settings, self.history = context.me, context.settings, context.history
         self.pool, self.method = context.pool, method
-        self.turns: dict[Key, ReviewTurn] = {}
+        self.turns: dict[Key, LocalReviewDuty] = {}
         # own round → exhibit; None while it is built, or if it is lost
         self.shown: dict[int, Digest | None] = {}
         self.held: tuple[Digest, ...] = ()
@@ -121,11 +121,11 @@ class UpdateReview(VerifierMachine):
         return self.pool.recent().ledgers.get(self.method.ledger)
 
     @property
-    def _cases(self) -> Mapping[Key, ReviewCase]:
+    def _cases(self) -> Mapping[Key, DrawnUpdateReview]:
         return self._ledger.cases
 
     @property
-    def _open(self) -> list[ReviewTurn]:
+    def _open(self) -> list[LocalReviewDuty]:
         return [turn for turn in self.turns.values() if not turn.done]
 
     @property
@@ -167,11 +167,11 @@ class UpdateReview(VerifierMachine):
             if is_here and len(self._open) < AT_ONCE and case.key not in self.turns:
                 keys = [(case.round, author) for author in case.authors]
                 rows = {key: self._wanted.get(key) or WantedUpdate() for key in keys}
-                self.turns[case.key] = ReviewTurn(case, rows, head, now)
+                self.turns[case.key] = LocalReviewDuty(case, rows, head, now)
                 effects += self._ask(self.turns[case.key])
         return [*self._hold(), *effects]
 
-    def _undone(self) -> list[ReviewCase]:
+    def _undone(self) -> list[DrawnUpdateReview]:
         """Cases that the local peer was drawn for, and its report is in no vertex."""
         return [c for c in self._cases.values() if self.me in c.judges and self.me not in c.said]
 
@@ -219,7 +219,7 @@ class UpdateReview(VerifierMachine):
         """Messages may be lost."""
         return [effect for turn in self.turns.values() if turn.waits for effect in self._ask(turn)]
 
-    def _ask(self, turn: ReviewTurn) -> list[Effect]:
+    def _ask(self, turn: LocalReviewDuty) -> list[Effect]:
         return [
             Send(author, ExhibitRequest(round, update=True))
             for (round, author), row in turn.rows.items()
@@ -255,7 +255,7 @@ class UpdateReview(VerifierMachine):
             effects += self._look(turn) if turn.waits and rows.keys() & turn.rows.keys() else []
         return effects
 
-    def _look(self, turn: ReviewTurn) -> list[Effect]:
+    def _look(self, turn: LocalReviewDuty) -> list[Effect]:
         """Judge once no update is awaited; nothing if the vertices of the round are not in memory."""
         rows = list(turn.rows.values())
         if not all(row.here or row.lacks for row in rows):
@@ -289,11 +289,11 @@ class UpdateReview(VerifierMachine):
         turn.looking, turn.done = False, True
         return [self._emit(self.method.missed(turn.case.key[1], turn.case.round, event.why)), *self._work(now)]
 
-    def _end(self, turn: ReviewTurn, numbers: Numbers, why: str) -> list[Effect]:
+    def _end(self, turn: LocalReviewDuty, numbers: Numbers, why: str) -> list[Effect]:
         turn.looking, turn.done = False, True
         return [self._emit(self.method.taken(turn.case, numbers, why))]
 
-    def report_of(self, fact: Fact) -> Statement | None:
+    def report_of(self, fact: Fact) -> BaseStatement | None:
         return self.method.report_of(fact)
 
     def _emit(self, fact: Fact) -> Emit:

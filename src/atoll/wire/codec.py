@@ -29,36 +29,36 @@ from atoll.wire.messages.history import (
     VerticesRequest,
     VerticesResponse,
 )
-from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, PingReply
+from atoll.wire.messages.membership import Hello, JoinRefused, Ping, PingReply, ReportMessage
 from atoll.wire.messages.preference import PreferenceRequest, PreferenceResponse
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
-    CommitRequest,
-    PartDeclined,
+    CommitmentRequest,
     PartialSum,
+    PartReductionDeclined,
     PartRequest,
     PartResponse,
     PartResult,
+    PartRowProducts,
     PartStatementsRequest,
-    PreVote,
     ProposalMessage,
-    ReachabilityHint,
     ResendRequest,
-    RowComparison,
     RowContribution,
     RowRequest,
+    RowReroutedHint,
     RowResponse,
     TimeoutMessage,
+    UpdateCommitmentMessage,
+    ViewChangePreVote,
     VoteMessage,
 )
-from atoll.wire.messages.statements import AgreedWeights, AnyStatement, SignedStatement, Statement
+from atoll.wire.messages.statements import AgreedWeights, AnyStatement, BaseStatement, SignedStatement
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
 AnyMessage = (
-    CommitAnnouncement
+    UpdateCommitmentMessage
     | RowContribution
     | PartResult
-    | CommitRequest
+    | CommitmentRequest
     | PartRequest
     | RowRequest
     | PartStatementsRequest
@@ -68,11 +68,11 @@ AnyMessage = (
     | VoteMessage
     | ResendRequest
     | PartialSum
-    | ReachabilityHint
-    | PartDeclined
-    | RowComparison
+    | RowReroutedHint
+    | PartReductionDeclined
+    | PartRowProducts
     | TimeoutMessage
-    | PreVote
+    | ViewChangePreVote
     | VerticesRequest
     | VerticesResponse
     | ManifestRequest
@@ -83,7 +83,7 @@ AnyMessage = (
     | EraSignaturesRequest
     | Ping
     | PingReply
-    | MemberReport
+    | ReportMessage
     | JoinRefused
     | ExhibitRequest
     | ExhibitResponse
@@ -100,7 +100,7 @@ _BODY = msgspec.msgpack.Decoder(VertexBody)
 _VERTEX = msgspec.msgpack.Decoder(Vertex)
 
 
-def encode(value: Message | Statement | VertexBody | Vertex | AgreedWeights) -> bytes:
+def encode(value: Message | BaseStatement | VertexBody | Vertex | AgreedWeights) -> bytes:
     return _ENCODER.encode(value)
 
 
@@ -110,11 +110,11 @@ def decode_message(data: bytes | memoryview, who: PeerId) -> Message:
     return _decode(_MESSAGE, data, who, "message")
 
 
-def decode_statement(data: bytes, who: PeerId) -> Statement:
+def decode_statement(data: bytes, who: PeerId) -> BaseStatement:
     return _decode(_STATEMENT, data, who, "statement")
 
 
-def statement_in(signed: SignedStatement) -> Statement | None:
+def statement_in(signed: SignedStatement) -> BaseStatement | None:
     """Decode the statement without checking its signature; None if it is unreadable.
 
     Only a damaged history holds unreadable statements. Readers skip them, and `atoll verify` reports the vertex.

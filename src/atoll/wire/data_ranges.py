@@ -47,7 +47,7 @@ class AssignedShard(NamedTuple):
     position: int
 
 
-class ShardsToRead(NamedTuple):
+class RoundDataShards(NamedTuple):
     """The shards of the local member in one round."""
 
     ahead: tuple[AssignedShard, ...]

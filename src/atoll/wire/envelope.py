@@ -14,13 +14,13 @@ from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import OPENED_BYTES_MAX
 from atoll.crypto.signer import SignatureVerifier, Signer
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, Statement, Vote
+from atoll.wire.messages.statements import BaseStatement, QuorumCertificate, SignedStatement, Vote
 
 OPENED_MAX = 2048  # results, commitments and votes of a round, received alone and again inside the body
 DOMAIN = b"atoll/statement/1\0"
 DOMAIN_SECRET = b"atoll/twins/secret/1\0"
 
-S = TypeVar("S", bound=Statement)
+S = TypeVar("S", bound=BaseStatement)
 
 
 class VerifiedCache:
@@ -32,15 +32,15 @@ class VerifiedCache:
     def __init__(self, most: int = OPENED_MAX, bytes_max: int = OPENED_BYTES_MAX) -> None:
         """`most`: statements held. `bytes_max`: longest cached statement; longer ones are verified each time."""
         self.most, self.bytes_max = most, bytes_max
-        self._statements: OrderedDict[tuple[SignedStatement, bytes], Statement] = OrderedDict()
+        self._statements: OrderedDict[tuple[SignedStatement, bytes], BaseStatement] = OrderedDict()
 
     def __contains__(self, signed: tuple[SignedStatement, bytes]) -> bool:
         return signed in self._statements
 
-    def get(self, signed: SignedStatement, vote_key: bytes) -> Statement | None:
+    def get(self, signed: SignedStatement, vote_key: bytes) -> BaseStatement | None:
         return self._statements.get((signed, vote_key))
 
-    def add(self, signed: SignedStatement, vote_key: bytes, statement: Statement) -> None:
+    def add(self, signed: SignedStatement, vote_key: bytes, statement: BaseStatement) -> None:
         if len(signed.body) <= self.bytes_max:
             self._statements[signed, vote_key] = statement
         if len(self._statements) > self.most:
@@ -55,7 +55,7 @@ class StatementSigner:
         self.me = signer.peer
         self.opened = VerifiedCache()
 
-    def sign(self, statement: Statement) -> SignedStatement:
+    def sign(self, statement: BaseStatement) -> SignedStatement:
         body = encode(statement)
         return SignedStatement(self.me, body, self.signer.sign(signed_bytes(self.run, body)))
 

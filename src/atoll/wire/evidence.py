@@ -20,12 +20,12 @@ from atoll.crypto.signer import SignatureVerifier
 from atoll.wire.codec import decode_statement
 from atoll.wire.envelope import signed_bytes
 from atoll.wire.messages.statements import (
+    BaseStatement,
     Commitment,
-    OwnerComparison,
     OwnerResult,
     Proposal,
+    RowInnerProducts,
     SignedStatement,
-    Statement,
     ViewTimeout,
     Vote,
 )
@@ -47,14 +47,14 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
         return self.first.signer
 
 
-def slot_of(statement: Statement) -> Slot | None:
+def slot_of(statement: BaseStatement) -> Slot | None:
     """The slot of a statement; None for statements that may change."""
     match statement:
         case Commitment(round, attempt):
             return "commit", round, attempt, ""
         case OwnerResult(round, attempt, part, owner_index):
             return "answer", round, attempt, f"{part}/{owner_index}"
-        case OwnerComparison(round, attempt, part, owner_index):
+        case RowInnerProducts(round, attempt, part, owner_index):
             return "compare", round, attempt, f"{part}/{owner_index}"
         case Proposal(round, view):
             return "propose", round, view, ""
@@ -66,7 +66,7 @@ def slot_of(statement: Statement) -> Slot | None:
             return None
 
 
-def commits_to_two_updates(one: Statement, other: Statement) -> bool:
+def commits_to_two_updates(one: BaseStatement, other: BaseStatement) -> bool:
     """Whether these are commitments of one round to different updates, in two attempts.
 
     Attempts share the same updates, and rows were revealed in between. A skipped round is allowed in any attempt.

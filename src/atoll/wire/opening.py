@@ -22,7 +22,7 @@ from atoll.wire.messages.statements import Commitment, SignedStatement
 Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=PATH_MAX)]
 
 
-class OpenedBlock(msgspec.Struct, frozen=True, array_like=True):
+class SumOpeningBlock(msgspec.Struct, frozen=True, array_like=True):
     """One block of up to 4096 values, encoded, in the result and in each row."""
 
     index: int
@@ -35,7 +35,7 @@ class OpenedBlock(msgspec.Struct, frozen=True, array_like=True):
 class SumOpening(msgspec.Struct, frozen=True, array_like=True):
     """All drawn blocks of one part."""
 
-    blocks: Annotated[tuple[OpenedBlock, ...], msgspec.Meta(max_length=OPENED_BLOCKS_MAX)]
+    blocks: Annotated[tuple[SumOpeningBlock, ...], msgspec.Meta(max_length=OPENED_BLOCKS_MAX)]
     part_paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=PEERS_MAX)]
     """Path per contributor, from the digest of its row to its committed root."""
     others: Annotated[tuple[SignedStatement, ...], msgspec.Meta(max_length=PEERS_MAX)] = ()

@@ -36,7 +36,7 @@ from atoll.training.data import position_after
 from atoll.training.exchange import distance_weights
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import find_outliers, weigh_rows
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.outer import SHARED
@@ -51,10 +51,10 @@ from atoll.training.recipe.state import (
     rolled_back,
     unchanged,
 )
-from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codec, part_codecs
+from atoll.training.recipe.update import Bounds, RoundCodingInputs, moved, part_bounds, part_codec, part_codecs
 from atoll.training.spec import TrainingSpec
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
-from atoll.worker.shared_states import SharedStates
+from atoll.worker.shared_states import AgreedStateCache
 
 Namer = Callable[[Buffer], Digest]  # digest of a wire
 
@@ -72,7 +72,7 @@ def shared_outer(recipe: Recipe) -> SHARED:
 
 
 def combine_rows(
-    work: CombineRows, learning: TrainingSpec, common: RoundInputs, owing: DownlinkErrorFeedback, name: Namer
+    work: CombineRows, learning: TrainingSpec, common: RoundCodingInputs, owing: DownlinkErrorFeedback, name: Namer
 ) -> RowsCombined:
     """The result of a part. If owners keep error feedback, the error of the result is staged in `owing`."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
@@ -81,7 +81,7 @@ def combine_rows(
     left_N: Tensor | None = None
     rows = [(row.weight, row.payload.data) for row in work.rows]
     if work.weights:
-        done = combine(rows, values, up, down, RowStatistic(work.statistic, work.liars, work.weights))
+        done = combine(rows, values, up, down, RowCombinationRule(work.statistic, work.liars, work.weights))
     elif needs_reply_format(recipe):
         done = reply_format_of(recipe, common, bounds, work.part).encode(rows)
     elif has_owner_feedback(recipe):  # rows come directly from members here
@@ -89,7 +89,7 @@ def combine_rows(
     elif any(row.handed for row in work.rows):
         done = combine(rows, values, [down if row.handed else up for row in work.rows], down)
     else:
-        done = combine(rows, values, up, down, RowStatistic(work.statistic, work.liars))
+        done = combine(rows, values, up, down, RowCombinationRule(work.statistic, work.liars))
     counted = tuple(work.rows[i].peer for i in done.counted)
     faulty = tuple(work.rows[i].peer for i, _ in done.faults)
     payload = None
@@ -101,7 +101,7 @@ def combine_rows(
     return RowsCombined(payload, counted, faulty, done.why)
 
 
-def compare_rows(work: ComputeRowProducts, learning: TrainingSpec, common: RoundInputs) -> ProductsComputed:
+def compare_rows(work: ComputeRowProducts, learning: TrainingSpec, common: RoundCodingInputs) -> ProductsComputed:
     """Inner products of the rows of a part."""
     recipe, bounds = learning.recipe_after(common.state), _bounds(work.shares, learning, common.state)
     up, (lo, hi) = part_codec(recipe.coding.up, common, bounds, work.part), bounds[work.part]
@@ -153,7 +153,7 @@ def stage_advance(
     work: AdvanceState,
     learning: TrainingSpec,
     before: SharedState,
-    states: SharedStates,
+    states: AgreedStateCache,
     room: Room,
     needs_update: bool = False,
 ) -> tuple[Digest, Tensor | None]:
@@ -175,7 +175,7 @@ def stage_advance(
     return states.stage_spans(unchanged(before, **adds), layout, turn, spans), None
 
 
-def stage_rollback(work: RollbackState, learning: TrainingSpec, states: SharedStates) -> StateAdvanced:
+def stage_rollback(work: RollbackState, learning: TrainingSpec, states: AgreedStateCache) -> StateAdvanced:
     """Stage the earlier state at the run's current position in the data."""
     before, earlier = (states.load(name, learning.layout) for name in (work.before, work.back_to))
     taken = work.steps * (work.batch or learning.recipe.batch)

@@ -22,8 +22,8 @@ from atoll.crypto.digest import BlobManifest, Buffer
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
 from atoll.training.spec import TrainingSpec
-from atoll.worker.shared_states import SharedStates
-from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerFailed
+from atoll.worker.shared_states import AgreedStateCache
+from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerCommandError
 
 Handler = Callable[[Any], Awaitable[Any]]
 """Carries out one type of task and returns its answer. Raises AtollError, PeerFault or OSError."""
@@ -107,7 +107,7 @@ class TrainerAccess(Protocol):
     @property
     def trainer(self) -> Trainer: ...
     async def equipped(self) -> None: ...
-    async def failed(self, why: TrainerFailed) -> None: ...
+    async def failed(self, why: TrainerCommandError) -> None: ...
     def rates(self, recipe: Recipe) -> dict[str, Any]: ...
 
 
@@ -119,7 +119,7 @@ class WorkerContext:
     genesis_spec: Callable[[], TrainingSpec]  # RunFailedError until genesis is known
     blobs: BlobStore
     pins: BlobPins
-    states: SharedStates
+    states: AgreedStateCache
     trainer: TrainerAccess
     start_trainer: Callable[[], Awaitable[None]]  # makes the trainer ready; called within its turn
     wire_digest: Callable[[Buffer], Digest]  # name of an update's wire in commitments

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.worker.context import WorkerContext
-from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerFailed
+from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerCommandError
 
 SAMPLES = 128  # of each set, the same ones at every validator: losses of two rounds are compared
 BEGUN_MAX = 3  # starts of one measurement: a trainer that keeps failing must not be kept busy for ever
@@ -47,7 +47,7 @@ async def measure_losses(
                     )
                     if found.done:
                         then()
-                except TrainerFailed as failed:
+                except TrainerCommandError as failed:
                     if not failed.alive:
                         await tended.failed(failed)
                     raise

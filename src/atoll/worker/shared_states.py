@@ -31,7 +31,7 @@ from atoll.worker.state_store import MissingStateError, StateDraft, StateStore
 COPIED = 2**22  # values copied at once
 
 
-class SharedStates:
+class AgreedStateCache:
     def __init__(self, store: StateStore) -> None:
         self.store = store
         self._alive = WeakValueDictionary[Digest, SharedState]()

@@ -19,7 +19,7 @@ from atoll.training.recipe.lr_position import ScheduleHorizon
 Why = Literal["crashed", "hung", "memory", "diverged", "refused"]
 
 
-class TrainerFailed(RunFailedError):
+class TrainerCommandError(RunFailedError):
     """A trainer could not carry out a command. `alive`: the process still takes commands (after a `write_x`)."""
 
     def __init__(self, why: Why, what: str, *, cause: str = "", fix: str = "", alive: bool = False) -> None:

@@ -18,7 +18,7 @@ from atoll.crypto.digest import digest
 from atoll.policy.plan import QuorumRule, quorum
 from atoll.simulation.signatures import VirtualSigner
 from atoll.wire.codec import decode_body, encode, vertex_id
-from atoll.wire.messages.vertex import Member, RoundMetrics, Vertex, VertexBody
+from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, Vertex, VertexBody
 
 AHEAD_S = 1.0  # of my clock a body may be: clocks are apart
 
@@ -61,7 +61,7 @@ class Chain:
             members=tuple(map(self._member, names[:voters])),
             tickets=(),
             reports=(),
-            metrics=RoundMetrics(0.0, 0, 0),
+            metrics=SwarmRoundMetrics(0.0, 0, 0),
         )
         self.run = vertex_id(encode(self.genesis))
 

@@ -31,7 +31,7 @@ from atoll.protocol.agreement.one_phase import OnePhaseAgreement
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.simulation.signatures import RealKeys
 from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, VoteMessage
-from atoll.wire.messages.statements import Proposal, QuorumCertificate, Statement, ViewTimeout, Vote
+from atoll.wire.messages.statements import BaseStatement, Proposal, QuorumCertificate, ViewTimeout, Vote
 
 THIRD = [(4, 60), (7, 15), (16, 3), (31, 1)]
 
@@ -192,7 +192,7 @@ def test_two_words_for_one_slot_become_evidence_once(kind: str):
     assert host.machine is not None and host.machine.proposer(0) == liar.name
 
     def says(word: bytes) -> list[Equivocation]:
-        said: Statement
+        said: BaseStatement
         if kind == "propose":
             said = Proposal(7, 0, digest(word))
             message = ProposalMessage(7, 0, "", liar.notary.sign(said), word, (), None)

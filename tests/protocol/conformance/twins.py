@@ -21,7 +21,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId
 from atoll.base.machine import Effect, Emit, Send, expand_broadcasts
 from atoll.crypto.signer import Signer
-from atoll.protocol.agreement.events import BodyDecided, Equivocation, ProposalReceived, ProposerTurnBegan
+from atoll.protocol.agreement.events import BodyDecided, Equivocation, LocalProposerTurnBegan, ProposalReceived
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
@@ -132,7 +132,7 @@ class Twins:
         match fact:
             case ProposalReceived(digest=digest):
                 self._apply(copy, machine.approve(digest))
-            case ProposerTurnBegan(view=view):
+            case LocalProposerTurnBegan(view=view):
                 body = f"right: by {name} {copy[1]} in {view}".encode()
                 self.watch.bodies.add(body)
                 self._apply(copy, machine.propose(view, body))

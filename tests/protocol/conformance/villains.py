@@ -24,7 +24,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Emit, Persist, Send, expand_broadcasts
 from atoll.crypto.digest import digest
-from atoll.protocol.agreement.events import ProposalReceived, ProposerTurnBegan
+from atoll.protocol.agreement.events import LocalProposerTurnBegan, ProposalReceived
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.wire.codec import decode_statement
@@ -88,7 +88,7 @@ class Gang:
                         self.world.after(late_s, lambda t=to, m=message: self._say(name, t, m))
                 case Emit(ProposalReceived(digest=what)):
                     self._apply(name, twin, machine.approve(what))
-                case Emit(ProposerTurnBegan(view=view)):
+                case Emit(LocalProposerTurnBegan(view=view)):
                     self._apply(name, twin, machine.propose(view, self._body(name, view, twin)))
                 case Persist() | Emit():
                     pass

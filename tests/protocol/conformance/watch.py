@@ -29,12 +29,12 @@ from atoll.protocol.agreement.voter import ATTEMPTS_AHEAD
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner, signed_bytes
 from atoll.wire.evidence import evidence_flaw
-from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, ViewChangePreVote, VoteMessage
 from atoll.wire.messages.statements import (
+    BaseStatement,
     Proposal,
     QuorumCertificate,
     SignedStatement,
-    Statement,
     ViewTimeout,
     Vote,
 )
@@ -42,7 +42,7 @@ from atoll.wire.messages.statements import (
 BODIES_BOUND = 3  # on disk: of what the last timeout claimed, of the highest certificate, and the newest voted for
 
 
-def slot_of(statement: Statement) -> tuple[str, int]:
+def slot_of(statement: BaseStatement) -> tuple[str, int]:
     match statement:
         case Vote(view=view, stage=stage):
             return stage, view
@@ -82,7 +82,7 @@ class Watch:
     def spied(self, notary: StatementSigner) -> StatementSigner:
         sign = notary.sign
 
-        def remembered(statement: Statement) -> SignedStatement:
+        def remembered(statement: BaseStatement) -> SignedStatement:
             signed = sign(statement)
             self.signed.add((signed.signer, signed.body))
             return signed
@@ -114,12 +114,12 @@ class Watch:
     def said(self, who: PeerId, message: Any) -> None:
         """Something left an honest voter."""
         if (
-            not isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage, PreVote))
+            not isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage, ViewChangePreVote))
             or message.round != self.round
         ):
             return
         assert who in self.keys, f"{who} speaks at height {self.round} and has no vote there"
-        if isinstance(message, PreVote):
+        if isinstance(message, ViewChangePreVote):
             self.wishes[who] = max(message.view, self.wishes.get(who, -1))
             return
         signed = message.statement

@@ -34,10 +34,10 @@ from atoll.peer.sync.early_messages import EarlyMessageBuffer
 from atoll.policy.plan import quorum
 from atoll.protocol.agreement.events import (
     BodyDecided,
-    BodyPrepared,
     Equivocation,
+    LocalProposerTurnBegan,
+    PrepareQuorumReached,
     ProposalReceived,
-    ProposerTurnBegan,
     VertexBodyMissing,
 )
 from atoll.protocol.agreement.interface import ConsensusEngine
@@ -46,7 +46,7 @@ from atoll.protocol.agreement.voter import Electorate
 from atoll.protocol.history.chain import VertexChain
 from atoll.simulation.signatures import RealKeys, VirtualSignatureVerifier, VirtualSigner
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, ViewChangePreVote, VoteMessage
 from atoll.wire.messages.statements import QuorumCertificate
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
@@ -291,7 +291,7 @@ class World:
         if host.machine is None:
             return
         if (
-            isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage, PreVote, WantVertex))
+            isinstance(message, (ProposalMessage, VoteMessage, TimeoutMessage, ViewChangePreVote, WantVertex))
             and host.history is not None
         ):
             if message.round <= host.history.head:
@@ -323,7 +323,7 @@ class World:
                     self.watch.decided(to, certificate)
                     host.machine.stop()
                     host.vertex = certificate
-            case ProposalMessage() | VoteMessage() | TimeoutMessage() | PreVote():
+            case ProposalMessage() | VoteMessage() | TimeoutMessage() | ViewChangePreVote():
                 try:
                     effects = host.machine.receive(sender, message)
                 except PeerFault as fault:
@@ -499,7 +499,7 @@ class World:
             case Equivocation(peer=peer):
                 assert peer in self.villains, f"honest {peer} was caught saying two things"
                 height.watch.evidence(fact)
-            case BodyPrepared():
+            case PrepareQuorumReached():
                 pass
             case BodyDecided(certificate=certificate, body=body):
                 height.watch.decided(host.name, certificate)
@@ -515,7 +515,7 @@ class World:
                 life = host.life
                 delay_s = self.draw.choice([0.0, 0.01, 0.5])
                 self.after(delay_s, lambda: self._judged(host, life, digest, body))
-            case ProposerTurnBegan(view=view):
+            case LocalProposerTurnBegan(view=view):
                 host.free = view
                 if self.draw.random() < 0.7:
                     self._propose(host, view)

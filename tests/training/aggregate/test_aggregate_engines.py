@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.training.robust import StreamedRows, columns, gram_of
+from atoll.training.robust import IncrementalGramRows, columns, gram_of
 from atoll.training.robust.columns import DROPPED, EXACT, network
 from atoll.training.robust.rows import content_order, opened, squared_norms
 from atoll.training.robust.weights import krum, nnm
@@ -64,7 +64,7 @@ def test_rows_that_arrive_one_by_one_give_the_same_distances():
     """Longer than a chunk, and with a mean of 30 times what they are apart."""
     for common in (0, 30):
         x = drawn(0, 6, 40_000) + common
-        arrivals = StreamedRows()
+        arrivals = IncrementalGramRows()
         for row in x:
             arrivals.add(row)
         assert np.allclose(arrivals.gram().squared(), true_squared(x), rtol=1e-10)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.training.robust import (
     RULES,
-    StreamedRows,
+    IncrementalGramRows,
     aggregate,
     arc,
     bucketing,
@@ -445,7 +445,7 @@ def test_rows_that_arrived_one_by_one_take_no_second_pass_over_them(rule, pre, m
     x = torch.from_numpy(drawn(5, 12, 300))
     x[4, 7] = math.nan
     asked = settings_of(rule, 12, 2) | ({} if rule == "weighted_mean" else {"pre": pre})
-    truth, arrivals = aggregate(rule, x, **asked), StreamedRows()
+    truth, arrivals = aggregate(rule, x, **asked), IncrementalGramRows()
     for row in x:
         arrivals.add(row)
     monkeypatch.setattr("atoll.training.robust.rules.gram_of", None)

@@ -22,10 +22,10 @@ from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.connection import BULK_PROTOCOL, CONTROL_PROTOCOL, Libp2pConnection
 from atoll.wire.libp2p.events import (
     ConnectionReady,
-    GoneAway,
+    GoAwayReceived,
     PingAnswered,
-    StreamClosed,
     StreamData,
+    StreamHalfClosed,
     StreamOpened,
     StreamReset,
 )
@@ -43,7 +43,7 @@ def echo(connection: Libp2pConnection, event: object) -> None:
             connection.consumed(stream, len(data))
             if connection._role is HandshakeRole.RESPONDER:
                 assert connection.send(stream, data)
-        case StreamClosed(stream):
+        case StreamHalfClosed(stream):
             connection.close(stream)
         case _:
             pass
@@ -80,7 +80,7 @@ def test_however_the_wire_cuts_the_bytes_the_same_story_happens(cuts: list[int],
     both.run()
     answer = [event.data for event in both.events[0] if isinstance(event, StreamData)]
     assert b"".join(answer) == question
-    assert both.events[0][-1] == StreamClosed(stream)
+    assert both.events[0][-1] == StreamHalfClosed(stream)
 
 
 def classical_pair() -> Pair:
@@ -219,7 +219,7 @@ def test_resets_pings_and_farewells_reach_the_other_end():
     both.alice.ping(5)
     both.bob.go_away()
     both.run()
-    assert {type(e) for e in both.events[0][2:]} == {StreamReset, GoneAway, PingAnswered}
+    assert {type(e) for e in both.events[0][2:]} == {StreamReset, GoAwayReceived, PingAnswered}
     assert both.alice.open_stream("/echo/1") is None
 
 
@@ -253,7 +253,7 @@ def test_after_a_fault_the_connection_says_why_and_is_dead():
         mallory.says(pack(DATA, SYN, 2, 0))
     assert caught.value.who == ALICE.peer
     last_words = b"".join(mallory.bob.take_outgoing())
-    assert mallory.pair.alice.receive(last_words) == [GoneAway(PROTOCOL_ERROR)]
+    assert mallory.pair.alice.receive(last_words) == [GoAwayReceived(PROTOCOL_ERROR)]
     assert mallory.says(pack(DATA, SYN, 1, 0)) == []
     assert mallory.bob.take_outgoing() == []
     assert mallory.bob.open_stream("/echo/1") is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from atoll.base.errors import PeerFault
 from atoll.crypto.identity import Identity
 from atoll.wire.libp2p import multiaddr
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 PEER = Identity.from_seeds(bytes(32), bytes(32)).peer
 
@@ -21,14 +21,14 @@ def test_the_example_of_the_specification():
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("/ip4/192.0.2.7/tcp/7071", DialEndpoint("192.0.2.7", 7071, "tcp", None)),
-        (f"/ip6/2001:db8::7/tcp/1/p2p/{PEER}", DialEndpoint("2001:db8::7", 1, "tcp", PEER)),
-        ("/dns/a-b.example.org/tcp/80/ws", DialEndpoint("a-b.example.org", 80, "ws", None)),
-        (f"/dns4/example.org/tcp/443/wss/p2p/{PEER}", DialEndpoint("example.org", 443, "wss", PEER)),
-        ("/dns6/example.org/tcp/443/tls/ws", DialEndpoint("example.org", 443, "wss", None)),
+        ("/ip4/192.0.2.7/tcp/7071", DialAddress("192.0.2.7", 7071, "tcp", None)),
+        (f"/ip6/2001:db8::7/tcp/1/p2p/{PEER}", DialAddress("2001:db8::7", 1, "tcp", PEER)),
+        ("/dns/a-b.example.org/tcp/80/ws", DialAddress("a-b.example.org", 80, "ws", None)),
+        (f"/dns4/example.org/tcp/443/wss/p2p/{PEER}", DialAddress("example.org", 443, "wss", PEER)),
+        ("/dns6/example.org/tcp/443/tls/ws", DialAddress("example.org", 443, "wss", None)),
     ],
 )
-def test_an_address_says_where_and_whom_to_dial(text: str, where: DialEndpoint):
+def test_an_address_says_where_and_whom_to_dial(text: str, where: DialAddress):
     assert multiaddr.endpoint(text) == where
     assert multiaddr.from_bytes(multiaddr.to_bytes(text)) == text
     assert multiaddr.endpoint(multiaddr.text_of(where)) == where

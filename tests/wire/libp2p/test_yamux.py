@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import PeerFault
-from atoll.wire.libp2p.events import GoneAway, PingAnswered, StreamClosed, StreamData, StreamReset, StreamStarted
+from atoll.wire.libp2p.events import (
+    GoAwayReceived,
+    PingAnswered,
+    StreamData,
+    StreamHalfClosed,
+    StreamReset,
+    UnnegotiatedStreamOpened,
+)
 from atoll.wire.libp2p.yamux import (
     FRAME_DATA_MAX,
     QUEUED_MAX,
@@ -88,16 +95,16 @@ def test_a_stream_from_its_first_to_its_last_frame():
     assert alice.send(stream, b"question")
     wire = all_of(alice)
     assert frames_of(wire) == [(YamuxHeader(DATA, SYN, 1, 8), b"question")]
-    assert bob.receive(wire) == [StreamStarted(1), StreamData(1, b"question")]
+    assert bob.receive(wire) == [UnnegotiatedStreamOpened(1), StreamData(1, b"question")]
     bob.consumed(1, 8)
     bob.send(1, b"answer")
     bob.close(1)
     wire = all_of(bob)
     assert [h for h, _ in frames_of(wire)] == [YamuxHeader(DATA, ACK, 1, 6), YamuxHeader(WINDOW_UPDATE, FIN, 1, 0)]
-    assert alice.receive(wire) == [StreamData(1, b"answer"), StreamClosed(1)]
+    assert alice.receive(wire) == [StreamData(1, b"answer"), StreamHalfClosed(1)]
     alice.consumed(1, 6)
     alice.close(1)
-    assert bob.receive(all_of(alice)) == [StreamClosed(1)]
+    assert bob.receive(all_of(alice)) == [StreamHalfClosed(1)]
     assert bob.open() == 2
     assert alice.open() == 3
     assert not alice.send(1, b"more")  # closed on both sides: gone
@@ -114,7 +121,7 @@ def test_pings_are_echoed_and_matched():
 
 def test_who_went_away_takes_no_more_streams():
     alice = YamuxMuxer(dialer=True)
-    assert alice.receive(pack(GO_AWAY, 0, 0, NORMAL)) == [GoneAway(NORMAL)]
+    assert alice.receive(pack(GO_AWAY, 0, 0, NORMAL)) == [GoAwayReceived(NORMAL)]
     assert alice.open() is None
 
 
@@ -182,10 +189,10 @@ class Wire:
                     self.unread[end][stream] = self.unread[end].get(stream, 0) + len(data)
                     self.got[end].setdefault(stream, bytearray()).extend(data)
                     assert self.unread[end][stream] <= WINDOW
-                case StreamClosed(stream):
+                case StreamHalfClosed(stream):
                     self.closed[end].add(stream)
                 case other:
-                    assert isinstance(other, StreamStarted)
+                    assert isinstance(other, UnnegotiatedStreamOpened)
 
     def read(self, end: int, stream: int, share: float) -> None:
         count = int(self.unread[end].get(stream, 0) * share)
@@ -265,7 +272,7 @@ def test_stream_ids_may_overtake_each_other_a_little_but_none_comes_twice():
     """go-yamux may send the SYN of stream 9 before that of 7. A used id never returns, not even after a reset."""
     bob = YamuxMuxer(dialer=False)
     for stream in (1, 9, 7, 3, 1001, 901):
-        assert bob.receive(pack(WINDOW_UPDATE, SYN, stream, 0)) == [StreamStarted(stream)]
+        assert bob.receive(pack(WINDOW_UPDATE, SYN, stream, 0)) == [UnnegotiatedStreamOpened(stream)]
         bob.receive(pack(WINDOW_UPDATE, RST, stream, 0))
     for stream in (9, 3, 1001, 5):  # 5 was never used, but is long past
         with pytest.raises(PeerFault, match="twice"):

@@ -78,7 +78,7 @@ class LogView:
             say(text)
 
 
-class TimedView(LogView):
+class TimestampedLogView(LogView):
     """Lines that begin with the time, in UTC."""
 
     def write(self, event: str, text: str, fields: dict[str, Any]) -> None:

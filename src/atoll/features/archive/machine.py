@@ -1,8 +1,8 @@
 """State archive, one peer's side: it makes its own pieces, repairs lost ones and restores states.
 
     a vertex draws this peer  `EncodeErasurePieces` ─► own piece on disk, all pieces named ─► signed `PiecesStored`
-    state is not here         fetch it whole or, once placed, any k pieces: `RebuildState` ─► own piece ─► report
-    a state is sought         any k pieces ─► `RebuildState` ─► the state, bit for bit
+    state is not here         fetch it whole or, once placed, any k pieces: `DecodeErasurePieces` ─► piece ─► report
+    a state is sought         any k pieces ─► `DecodeErasurePieces` ─► the state, bit for bit
 
 Pieces are made and fetched one by one, on ticks, while no round needs the network. Only a sought state is fetched
 at full speed.
@@ -29,9 +29,9 @@ from atoll.base.machine import Effect, Emit, Event, Persist, RunTask, Start, Tas
 from atoll.features.archive.download import ErasureDownload, ErasureDownloadFailed, PiecesGathered
 from atoll.features.archive.policy import PieceSet, Placement, PlacementBook, PlacementLedger
 from atoll.features.archive.reed_solomon import piece_bytes
-from atoll.peer.events import ArchivedStateRebuildFailed, ErasurePieceStored, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, ArchivedStateRebuilt, ErasurePieceStored
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import EncodeErasurePieces, RebuildState, RetainErasurePieces
+from atoll.peer.tasks import DecodeErasurePieces, EncodeErasurePieces, RetainErasurePieces
 from atoll.peer.verify.interface import Verifier
 from atoll.policy.capability_terms import ErasureParams
 from atoll.policy.ledger import LedgerSet
@@ -54,14 +54,14 @@ class LocalPiece(msgspec.Struct, frozen=True):
         return self.names.pieces[self.index]
 
 
-class StoredArchive(msgspec.Struct, frozen=True):
+class PersistentArchiveIndex(msgspec.Struct, frozen=True):
     """Archive data that survives a restart."""
 
     book: PlacementBook
     mine: tuple[LocalPiece, ...]
 
 
-_KEPT = msgspec.msgpack.Decoder(StoredArchive)
+_KEPT = msgspec.msgpack.Decoder(PersistentArchiveIndex)
 
 
 def placed_rounds(kept: bytes) -> list[int]:
@@ -170,7 +170,7 @@ class ArchiveMachine:
     def rebuild(self, state: Digest, now: Seconds) -> list[Effect] | None:
         """Rebuild this state from pieces before anything else; None if it does not lie in pieces (yet).
 
-        `StateRebuilt` or `ArchivedStateRebuildFailed` reports the outcome.
+        `ArchivedStateRebuilt` or `ArchivedStateRebuildFailed` reports the outcome.
         """
         entry = self.ledger.entry_of(state)
         if entry is None or not self.is_placed(state):
@@ -272,7 +272,7 @@ class ArchiveMachine:
             return [RunTask(f"pieces/cut/{entry.round}/{making.index}", cut)]
         assert names is not None
         of = tuple((i, names.pieces[i]) for i in indices)
-        work = RebuildState(making.goal, names.size_bytes, coded.k, coded.n, of, making.index)
+        work = DecodeErasurePieces(making.goal, names.size_bytes, coded.k, coded.n, of, making.index)
         return [RunTask(f"pieces/make/{making.goal.hex()}", work)]
 
     def _was_made(self, making: PieceJob, whole: bool, why: str, now: Seconds) -> list[Effect]:
@@ -284,7 +284,9 @@ class ArchiveMachine:
             return self._keep(making, index, names, repaired=True, now=now)
         sources = tuple(sorted(making.gather.gave)) if making.gather is not None else ()
         del self.sought[entry.state]
-        told = Emit(StateRebuilt(of=entry.round, state=entry.state, sources=sources, round=self.history.head))
+        told = Emit(
+            ArchivedStateRebuilt(of=entry.round, state=entry.state, sources=sources, round=self.history.head)
+        )
         return [*self._end(), told, *self._seek_next(now)]
 
     def _keep(self, making: PieceJob, index: int, names: PieceSet, repaired: bool, now: Seconds) -> list[Effect]:
@@ -355,7 +357,7 @@ class ArchiveMachine:
         if not (self.ledger.changed or force):
             return []
         self.ledger.changed, self.written = False, True
-        kept = StoredArchive(self.ledger.book, tuple(self.mine.values()))
+        kept = PersistentArchiveIndex(self.ledger.book, tuple(self.mine.values()))
         return [Persist("pieces", msgspec.msgpack.encode(kept)), *self._hold()]
 
 

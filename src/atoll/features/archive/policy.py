@@ -30,7 +30,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX, CODED_STATES_MAX, MIB
 from atoll.crypto.digest import digest
 from atoll.policy.capability_terms import ErasureParams
-from atoll.policy.ledger import Ledger
+from atoll.policy.ledger import CapabilityLedger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import PiecesStored
@@ -93,7 +93,7 @@ class PlacementBook(msgspec.Struct):
     lacks: bool = False
 
 
-class PlacementLedger(Ledger[PiecesStored]):
+class PlacementLedger(CapabilityLedger[PiecesStored]):
     """The placement as of the newest vertex applied."""
 
     report, duty = PiecesStored, "hold pieces"

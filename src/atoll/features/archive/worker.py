@@ -16,7 +16,7 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.features.archive.policy import PieceSet
 from atoll.features.archive.reed_solomon import cut, rebuild
-from atoll.peer.tasks import EncodeErasurePieces, RebuildState
+from atoll.peer.tasks import DecodeErasurePieces, EncodeErasurePieces
 from atoll.worker.context import BlobStore, Handlers, WorkerContext
 from atoll.worker.state_store import MissingStateError, StateStore
 
@@ -27,10 +27,10 @@ def handlers(context: WorkerContext) -> Handlers:
     async def cut_pieces(work: EncodeErasurePieces) -> PieceSet | None:
         return await context.run_coding_job(cut_state, context.states.store, blobs, work, hold)
 
-    async def rebuild_state(work: RebuildState) -> bool:
+    async def rebuild_state(work: DecodeErasurePieces) -> bool:
         return await context.run_coding_job(rebuild_blob, blobs, work, hold)
 
-    return {EncodeErasurePieces: cut_pieces, RebuildState: rebuild_state}
+    return {EncodeErasurePieces: cut_pieces, DecodeErasurePieces: rebuild_state}
 
 
 def cut_state(
@@ -61,7 +61,7 @@ def cut_state(
         raise
 
 
-def rebuild_blob(store: BlobStore, work: RebuildState, hold: Callable[[Digest], None]) -> bool:
+def rebuild_blob(store: BlobStore, work: DecodeErasurePieces, hold: Callable[[Digest], None]) -> bool:
     """Write the state or the piece. False if a piece is not here, or if the digest is another one.
 
     `hold` gets the name before the blob is on disk.

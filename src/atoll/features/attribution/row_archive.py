@@ -54,7 +54,7 @@ class RowLocation(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class RowSearch:
+class ArchivedRowFetch:
     """Requested rows of one past round."""
 
     round: int
@@ -111,7 +111,7 @@ class RowArchive(VerifierMachine):
         # job -> requesting peer, and the response to send with the payload
         self.reading: dict[str, tuple[PeerId, RowResponse]] = {}
         self.writing: dict[str, tuple[int, tuple[ArchivedRow, ...]]] = {}
-        self.search: RowSearch | None = None
+        self.search: ArchivedRowFetch | None = None
         self.looked_at: int | None = None  # round under investigation: its rows stay, however old it is
 
     def resume(self, kept: Mapping[str, bytes], now: Seconds) -> list[Effect]:
@@ -183,7 +183,7 @@ class RowArchive(VerifierMachine):
     def gather(self, body: VertexBody, sources: Mapping[Place, tuple[PeerId, ...]]) -> list[Effect]:
         """Gather these rows, each from one of its sources. `AttributionRowsGathered` reports the outcome."""
         lacking = dict.fromkeys(place for place in sources if place not in self.here.get(body.round, {}))
-        self.search, self.looked_at = RowSearch(body.round, commits_in(body), sources, lacking), body.round
+        self.search, self.looked_at = ArchivedRowFetch(body.round, commits_in(body), sources, lacking), body.round
         if self._forgotten(body.round):
             self.search.quiet_beats = BEATS
         return self._go_on(self.search)
@@ -203,7 +203,7 @@ class RowArchive(VerifierMachine):
         self.search.waiting.clear()
         return self._go_on(self.search)
 
-    def _go_on(self, search: RowSearch) -> list[Effect]:
+    def _go_on(self, search: ArchivedRowFetch) -> list[Effect]:
         if not search.lacking or search.quiet_beats >= BEATS:
             self.search = None
             told = AttributionRowsGathered(of=search.round, came=search.came, gone=tuple(search.lacking))

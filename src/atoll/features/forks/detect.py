@@ -30,7 +30,7 @@ BACK = 64  # rounds in which another branch's beginning is searched, if the loca
 KEPT = "branch/"
 
 
-class ForkDetector:
+class ChainSplitDetector:
     def __init__(self, history: VertexChain) -> None:
         self.history = history
         self.known: dict[int, Vertex] = {}  # by the round that they close; the first one seen

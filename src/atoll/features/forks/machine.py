@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence, Set
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Received, TimerFired
-from atoll.features.forks.detect import ForkDetector
+from atoll.features.forks.detect import ChainSplitDetector
 from atoll.features.forks.poll import BranchPolls
 from atoll.peer.sync.fork_monitor import ForkMonitor
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.vertex import Vertex
 
 
-class ForkMachine(ForkMonitor):
+class ChainSplitMachine(ForkMonitor):
     def __init__(self, me: PeerId, history: VertexChain, linked: Set[PeerId]) -> None:
         super().__init__(me, history, linked)
-        self.branches, self.sides = ForkDetector(history), BranchPolls(me, history, linked)
+        self.branches, self.sides = ChainSplitDetector(history), BranchPolls(me, history, linked)
 
     def restore(self, kept: Mapping[str, bytes]) -> None:
         self.branches.restore(kept)

@@ -16,11 +16,11 @@ from atoll.base.machine import Effect, Emit, RunTask, TaskDone, TaskFailed
 from atoll.features.partition_training.policy import heard, too_few
 from atoll.peer.events import TrainedWithoutQuorum
 from atoll.peer.round.context import RoundContext
-from atoll.peer.round_extension import RoundExtension
+from atoll.peer.round_extension import RoundHooks
 from atoll.peer.tasks import TrainingResult, TrainWithoutQuorum
 
 
-class PartitionTraining(RoundExtension):
+class DisconnectedTraining(RoundHooks):
     def __init__(self, ground: RoundContext, me: PeerId, gone: Callable[[PeerId], bool]) -> None:
         super().__init__(ground, me, gone)
         self.job = f"round/{ground.plan.round}/apart"

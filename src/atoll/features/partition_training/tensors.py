@@ -24,7 +24,7 @@ FORMAT = "atoll/late/1"
 
 
 @dataclass(frozen=True)
-class DeferredUpdate:
+class UpdateWithoutQuorum:
     """A pseudo-gradient that no vertex has counted, and the steps that made it."""
 
     delta_F: Tensor
@@ -32,8 +32,8 @@ class DeferredUpdate:
     steps: int
     samples: int
 
-    def plus(self, other: DeferredUpdate) -> DeferredUpdate:
-        return DeferredUpdate(
+    def plus(self, other: UpdateWithoutQuorum) -> UpdateWithoutQuorum:
+        return UpdateWithoutQuorum(
             self.delta_F + other.delta_F,
             min(self.since, other.since),
             self.steps + other.steps,
@@ -41,19 +41,19 @@ class DeferredUpdate:
         )
 
 
-def carried(late: DeferredUpdate, fresh_F: Tensor) -> Tensor:
+def carried(late: UpdateWithoutQuorum, fresh_F: Tensor) -> Tensor:
     """(F,): the late pseudo-gradient that joins this round's own, never longer than that."""
     length, fresh = float(late.delta_F.norm()), float(fresh_F.norm())
     return late.delta_F * min(1.0, fresh / length) if length else torch.zeros_like(late.delta_F)
 
 
-def late_bytes(late: DeferredUpdate) -> bytes:
+def late_bytes(late: UpdateWithoutQuorum) -> bytes:
     """Contents of the peer's private file."""
     counts = {"since": str(late.since), "steps": str(late.steps), "samples": str(late.samples)}
     return dump({"late": late.delta_F}, {"format": FORMAT} | counts)
 
 
-def late_from_bytes(data: bytes, floats: int) -> DeferredUpdate:
+def late_from_bytes(data: bytes, floats: int) -> UpdateWithoutQuorum:
     """ValueError if the file is not the late work of a model of this size."""
     try:
         tensors, metadata = load(data)
@@ -71,4 +71,4 @@ def late_from_bytes(data: bytes, floats: int) -> DeferredUpdate:
     since, steps, samples = (int(metadata.get(name, -1)) for name in ("since", "steps", "samples"))
     if since < 0 or steps <= 0 or samples <= 0:  # values that voters refuse
         raise ValueError(f"the private file holds late work of {steps} steps, {samples} samples, since {since}")
-    return DeferredUpdate(delta_F.clone(), since, steps, samples)
+    return UpdateWithoutQuorum(delta_F.clone(), since, steps, samples)

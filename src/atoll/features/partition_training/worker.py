@@ -15,18 +15,18 @@ import time
 
 from torch import Tensor
 
-from atoll.features.partition_training.tensors import DeferredUpdate, carried
+from atoll.features.partition_training.tensors import UpdateWithoutQuorum, carried
 from atoll.peer.tasks import TrainingResult, TrainWithoutQuorum
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
-from atoll.wire.messages.statements import LateShare
+from atoll.wire.messages.statements import StepsWhilePartitioned
 from atoll.worker.context import TrainerAccess
-from atoll.worker.trainer_commands import TrainerFailed
+from atoll.worker.trainer_commands import TrainerCommandError
 
 
-class PartitionedTrainingProgress:
+class PartitionedTrainer:
     def __init__(self, tended: TrainerAccess) -> None:
         self._tended = tended
         self.base_F: Tensor | None = None  # x at the begin of the partition; None: not partitioned
@@ -34,11 +34,11 @@ class PartitionedTrainingProgress:
         self.steps = 0  # steps taken since
         self.batch = 1  # samples per step
         self.merge = False  # whether the steps become late work; else they are dropped
-        self.held: DeferredUpdate | None = None
+        self.held: UpdateWithoutQuorum | None = None
         self.riding_F: Tensor | None = None  # late work in the in-flight update, (F,)
 
     async def train(self, work: TrainWithoutQuorum, state: SharedState, recipe: Recipe) -> TrainingResult:
-        """More steps from x. The caller holds the turn of a ready trainer. Raises TrainerFailed."""
+        """More steps from x. The caller holds the turn of a ready trainer. Raises TrainerCommandError."""
         begin, trainer = time.monotonic(), self._tended.trainer
         if self.base_F is None:
             self.base_F, self.since, self.steps = trainer.read_x().clone(), work.round, 0
@@ -80,7 +80,7 @@ class PartitionedTrainingProgress:
                 return taken
             try:
                 await self._tended.trainer.write_x(base_F)
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
             return taken
 
@@ -91,31 +91,31 @@ class PartitionedTrainingProgress:
         self.steps = 0
         return base_F
 
-    def kept(self) -> DeferredUpdate | None:
+    def kept(self) -> UpdateWithoutQuorum | None:
         """Late work to be kept on disk in case of a crash, including current offline steps."""
         return self._with_out(self.base_F)
 
-    def _with_out(self, base_F: Tensor | None) -> DeferredUpdate | None:
+    def _with_out(self, base_F: Tensor | None) -> UpdateWithoutQuorum | None:
         if base_F is None or not self.steps or not self.merge:
             return self.held
         x_F = self._tended.trainer.read_x()
-        return self._plus(DeferredUpdate(base_F - x_F, self.since, self.steps, self.steps * self.batch))
+        return self._plus(UpdateWithoutQuorum(base_F - x_F, self.since, self.steps, self.steps * self.batch))
 
     def add_uncounted(self, left_F: Tensor, steps: int) -> None:
         """Add uncounted steps of the round in which the partition began; `left_F` (F,) holds their values."""
-        self.held = self._plus(DeferredUpdate(left_F, self.since, steps, steps * self.batch))
+        self.held = self._plus(UpdateWithoutQuorum(left_F, self.since, steps, steps * self.batch))
 
-    def _plus(self, more: DeferredUpdate) -> DeferredUpdate:
+    def _plus(self, more: UpdateWithoutQuorum) -> UpdateWithoutQuorum:
         return more if self.held is None else self.held.plus(more)
 
-    def attach(self, fresh_F: Tensor, round: int) -> LateShare | None:
+    def attach(self, fresh_F: Tensor, round: int) -> StepsWhilePartitioned | None:
         """Attach late work of an earlier round to the update of this pseudo-gradient; `riding_F` (F,) is its part.
 
         Late work of the same round stays: after a crash the abandoned round is resumed.
         """
         held = self.held if self.held is not None and self.held.since < round else None
         self.riding_F = carried(held, fresh_F) if held is not None else None
-        return LateShare(held.since, held.steps, held.samples) if held is not None else None
+        return StepsWhilePartitioned(held.since, held.steps, held.samples) if held is not None else None
 
     def settled(self, left_F: Tensor, given: bool) -> Tensor:
         """Error feedback (F,) after a round, without late work that no vertex took (`given` is false)."""

@@ -8,14 +8,14 @@ from msgspec import Meta
 
 from atoll.base.arguments import Count, Share, Whole
 from atoll.base.limits import APART_ROUNDS_MAX, PEERS_MAX
-from atoll.peer.config.setting import Amendment, ConfigSection, Duration, Setting
+from atoll.peer.config.setting import AmendRule, ConfigSection, Duration, Setting
 from atoll.peer.settings import TopologyName
 from atoll.policy.fault_tolerance import StatisticName
 
 # fmt: off
 
 
-class SyncSection(ConfigSection, frozen=True):
+class UpdateExchangeSection(ConfigSection, frozen=True):
     """How updates travel. Travels with the run."""
 
     fixed: ClassVar[str] = "error feedback was accumulated with it, and members decode each other's bytes by it"
@@ -73,11 +73,11 @@ class SyncSection(ConfigSection, frozen=True):
         "have. A late update becomes part of the next one; recipes that agree on every step drop it. 0: wait for "
         'all, as long as training may last. Needs run.trust = "private" and a butterfly or star.',
         "updates", usual=0, recipe="reducer.quorum",
-        amend=Amendment("updates", "{:g} updates before the slow are left behind"))] = None
+        amend=AmendRule("updates", "{:g} updates before the slow are left behind"))] = None
     grace: Annotated[Whole | None, Setting(
         "Steps of a median member that the others may be later, with sync.quorum. A twelfth of an owner's window "
         "is added for messages under way. Cover a step of the slowest member, or its updates may never count.",
-        "steps", usual=0, recipe="reducer.grace", amend=Amendment("grace", "{:g} steps of grace for them"))] = None
+        "steps", usual=0, recipe="reducer.grace", amend=AmendRule("grace", "{:g} steps of grace for them"))] = None
     apart: Annotated[Literal["wait", "merge", "drop"], Setting(
         'What a member without a quorum does after a failed attempt (specs/apart.md). "wait": it stops after '
         'sync.overlap steps. "merge": it trains on, and its next update includes that work, at the length and '
@@ -101,13 +101,13 @@ class ConsensusSection(ConfigSection, frozen=True):
     timeout: Annotated[Duration, Setting(
         "Time from the end of training until an attempt is given up: a fifth for each of three owners of a part, "
         "the rest for proposal and votes. Every further attempt waits half as long again. A healthy round never "
-        "waits for it.", amend=Amendment("owner_s", "{} for an owner of a part to answer", factor=1 / 5))] = 30.0
+        "waits for it.", amend=AmendRule("owner_s", "{} for an owner of a part to answer", factor=1 / 5))] = 30.0
     timeout_min: Annotated[Duration, Setting(
         "Least value to which consensus.timeout shrinks in a first attempt when recent rounds were fast; silent "
         "owners then cost seconds, not a minute. The default leaves time to repeat lost messages once a second. "
         "At or above consensus.timeout: it never shrinks.",
         level="expert",
-        amend=Amendment("window_min_s", "{} at the least for an owner of a part to answer", factor=1 / 5))] = 7.5
+        amend=AmendRule("window_min_s", "{} at the least for an owner of a part to answer", factor=1 / 5))] = 7.5
     max_retries: Annotated[Count, Setting(
         "Failed attempts after which atoll status calls the round troubled. Attempts go on: giving up could only "
         "split the run.", "attempts", level="expert")] = 3

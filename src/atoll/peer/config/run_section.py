@@ -9,7 +9,7 @@ from msgspec import Meta
 from atoll.base.arguments import Peers, Share, Whole
 from atoll.base.limits import PEERS_MAX
 from atoll.crypto.signer import VoteKind
-from atoll.peer.config.setting import Amendment, ConfigSection, Duration, Setting, Text
+from atoll.peer.config.setting import AmendRule, ConfigSection, Duration, Setting, Text
 from atoll.peer.settings import ERA_ROUNDS, EraRounds, VoteRounds
 from atoll.policy.capability_terms import VALIDATE_EVERY_MAX
 from atoll.policy.presets import Trust
@@ -27,16 +27,16 @@ class RunSection(ConfigSection, frozen=True):
         "Training rounds until the run is over; 0 runs until it is stopped. The learning rate falls over all of "
         "them.",
         "rounds", level="first", usual=30, recipe="schedule.rounds", passed="builder",
-        amend=Amendment("rounds", "{:g} rounds", fragments=1))] = None
+        amend=AmendRule("rounds", "{:g} rounds", fragments=1))] = None
     start_peers: Annotated[Peers, Setting(
         "Voting members needed before the first round trains. 1 starts alone; others join later. Keep it at or "
         "above run.min_peers.",
         "members", level="first", genesis="start_peers",
-        amend=Amendment("start_peers", "{:g} members to begin"))] = 1
+        amend=AmendRule("start_peers", "{:g} members to begin"))] = 1
     min_peers: Annotated[Peers | None, Setting(
         "Voting members needed for a round to train. With fewer, the run waits. If left out: as many as "
         'sync.statistic needs to withstand one liar; 1 with run.trust = "private" or if run.start_peers is lower.',
-        "members", usual=1, genesis="min_peers", amend=Amendment("min_peers", "{:g} members to go on"))] = None
+        "members", usual=1, genesis="min_peers", amend=AmendRule("min_peers", "{:g} members to go on"))] = None
     trust: Annotated[Trust, Setting(
         'Which lies the run withstands. "private": members may crash but do not lie; more than half must be '
         'present. "community": up to a third may lie; more than two thirds must be present. A robust '
@@ -67,7 +67,7 @@ class RunSection(ConfigSection, frozen=True):
         'transfers 32 bytes per parameter. With run.trust = "community" or "open" a refuted member is expelled; '
         'with "private" atoll status shows it. Only gpt and llama models on the CPU in fp32, without overlap or '
         'fragments. If left out where audits are impossible: 0 with a notice in "community", an error in "open".',
-        trust="audit_rate", genesis="audit_rate", amend=Amendment("audit_rate", "a share of {:g} audited"))] = None
+        trust="audit_rate", genesis="audit_rate", amend=AmendRule("audit_rate", "a share of {:g} audited"))] = None
     score_rate: Annotated[Share, Setting(
         "Share of all updates whose effect on the loss three to five other members measure (specs/scoring.md). Up "
         "to four times that for members on probation. It lowers the run.reputation of useless updates, which it "
@@ -128,7 +128,7 @@ class RunSection(ConfigSection, frozen=True):
         "done, so a large value only costs time if a member hangs.", genesis="round.first_train_s")] = 180.0
     train_max: Annotated[Duration, Setting(
         "Longest training in any round, even if steps are left. Keep it above run.first_train.",
-        genesis="round.train_max_s", amend=Amendment("train_max_s", "rounds that train for {} at most"))] = 3600.0
+        genesis="round.train_max_s", amend=AmendRule("train_max_s", "rounds that train for {} at most"))] = 3600.0
     suspect: Annotated[Duration, Setting(
         "Silence after which a member is no longer waited for. Keep it at or above 3 x run.beat, and at or below "
         "a fifth of consensus.timeout.", level="expert", genesis="round.suspect_s")] = 6.0

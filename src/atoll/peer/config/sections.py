@@ -15,7 +15,7 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from atoll.peer.config.exchange_sections import ConsensusSection, SyncSection
+from atoll.peer.config.exchange_sections import ConsensusSection, UpdateExchangeSection
 from atoll.peer.config.node_sections import KeepSection, NetworkSection, NodeSection
 from atoll.peer.config.run_section import RunSection
 from atoll.peer.config.setting import ConfigSection, Setting
@@ -28,7 +28,7 @@ class RunConfig(ConfigSection, frozen=True):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     train: TrainSection = TrainSection()
-    sync: SyncSection = SyncSection()
+    sync: UpdateExchangeSection = UpdateExchangeSection()
     consensus: ConsensusSection = ConsensusSection()
     network: NetworkSection = NetworkSection()
     keep: KeepSection = KeepSection()

@@ -16,7 +16,7 @@ from msgspec import Meta
 from atoll.base.limits import WINDOW_MOST_S
 
 
-class Amendment(NamedTuple):
+class AmendRule(NamedTuple):
     """How `atoll amend` changes a setting: the number of the run that holds it."""
 
     number: str  # field of ChangeableSettings
@@ -35,7 +35,7 @@ class Setting:
     passed: Literal["", "builder", "optimizer"] = ""  # what the recipe takes it with, by the name of the key
     trust: str = ""  # field of TrustPreset with the value of an omitted key
     genesis: str = ""  # place of the value in RunSettings; copied unchanged if the key has a default of its own
-    amend: Amendment | None = None  # None: stays as genesis has it
+    amend: AmendRule | None = None  # None: stays as genesis has it
     fixed: str = ""  # reason why it stays, if it is not the one of its section
 
 

@@ -10,7 +10,7 @@ from atoll.base.arguments import Count, Positive, Share, Whole
 from atoll.base.limits import FACTOR_MOST
 from atoll.base.workload import BATCH_MOST, STEPS_MOST
 from atoll.peer.config.recipe_names import RECIPES
-from atoll.peer.config.setting import Amendment, Bytes, ConfigSection, OffOrDuration, Setting, Text
+from atoll.peer.config.setting import AmendRule, Bytes, ConfigSection, OffOrDuration, Setting, Text
 
 # fmt: off
 COUNTED = "the place in the data is counted in it"
@@ -82,7 +82,7 @@ class TrainSection(ConfigSection, frozen=True):
         "Optimizer steps of each member between two synchronizations. More steps send fewer bytes; fewer steps "
         "stay closer to synchronous training.",
         "steps", level="first", usual=50, recipe="schedule.inner_steps", passed="builder",
-        amend=Amendment("inner_steps", "{:g} steps a round", fragments=-1))] = None
+        amend=AmendRule("inner_steps", "{:g} steps a round", fragments=-1))] = None
     batch: Annotated[Count | None, Setting(
         "Samples per step of one member. The default suits two CPU cores.",
         "samples", level="first", usual=4, recipe="batch", passed="builder",
@@ -95,7 +95,7 @@ class TrainSection(ConfigSection, frozen=True):
         "The rate of Muon follows in proportion. Recipe fedavg: of SGD. Recipes that agree on every step: of that "
         "step.",
         level="first", usual=4e-3, recipe="inner.lr", passed="builder",
-        amend=Amendment("lr", "learning rate {:g}"))] = None
+        amend=AmendRule("lr", "learning rate {:g}"))] = None
     weight_decay: Annotated[Share | None, Setting(
         "Decoupled weight decay of AdamW.", usual=0.1, recipe="inner.weight_decay", passed="optimizer")] = None
     clip_norm: Annotated[Positive | None, Setting(
@@ -108,7 +108,7 @@ class TrainSection(ConfigSection, frozen=True):
         "Learning rate of the outer step. The effective step is outer_lr / (1 - outer_momentum): about 2 for 30 "
         "to 50 rounds.",
         usual=1.0, recipe="outer.lr", passed="builder",
-        amend=Amendment("outer_lr", "outer learning rate {:g}"))] = None
+        amend=AmendRule("outer_lr", "outer learning rate {:g}"))] = None
     outer_momentum: Annotated[Share | None, Setting(
         "Nesterov momentum of the outer step. The recipe takes 0.5 up to 50 rounds, 0.7 up to 100, then 0.8.",
         usual=0.5, recipe="outer.momentum", passed="builder")] = None
@@ -128,12 +128,12 @@ class TrainSection(ConfigSection, frozen=True):
         "or after train.inner_steps, whichever comes first; slow members take fewer steps and weigh less. The "
         "first round lasts run.first_train at most. 0: steps alone end a round. At most run.train_max. Set "
         "train.total_tokens, too, or learning rates follow the fastest member.",
-        amend=Amendment("round_time_s", "rounds that train for {}"))] = 0.0
+        amend=AmendRule("round_time_s", "rounds that train for {}"))] = 0.0
     total_tokens: Annotated[Bytes, Setting(
         "Tokens of all members together until the learning rates end; an image counts train.seq_len. Rates then "
         "follow the samples in the vertices, so members may come, go or be slow. train.warmup_steps count as that "
         "share of run.rounds x train.inner_steps. It does not end the run. 0: rates fall over steps.",
-        "tokens", amend=Amendment("total_tokens", "{:,} tokens in all"))] = 0
+        "tokens", amend=AmendRule("total_tokens", "{:,} tokens in all"))] = 0
     target_samples: Annotated[Annotated[int, Meta(ge=0, lt=2**40)], Setting(
         "Approximate samples of a round of all members together: with twice the members each takes half the "
         "steps, between train.inner_steps_min and train.inner_steps. 0: each takes train.inner_steps. Set "

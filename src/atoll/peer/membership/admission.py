@@ -22,7 +22,7 @@ from atoll.policy.membership import CLOCKS_DIFFER, FULL, IS_EXPELLED, RECENT, Ve
 from atoll.policy.ticket_check import NO_TICKET, TICKET_EXPIRED
 from atoll.protocol.history.chain import VertexChain
 from atoll.wire.messages.membership import JoinRefused, RefusalCode
-from atoll.wire.messages.statements import Extensions, JoinRequest, ReadyReport, Statement
+from atoll.wire.messages.statements import BaseStatement, Extensions, JoinRequest, ReadyReport
 
 JOIN_AGAIN_S = 3.0  # seconds before a JoinRequest or ReadyReport without a vertex is repeated
 READY_LAG_S = 5.0  # most run time between the local state and the head's for a ReadyReport
@@ -41,10 +41,10 @@ class DesiredRole:
     unaudited: bool = False  # steps that no other peer can replay to the same numbers
 
 
-class AdmissionRequest:
+class AdmissionRequester:
     def __init__(self, me: PeerId, signer: Signer, visits: bool = False) -> None:
         self.me, self.signer, self.visits = me, signer, visits
-        self.asked: tuple[type[Statement] | None, Seconds] = None, -1e9  # last request and its time
+        self.asked: tuple[type[BaseStatement] | None, Seconds] = None, -1e9  # last request and its time
         self.asked_at_head = -1  # the newest vertex here at that time
         self.waits = visits  # a request is pending: a JoinRequest, a request for genesis, any request of a visitor
         self.refusers: dict[RefusalCode, set[PeerId]] = {}  # peers that refused it, by code

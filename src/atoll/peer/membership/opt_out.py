@@ -1,7 +1,7 @@
 """Round opt-out: a member that does not train for some rounds, at its own request.
 
-    from the next round on   SkipRound{next} in this vertex: the next plan draws another member
-    in the current round     SkipRound{this} and an empty commitment: no member waits, reputation is unaffected
+    from the next round on   RoundOptOutNotice{next} in this vertex: the next plan draws another member
+    in the current round     RoundOptOutNotice{this} and an empty commitment: no member waits or counts it
 
 Invariants:
 - The report for a round is sent once in that round and once in the round before.
@@ -11,7 +11,7 @@ Not responsible for: judging the reports (policy/membership.py).
 
 from __future__ import annotations
 
-from atoll.wire.messages.statements import SkipRound
+from atoll.wire.messages.statements import RoundOptOutNotice
 
 WHY = "it rests"  # pass reason, for people
 
@@ -27,6 +27,6 @@ class RoundOptOut:
     def covers(self, round: int) -> bool:
         return self.first <= round <= self.last
 
-    def words(self, round: int) -> list[SkipRound]:
+    def words(self, round: int) -> list[RoundOptOutNotice]:
         """Reports to send during this round."""
-        return [SkipRound(r) for r in (round, round + 1) if self.covers(r)]
+        return [RoundOptOutNotice(r) for r in (round, round + 1) if self.covers(r)]

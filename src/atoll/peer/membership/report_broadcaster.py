@@ -20,13 +20,13 @@ from atoll.peer.run_view import RunView
 from atoll.policy.membership import only_counts
 from atoll.protocol.membership.failure_detector import FailureDetector
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.membership import MemberReport
+from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import (
     Accusation,
+    BaseStatement,
     LeaveReport,
     OwnerComplaint,
     SignedStatement,
-    Statement,
     SuspicionReport,
 )
 
@@ -50,7 +50,7 @@ class ReportBroadcaster:
         self._known, self._heartbeat, self._writers, self._pool = known, heartbeat, writers, pool
         self._said_again: Seconds = 0.0
 
-    def broadcast(self, statement: Statement, now: Seconds) -> list[Effect]:
+    def broadcast(self, statement: BaseStatement, now: Seconds) -> list[Effect]:
         return self._to_all(self._notary.sign(statement), now)
 
     def accuse(self, statement: Accusation | OwnerComplaint, now: Seconds) -> list[Effect]:
@@ -100,7 +100,7 @@ class ReportBroadcaster:
         return [self._broadcast(signed), *self._pool(self._me, signed, now)]
 
     def _broadcast(self, signed: SignedStatement) -> Broadcast:
-        return Broadcast("reports", MemberReport(signed), tuple(self._known().roster.within_reach()))
+        return Broadcast("reports", ReportMessage(signed), tuple(self._known().roster.within_reach()))
 
     def _voice(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
         if not self._known().pool.crowded:
@@ -109,4 +109,4 @@ class ReportBroadcaster:
 
     def _to_writers(self, voices: Sequence[SignedStatement]) -> list[Effect]:
         """Send to the next few proposers, since some are gone and some may lie."""
-        return [Send(p, MemberReport(signed)) for signed in voices for p in self._writers(WRITERS_TOLD)]
+        return [Send(p, ReportMessage(signed)) for signed in voices for p in self._writers(WRITERS_TOLD)]

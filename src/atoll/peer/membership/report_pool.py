@@ -6,7 +6,8 @@ carries them in whole sets.
 
 Invariants:
 - One report per kind, signer and target, only while it may stand in the next vertex.
-- At most as many reports as a vertex can carry. In a full pool the busiest signer gives way, then `SkipRound`.
+- At most as many reports as a vertex can carry. In a full pool the busiest signer gives way, then
+  `RoundOptOutNotice`.
 Not responsible for: judging reports (`policy/membership.py`).
 """
 
@@ -58,17 +59,17 @@ from atoll.wire.codec import decode_statement, statement_in
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
     Accusation,
+    BaseStatement,
     ChangeSettings,
+    HeldOutLossReport,
     JoinRequest,
     LeaveReport,
     PauseOrder,
     RollbackOrder,
+    RoundOptOutNotice,
     SignedStatement,
-    SkipRound,
-    Statement,
     SuspicionReport,
     TicketInvite,
-    ValidationReport,
 )
 from atoll.wire.messages.vertex import VertexBody
 
@@ -78,7 +79,7 @@ Key = tuple[str, PeerId, str]
 
 
 @dataclass(frozen=True)
-class PooledReport:
+class ReportPoolResult:
     """An accepted report, and whether it was news."""
 
     reported: VerifiedReport
@@ -105,7 +106,7 @@ class ReportPool:
     def __len__(self) -> int:
         return len(self.pool)
 
-    def add(self, signed: SignedStatement, run_time: Seconds) -> PooledReport | None:
+    def add(self, signed: SignedStatement, run_time: Seconds) -> ReportPoolResult | None:
         """Remember a report. None if its signature does not hold, it is known already, or the pool is full.
 
         PeerFault for a forged order of the recovery identity.
@@ -121,9 +122,9 @@ class ReportPool:
             )
         wrong = self.judge(reported, head, self.recent(), run_time)
         if wrong is not None:
-            return PooledReport(reported, fresh=False, wrong=wrong)
+            return ReportPoolResult(reported, fresh=False, wrong=wrong)
         if isinstance(statement, Accusation) and reported.by != self.notary.me and self.proves(statement):
-            return PooledReport(reported, fresh=False)  # accepted, not stored
+            return ReportPoolResult(reported, fresh=False)  # accepted, not stored
         key = _key(reported)
         fresh = key not in self.pool
         if not fresh and (self.pool[key].body == signed.body or self._older(statement, reported.by)):
@@ -131,7 +132,7 @@ class ReportPool:
         if fresh and not self._has_room(key, only_counts(statement)):
             return None
         self._remember(key, signed, only_counts(statement))
-        return PooledReport(reported, fresh)
+        return ReportPoolResult(reported, fresh)
 
     def _remember(self, key: Key, signed: SignedStatement, counts: bool) -> None:
         if counts and key not in self.pool:
@@ -160,7 +161,8 @@ class ReportPool:
         """Drop a report for the wanted one; a flood displaces only its own reports, the least shared ones first.
 
         A report that many members send soon has enough voices; a few of each never. Strangers count as one signer:
-        new identities are free. Without a flood, `SkipRound` gives way: all members may send it in every round.
+        new identities are free. Without a flood, `RoundOptOutNotice` gives way: all members may send it in every
+        round.
         """
         members = _names(self.history.head_body)
 
@@ -174,8 +176,8 @@ class ReportPool:
             company = Counter((kind, target) for kind, _, target in rivals)
             its = (key for key in reversed(rivals) if voice(key[1]) == loudest)
             end = min(its, key=lambda key: company[key[0], key[2]])
-        elif wanted[0] != tag_of(SkipRound):
-            end = next((key for key in reversed(rivals) if key[0] == tag_of(SkipRound)), None)
+        elif wanted[0] != tag_of(RoundOptOutNotice):
+            end = next((key for key in reversed(rivals) if key[0] == tag_of(RoundOptOutNotice)), None)
         if end is not None:
             self._forget(end)
         return end is not None
@@ -211,7 +213,7 @@ class ReportPool:
 
     def my_words(self) -> list[SignedStatement]:
         """Local reports to repeat while they wait for their vertex: the recovery identity's, and about states."""
-        kinds = RollbackOrder, PauseOrder, ChangeSettings, ValidationReport
+        kinds = RollbackOrder, PauseOrder, ChangeSettings, HeldOutLossReport
         return [signed for kind in kinds for signed in self.said_by(self.notary.me, tag_of(kind))]
 
     def my_voices(self, gone: Callable[[PeerId], bool], run_time: Seconds) -> list[SignedStatement]:
@@ -237,7 +239,7 @@ class ReportPool:
         said = decode_statement(signed.body, peer) if signed is not None else None
         return said if isinstance(said, JoinRequest) else None
 
-    def _older(self, said: Statement, peer: PeerId) -> bool:
+    def _older(self, said: BaseStatement, peer: PeerId) -> bool:
         """Whether this join is older than the stored one: another peer repeats it."""
         if not isinstance(said, JoinRequest) or (newer := self.join_of(peer)) is None:
             return False
@@ -252,8 +254,8 @@ class ReportPool:
 
         Suspicions of members that the proposer hears are left out. Many members are silent for a moment in a long
         round; without all of them, liars would be too many among the rest. An order is longer than most reports,
-        and a peer that pads its reports must not keep it out. `SkipRound` comes last: all members may send it in
-        every round, and no join or farewell shall wait for it. In a large swarm voices come just before it.
+        and a peer that pads its reports must not keep it out. `RoundOptOutNotice` comes last: all members may send
+        it in every round, and no join or farewell shall wait for it. In a large swarm voices come just before it.
         """
         back = [signed for signed, _ in sorted(amends_in(self.pool.values()), key=rank)]
         pauses = sorted((signed for signed, _ in pauses_in(self.pool.values())), key=lambda signed: signed.body)
@@ -261,7 +263,7 @@ class ReportPool:
         every = {id(signed) for signed in [*back, *pauses, *tunes]}
         crowded = self.crowded
         news = [
-            (key[0] == tag_of(SkipRound), signed)
+            (key[0] == tag_of(RoundOptOutNotice), signed)
             for key, signed in self.pool.items()
             if id(signed) not in every and not (crowded and self._counts(key)) and _may_go(key, gone)
         ]

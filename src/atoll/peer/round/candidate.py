@@ -12,11 +12,11 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.peer.governance.orders import amend_of
 from atoll.policy.plan import RoundPlan
 from atoll.wire.codec import decode_body, decode_statement
-from atoll.wire.messages.statements import Commitment, OwnerResult, RollbackOrder, SignedStatement, Statement
+from atoll.wire.messages.statements import BaseStatement, Commitment, OwnerResult, RollbackOrder, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 
 
-class StateStep(Statement, frozen=True, tag="StateStep"):
+class StateStep(BaseStatement, frozen=True, tag="StateStep"):
     """One transition of the shared state: combined parts, and the counters of the members that count."""
 
     parts: tuple[Digest | None, ...]

@@ -20,7 +20,7 @@ from atoll.base.machine import Effect, Payload, Send
 from atoll.peer.events import ProposalRejected
 from atoll.peer.round.candidate import CandidateVertex, trial_of
 from atoll.peer.round.context import RoundContext
-from atoll.peer.round.part_exchange import CombinedPartExchange, MissingPart
+from atoll.peer.round.part_exchange import MissingPart, ReducedPartExchange
 from atoll.peer.round.state_transition import NextStateTasks
 from atoll.peer.round.update_sharing import UpdateSharing
 from atoll.peer.round.vertex_body import check_body
@@ -40,7 +40,7 @@ class CandidateVertexTracker:
         ground: RoundContext,
         notary: StatementSigner,
         agreement: ConsensusEngine,
-        parts: CombinedPartExchange,
+        parts: ReducedPartExchange,
         next_state: NextStateTasks,
         sharing: UpdateSharing,
     ) -> None:

@@ -26,7 +26,7 @@ from atoll.peer.round.commitment_rules import commitment_flaw, parts_fit
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.topology_choice import topology_in
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import CommitAnnouncement, CommitRequest
+from atoll.wire.messages.round import CommitmentRequest, UpdateCommitmentMessage
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
 SHOWN_BY = 4  # voters of a large committee that send evidence to an owner: dozens can, one is enough
@@ -167,7 +167,9 @@ class CommitmentTable:
         first = self.asks % max(1, len(near))
         asked = (near * 2)[first : first + ASKED_FOR_ANOTHERS]
         round, trace = self.plan.round, self.plan.trace
-        return [Send(to, CommitRequest(round, self.attempt, trace, p)) for p in lost for to in dict.fromkeys(asked)]
+        return [
+            Send(to, CommitmentRequest(round, self.attempt, trace, p)) for p in lost for to in dict.fromkeys(asked)
+        ]
 
     def show_one(self, to: PeerId, name: PeerId) -> list[Effect]:
         """Send another's commitment to a member that cannot reach its author, once."""
@@ -188,8 +190,8 @@ class CommitmentTable:
         self.shown.update((owner, p) for p in others)
         return [Send(owner, self._message(known[p][1])) for p in others]
 
-    def _message(self, signed: SignedStatement) -> CommitAnnouncement:
-        return CommitAnnouncement(self.plan.round, self.attempt, self.plan.trace, signed)
+    def _message(self, signed: SignedStatement) -> UpdateCommitmentMessage:
+        return UpdateCommitmentMessage(self.plan.round, self.attempt, self.plan.trace, signed)
 
     # ---- what follows ------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from atoll.policy.fault_tolerance import (
     verdict_of,
     witnesses,
 )
-from atoll.policy.ledger import SecretSampleDraw
+from atoll.policy.ledger import RedundantTrainingDraw
 from atoll.policy.membership import RecentVertices, VerifiedReport, admissible
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, NO_FINDINGS, WorkFindings, influence_of
@@ -55,7 +55,7 @@ from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.topology import ReduceTopology
 from atoll.wire.authority import Authority
 from atoll.wire.codec import decode_statement, encode
-from atoll.wire.messages.round import PartResult, RowComparison
+from atoll.wire.messages.round import PartResult, PartRowProducts
 from atoll.wire.messages.statements import (
     AgreedWeights,
     OwnerResult,
@@ -106,7 +106,7 @@ class RoundContext:
     demanded: RollbackOrder | None = None  # rollback that validators demand after a bad state
     apart: PartitionPolicy | None = None  # members without a quorum train on
     findings: WorkFindings = NO_FINDINGS  # about members' work, settled by the parent
-    twins: SecretSampleDraw | None = None  # draw for redundant training; None: the run has none
+    twins: RedundantTrainingDraw | None = None  # draw for redundant training; None: the run has none
     has_lost_reports: bool = False  # some judges' reports are not on this disk: reputations are not checked
     ways: Callable[[str], TopologyChoice] | None = None  # topology by name, where callers may choose it
 
@@ -393,7 +393,7 @@ def size_flaw(ground: RoundContext, message: object) -> str | None:
             size := len(encode(weighing))
         ) > ground.weighing_bytes_max:
             return f"a result with {size} bytes of weights"
-        case RowComparison(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
+        case PartRowProducts(statement=statement) if (size := len(statement.body)) > ground.compared_bytes_max:
             return f"a comparison of {size} bytes"
         case _:
             return None

@@ -55,17 +55,17 @@ from atoll.peer.round.candidates import CandidateVertexTracker
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.outcome import adopted, closed_by, left_open, told_by
 from atoll.peer.round.owned_results import OwnedResults
-from atoll.peer.round.part_exchange import CombinedPartExchange
+from atoll.peer.round.part_exchange import ReducedPartExchange
 from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.state_transition import NextStateTasks
 from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
 from atoll.peer.round.view_timer import ViewTimer
-from atoll.peer.tasks import RoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
+from atoll.peer.tasks import AbandonedRoundSettlement, StateAdvanced, TrainingResult, UpdateEncoded
 from atoll.protocol.agreement.events import (
     BodyDecided,
     Equivocation,
+    LocalProposerTurnBegan,
     ProposalReceived,
-    ProposerTurnBegan,
     VertexBodyMissing,
 )
 from atoll.protocol.agreement.interface import ConsensusEngine
@@ -79,11 +79,11 @@ from atoll.wire.messages.history import VerticesResponse
 from atoll.wire.messages.round import (
     PartRequest,
     PartResponse,
-    PreVote,
     ProposalMessage,
     ResendRequest,
     RoundMessage,
     TimeoutMessage,
+    ViewChangePreVote,
     VoteMessage,
 )
 from atoll.wire.messages.statements import (
@@ -110,7 +110,7 @@ class RoundMachine:
         self.reveal, self.repeats, self.misdeeds = self.sharing.reveal, self.sharing.repeats, self.sharing.misdeeds
         self.assembling, self.trains = self.sharing.assembling, self.sharing.trains
         self.views = ViewTimer(self.plan, agreement, self.patience, self.me, env.gone)
-        self.parts = CombinedPartExchange(self.plan, self.patience, env.held, env.part_pace, ground.has_pieces)
+        self.parts = ReducedPartExchange(self.plan, self.patience, env.held, env.part_pace, ground.has_pieces)
         self.extension = env.extension(ground, self.me, env.gone)
         self.answers = OwnedResults()
         self.free: int | None = None  # view in which the local peer may propose a new body
@@ -190,7 +190,7 @@ class RoundMachine:
                 return self.candidates.give(sender, message, now)
             case PartResponse(digest=digest):
                 return self._take_part(digest, event.payload, now)
-            case ProposalMessage() | VoteMessage() | TimeoutMessage() | PreVote():
+            case ProposalMessage() | VoteMessage() | TimeoutMessage() | ViewChangePreVote():
                 view, effects = self.agreement.view, self.agreement.receive(sender, message)
                 return effects + self._pass_view(now) if self.agreement.view > view else effects
             case ResendRequest():
@@ -218,7 +218,7 @@ class RoundMachine:
                     more = self._reduced(now)
                 case ProposalReceived():
                     more = self._judge(effect.fact, now)
-                case ProposerTurnBegan():
+                case LocalProposerTurnBegan():
                     self.free = effect.fact.view
                     more = self._propose_if_ready(now)
                 case VertexBodyMissing():
@@ -405,7 +405,7 @@ class RoundMachine:
         """True if the local update is made, the trainer has no task, and the round's vertex is not known."""
         return self.trains and self.update.ready and not self.update.training and self.final is None
 
-    def settlement_on_leave(self, vertex: Vertex | None) -> RoundSettlement | None:
+    def settlement_on_leave(self, vertex: Vertex | None) -> AbandonedRoundSettlement | None:
         """What this round counted of the local update, for a peer that continues from a later state.
 
         None if unneeded.

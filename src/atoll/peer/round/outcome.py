@@ -17,7 +17,7 @@ from atoll.peer.round.candidate import CandidateVertex, opened
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.topology_choice import asked_in
-from atoll.peer.tasks import AdoptState, RoundSettlement, UpdateSettlement
+from atoll.peer.tasks import AbandonedRoundSettlement, AdoptState, LocalUpdateOutcome
 from atoll.policy.contributions import contribution_of, late_of, parts_counted, results_of
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.participation import resting_in
@@ -42,20 +42,22 @@ def adopted(trial: CandidateVertex, ground: RoundContext, update: LocalUpdate) -
     return AdoptState(plan.round, trial.id, body.state, mine, held.claim, afresh, late, led, held)
 
 
-def counted_in(me: PeerId, body: VertexBody) -> UpdateSettlement:
+def counted_in(me: PeerId, body: VertexBody) -> LocalUpdateOutcome:
     """How the vertex counts the local update, also one committed to before a restart."""
     mine = contribution_of(body, me)
     if mine is None or mine.commit is None:
-        return UpdateSettlement(body.parent)
-    return UpdateSettlement(body.parent, mine.root, mine.parts, mine.claim)
+        return LocalUpdateOutcome(body.parent)
+    return LocalUpdateOutcome(body.parent, mine.root, mine.parts, mine.claim)
 
 
-def left_open(me: PeerId, parts: int, body: VertexBody | None) -> RoundSettlement:
+def left_open(me: PeerId, parts: int, body: VertexBody | None) -> AbandonedRoundSettlement:
     """How this body counted the local update of `parts` parts for its round; None: unknown."""
     if body is None:
-        return RoundSettlement((True,) * parts or None, late=True)
+        return AbandonedRoundSettlement((True,) * parts or None, late=True)
     counted = tuple(result is not None and me in result.contributors for result in results_of(body))
-    return RoundSettlement((counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None)
+    return AbandonedRoundSettlement(
+        (counted or (False,) * parts) if parts else None, late_of(body).get(me) is not None
+    )
 
 
 def closed_by(

@@ -26,7 +26,7 @@ SLOWEST_BYTES_S = 250_000  # 2 Mbit/s: a part that comes over such a link is wai
 PACE_KEPT = 0.8  # of the usual time after a faster part
 
 
-class PartPace:
+class PartArrivalTime:
     """How long requested parts take to arrive. It outlives rounds: a peer that catches up requests all parts."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PartRequests:
     holders: Sequence[PeerId] = ()  # asked last
 
 
-class CombinedPartExchange:
+class ReducedPartExchange:
     """`held`: combined parts of this round by digest; the dict's creator serves them after the round.
 
     `follows_arrivals`: an owner has several parts, which come one after the other. So the arrivals tell whether a
@@ -68,7 +68,7 @@ class CombinedPartExchange:
         plan: RoundPlan,
         patience: AdaptiveTimeout,
         held: dict[Digest, Payload],
-        pace: PartPace,
+        pace: PartArrivalTime,
         follows_arrivals: bool,
     ) -> None:
         self.plan, self.patience, self.held, self.pace = plan, patience, held, pace

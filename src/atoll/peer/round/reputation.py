@@ -17,7 +17,7 @@ from atoll.policy.contributions import parts_counted
 from atoll.policy.membership import VerifiedReport, convicted
 from atoll.policy.plan import RoundPlan
 from atoll.policy.reputation import FLOOR, NO_FINDINGS, MemberConduct, WorkFindings, beliefs, shift_bounds, units_of
-from atoll.wire.messages.statements import AuditReport, Commitment, LeaveReport, OwnerResult, SkipRound
+from atoll.wire.messages.statements import AuditReport, Commitment, LeaveReport, OwnerResult, RoundOptOutNotice
 from atoll.wire.messages.vertex import Member
 
 
@@ -97,7 +97,7 @@ def conduct_in(
 
 def resting_among(plan: RoundPlan, reports: Sequence[VerifiedReport]) -> set[PeerId]:
     """Members that report that they do not train in this round."""
-    return {r.by for r in reports if isinstance(r.statement, SkipRound) and r.statement.round == plan.round}
+    return {r.by for r in reports if isinstance(r.statement, RoundOptOutNotice) and r.statement.round == plan.round}
 
 
 def _assigned(plan: RoundPlan, taken: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from atoll.policy.plan import RoundPlan
 from atoll.wire.messages.round import ResendRequest
 
 
-class Retransmission:
+class RetransmissionRequests:
     def __init__(self, plan: RoundPlan, members: Container[PeerId]) -> None:
         self.plan, self.members = plan, members
         self.attempt = 0

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, Payload, Persist, Received, SetTimer, Start
-from atoll.peer.events import LocalTrainingEnded, ProtocolFault, RoundSkipped, UpdateSharingBegan
+from atoll.peer.events import LocalContributionSkipped, LocalTrainingEnded, ProtocolFault, UpdateSharingBegan
 from atoll.peer.round.adaptive_timeout import AdaptiveTimeout
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.commit_reveal import UNDER_WAY, CommitRevealGate
@@ -27,10 +27,10 @@ from atoll.peer.round.commitments import CommitmentEquivocation, CommitmentTable
 from atoll.peer.round.context import RoundContext, size_flaw
 from atoll.peer.round.local_update import LocalUpdate
 from atoll.peer.round.misbehavior import MisbehaviorReporter
-from atoll.peer.round.part_exchange import PartPace
-from atoll.peer.round.retransmission import Retransmission
+from atoll.peer.round.part_exchange import PartArrivalTime
+from atoll.peer.round.retransmission import RetransmissionRequests
 from atoll.peer.round.straggler_grace import StragglerGrace, word_until
-from atoll.peer.round_extension import RoundExtension
+from atoll.peer.round_extension import RoundHooks
 from atoll.peer.tasks import TrainingResult, UpdateEncoded
 from atoll.policy.fault_tolerance import OwnerStrikes
 from atoll.protocol.allreduce.buffers import LocalRow
@@ -40,18 +40,18 @@ from atoll.protocol.allreduce.factory import build_reduce
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
-    CommitRequest,
-    PartDeclined,
+    CommitmentRequest,
     PartialSum,
+    PartReductionDeclined,
     PartResult,
+    PartRowProducts,
     PartStatementsRequest,
-    ReachabilityHint,
     RoundMessage,
-    RowComparison,
     RowContribution,
     RowRequest,
+    RowReroutedHint,
     RowResponse,
+    UpdateCommitmentMessage,
 )
 from atoll.wire.messages.statements import Commitment, SignedStatement
 
@@ -69,8 +69,8 @@ class RoundEnvironment:
     said: dict[str, bytes]  # statements made durable before a restart: repeated or withheld, never contradicted
     measured: Callable[[], LocalMeasurements]
     strikes: OwnerStrikes = field(default_factory=OwnerStrikes)
-    part_pace: PartPace = field(default_factory=PartPace)
-    extension: type[RoundExtension] = RoundExtension
+    part_pace: PartArrivalTime = field(default_factory=PartArrivalTime)
+    extension: type[RoundHooks] = RoundHooks
     keeps_rows: bool = False  # a capability uses counted rows after the round
 
 
@@ -96,7 +96,7 @@ class UpdateSharing:
         self.misdeeds = MisbehaviorReporter(ground, self.me, votes, env.strikes)
         self.committed = CommitmentTable(ground, notary, env.gone)
         self.reveal = CommitRevealGate(self.plan, self.me, env.said)
-        self.repeats = Retransmission(self.plan, ground.vote_key_of)
+        self.repeats = RetransmissionRequests(self.plan, ground.vote_key_of)
         self.update = LocalUpdate(ground, self.me, env.measured, notary.secret)
         # context with the topology that callers asked for; known from the first update's commitment on
         self.way = ground
@@ -130,11 +130,16 @@ class UpdateSharing:
     def receive(self, sender: PeerId, message: RoundMessage, event: Received, now: Seconds) -> list[Effect]:
         """Process a message about commitments, rows or results."""
         match message:
-            case CommitAnnouncement():
+            case UpdateCommitmentMessage():
                 effects = self._receive_commit(message.statement, now)
                 return effects + self.committed.repeat_to(sender) if message.asks else effects
             case (
-                RowContribution() | RowResponse() | PartialSum() | PartDeclined() | PartResult() | RowComparison()
+                RowContribution()
+                | RowResponse()
+                | PartialSum()
+                | PartReductionDeclined()
+                | PartResult()
+                | PartRowProducts()
             ) if message.attempt > self.attempt:
                 self.repeats.too_early.add(sender)
                 return []
@@ -145,10 +150,10 @@ class UpdateSharing:
             case (
                 PartResult()
                 | PartialSum()
-                | ReachabilityHint()
-                | PartDeclined()
+                | RowReroutedHint()
+                | PartReductionDeclined()
                 | RowRequest()
-                | RowComparison()
+                | PartRowProducts()
                 | PartStatementsRequest()
             ):
                 if message.attempt != self.attempt:
@@ -160,7 +165,7 @@ class UpdateSharing:
                 if (flaw := size_flaw(self.ground, message)) is not None:
                     raise PeerFault(sender, flaw)
                 return self.reduce.handle(event, now)
-            case CommitRequest(peer=peer):
+            case CommitmentRequest(peer=peer):
                 return self.committed.show_one(sender, peer) if message.attempt == self.attempt else []
             case _:
                 return []
@@ -251,7 +256,7 @@ class UpdateSharing:
         if self.update.passes is not None:
             return []  # skipped already, before training ended
         self.update.passes = why
-        return [self.report(RoundSkipped(why=why)), *self._commit_if_ready(now)]
+        return [self.report(LocalContributionSkipped(why=why)), *self._commit_if_ready(now)]
 
     # ---- commit ------------------------------------------------------------------------------------------
 

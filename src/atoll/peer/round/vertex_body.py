@@ -23,7 +23,7 @@ from atoll.base.errors import PeerFault
 from atoll.base.fair_draw import Credit
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import CLOCK_WRONG_S, REPORT_BYTES_MAX, REPORTS_PER_VERTEX_MAX
-from atoll.base.workload import AgreedWorkload, progress_after
+from atoll.base.workload import AdaptiveWorkloadState, progress_after
 from atoll.crypto.digest import digest
 from atoll.peer.governance.orders import Word, amends_in, first_of, paused_after, pauses_in, tunes_in, word_holds
 from atoll.peer.governance.settings_change import tuned_after
@@ -49,20 +49,20 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
     Accusation,
     AgreedWeights,
+    BaseStatement,
     ChangedSettings,
     Commitment,
     JoinRequest,
     OwnerResult,
     RollbackOrder,
     SignedStatement,
-    Statement,
 )
 from atoll.wire.messages.vertex import (
-    DataPositions,
-    InvitationRecord,
+    EarnedVoteRecord,
+    IssuedTicketRecord,
     Member,
-    RoundMetrics,
-    TicketUse,
+    SharedDataProgress,
+    SwarmRoundMetrics,
     VertexBody,
 )
 from atoll.wire.opening import names_commitments_iff_opened
@@ -109,7 +109,7 @@ def write_body(
 
 
 def write_genesis(
-    settings: RunSettings, state: Digest, founder: Member, tickets: tuple[TicketUse, ...], now: Seconds
+    settings: RunSettings, state: Digest, founder: Member, tickets: tuple[IssuedTicketRecord, ...], now: Seconds
 ) -> VertexBody:
     """The first body of a run; its digest is the run's id."""
     return VertexBody(
@@ -125,7 +125,7 @@ def write_genesis(
         members=(founder,),
         tickets=tickets,
         reports=(),
-        metrics=RoundMetrics(0.0, 0, 0),
+        metrics=SwarmRoundMetrics(0.0, 0, 0),
         settings=encode_settings(settings),
     )
 
@@ -152,7 +152,7 @@ def write_recovery(
         commits=(),
         reports=(),
         members=members,
-        metrics=RoundMetrics(0.0, 0, 0),
+        metrics=SwarmRoundMetrics(0.0, 0, 0),
         epoch=parent.epoch + 1,
         settings=b"",
         weighing=UNSET,
@@ -291,7 +291,7 @@ class BodyInputs:
         return back[1].trained if back is not None else self.ground.parent.trained + bool(self.ground.owners)
 
     @cached_property
-    def membership(self) -> tuple[NextMembership, InvitationRecord | UnsetType]:
+    def membership(self) -> tuple[NextMembership, EarnedVoteRecord | UnsetType]:
         """Membership and invitations after the round, with the votes that members have earned."""
         ground, plan = self.ground, self.ground.plan
         after = next_members(
@@ -315,7 +315,7 @@ class BodyInputs:
 
 
 @dataclass(frozen=True)
-class BodyField:
+class DerivedBodyField:
     """A field of a vertex body that follows from the others."""
 
     name: str
@@ -452,7 +452,7 @@ def _in_time(ground: RoundContext, answers: Sequence[OwnerResult]) -> set[PeerId
     return {peer for peer, times in named.items() if 2 * times > ground.taking(peer)}
 
 
-def _effort(inputs: BodyInputs) -> AgreedWorkload | UnsetType:
+def _effort(inputs: BodyInputs) -> AdaptiveWorkloadState | UnsetType:
     """Workload progress after this round where it follows losses, from settled members' losses.
 
     A state undone by a rollback contributes no losses.
@@ -509,11 +509,11 @@ def open_report(
             vote_key = statement.vote_key
             identity = digest(notary.verifier.identity_of(statement.certificate) or b"")
             validity = notary.verifier.validity_of(statement.certificate)
-        statement = notary.open(signed, Statement, vote_key)
+        statement = notary.open(signed, BaseStatement, vote_key)
         if isinstance(statement, Accusation):
             for said in (statement.answer, statement.other):
                 if said is not None:
-                    found = notary.open(said, Statement, (known_keys or vote_keys).get(statement.answer.signer))
+                    found = notary.open(said, BaseStatement, (known_keys or vote_keys).get(statement.answer.signer))
                     if statement.other is None and not isinstance(found, OwnerResult | Commitment):
                         return None
     except PeerFault:
@@ -522,14 +522,14 @@ def open_report(
     return VerifiedReport(signed.signer, statement, identity, validity)  # pyright: ignore[reportArgumentType]
 
 
-def _metrics(inputs: BodyInputs) -> RoundMetrics:
+def _metrics(inputs: BodyInputs) -> SwarmRoundMetrics:
     commits = inputs.commits.values()
     samples_now = sum(c.samples_now for c in commits)
     weighted = 0.0
     for c in commits:  # in the order of the commitments: float sums depend on order
         weighted += c.loss * c.samples_now
     loss = weighted / samples_now if samples_now else 0.0
-    return RoundMetrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))
+    return SwarmRoundMetrics(loss, sum(c.steps for c in commits), sum(c.samples for c in commits))
 
 
 def _paused(inputs: BodyInputs) -> int | UnsetType:
@@ -540,27 +540,29 @@ def _tuned(inputs: BodyInputs) -> ChangedSettings | UnsetType:
     return tuned_after(inputs.ground.settings, inputs.ground.parent, inputs.trained, inputs.kept)
 
 
-def _data(inputs: BodyInputs) -> DataPositions | UnsetType:
+def _data(inputs: BodyInputs) -> SharedDataProgress | UnsetType:
     undone = first_of(amends_in(inputs.kept)) is not None
     return next_positions(inputs.ground.parent, inputs.commits, inputs.membership[0].members, undone)
 
 
 MISMATCHED_MEMBERS = "its membership does not follow from its reports"
 DERIVED = (
-    BodyField("trained", lambda inputs: inputs.trained, "it miscounts the training rounds"),
-    BodyField("paused", _paused, "whether the run is paused does not follow from its reports"),
-    BodyField("tuned", _tuned, "the numbers of the run do not follow from its reports"),
+    DerivedBodyField("trained", lambda inputs: inputs.trained, "it miscounts the training rounds"),
+    DerivedBodyField("paused", _paused, "whether the run is paused does not follow from its reports"),
+    DerivedBodyField("tuned", _tuned, "the numbers of the run do not follow from its reports"),
     *(
-        BodyField(name, lambda inputs, name=name: getattr(inputs.membership[0], name), MISMATCHED_MEMBERS)
+        DerivedBodyField(name, lambda inputs, name=name: getattr(inputs.membership[0], name), MISMATCHED_MEMBERS)
         for name in NextMembership._fields
     ),
-    BodyField("invited", lambda inputs: inputs.membership[1], "its invitations do not follow from its reports"),
-    BodyField("metrics", _metrics, "its metrics do not follow from its commitments"),
-    BodyField("window_s", _window, "the window of the next round does not follow from the time it took"),
-    BodyField("effort", _effort, "the work of the next round does not follow from its losses"),
-    BodyField(
+    DerivedBodyField(
+        "invited", lambda inputs: inputs.membership[1], "its invitations do not follow from its reports"
+    ),
+    DerivedBodyField("metrics", _metrics, "its metrics do not follow from its commitments"),
+    DerivedBodyField("window_s", _window, "the window of the next round does not follow from the time it took"),
+    DerivedBodyField("effort", _effort, "the work of the next round does not follow from its losses"),
+    DerivedBodyField(
         "reputation", _scores, "its reputations do not follow from its reports", lambda g: not g.has_lost_reports
     ),
-    BodyField("data", _data, "its positions in the data do not follow from its commitments"),
-    BodyField("credits", _credits, "its credits do not follow from the draw and its contributors"),
+    DerivedBodyField("data", _data, "its positions in the data do not follow from its commitments"),
+    DerivedBodyField("credits", _credits, "its credits do not follow from the draw and its contributors"),
 )

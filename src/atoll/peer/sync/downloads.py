@@ -19,7 +19,7 @@ from collections.abc import Callable
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import BLOB_MAX
 from atoll.base.machine import Effect, Emit, Event, SetTimer, Start, TaskDone, TaskFailed
-from atoll.peer.events import ArchivedStateRebuildFailed, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuildFailed, ArchivedStateRebuilt
 from atoll.peer.governance.rollback_targets import RollbackTargets
 from atoll.peer.run_view import RunView
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched
@@ -50,7 +50,7 @@ class BlobDownloads:
         return fetch.handle(Start({}), now)
 
     def fetch_state(self, state: Digest, now: Seconds) -> list[Effect]:
-        """Get an older state; ends with `BlobFetched`, `StateRebuilt` or a failure."""
+        """Get an older state; ends with `BlobFetched`, `ArchivedStateRebuilt` or a failure."""
         pieces = self.known.pieces
         made = pieces.rebuild(state, now) if pieces is not None else None
         return self._from_pieces(made, now) if made is not None else self.fetch_blob(state, now)
@@ -109,7 +109,7 @@ class BlobDownloads:
         for effect in effects:
             out.append(effect)
             match effect:
-                case Emit(StateRebuilt(state=state)):
+                case Emit(ArchivedStateRebuilt(state=state)):
                     out += self._ended(state, True, now)
                 case Emit(ArchivedStateRebuildFailed(state=state)) if state in self.earlier.fetching:
                     out += self._ended(state, False, now)

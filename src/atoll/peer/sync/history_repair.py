@@ -18,7 +18,7 @@ from itertools import pairwise
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Emit, Persist, Send
 from atoll.base.round_robin import round_robin
-from atoll.peer.events import HistoryVertexLost, HistoryVertexRecovered
+from atoll.peer.events import HistoryVertexRecovered, StoredVertexLost
 from atoll.protocol.history.chain import MissingVertex, VertexChain, find_missing_vertex
 from atoll.wire.codec import encode, vertex_id
 from atoll.wire.messages.history import VerticesRequest
@@ -35,7 +35,7 @@ class HistoryRepair:
 
     def begin(self) -> Emit:
         assert self.hole is not None
-        return Emit(HistoryVertexLost(round=self.history.head, lacks=self.hole.round))
+        return Emit(StoredVertexLost(round=self.history.head, lacks=self.hole.round))
 
     def ask(self, members: Sequence[PeerId]) -> list[Effect]:
         """Request the missing vertex and the one before it, which names its voters."""

@@ -2,7 +2,7 @@
 
 Invariants:
 - No round waits for the archive.
-Not responsible for: which member holds which piece (a `Ledger` decides that).
+Not responsible for: which member holds which piece (a `CapabilityLedger` decides that).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Protocol
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, TaskDone, TaskFailed
-from atoll.wire.messages.statements import Statement
+from atoll.wire.messages.statements import BaseStatement
 
 
-class StateArchive(Protocol):
+class DistributedStateArchive(Protocol):
     def restore(self, kept: dict[str, bytes]) -> None:
         """Restore stored data after a restart."""
 
@@ -31,7 +31,7 @@ class StateArchive(Protocol):
         """A heartbeat is due; `at` is the round of the local state."""
         ...
 
-    def own_reports(self, now: Seconds) -> Sequence[Statement]:
+    def own_reports(self, now: Seconds) -> Sequence[BaseStatement]:
         """Reports of the local peer that no vertex holds yet."""
         ...
 
@@ -40,7 +40,10 @@ class StateArchive(Protocol):
         ...
 
     def rebuild(self, state: Digest, now: Seconds) -> list[Effect] | None:
-        """Rebuild this state; None if it is not placed. `StateRebuilt` or `ArchivedStateRebuildFailed` follows."""
+        """Rebuild this state; None if it is not placed.
+
+        `ArchivedStateRebuilt` or `ArchivedStateRebuildFailed` follows.
+        """
         ...
 
     def on_download_event(self, event: Event, quiet: bool, now: Seconds) -> list[Effect]:

@@ -22,7 +22,7 @@ from atoll.base.machine import Effect, Emit, Event, RunTask, SetTimer
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.round.context import answered_bytes
 from atoll.peer.round.outcome import counted_in
-from atoll.peer.tasks import RestoreState, RoundSettlement, StateRestored, UpdateSettlement
+from atoll.peer.tasks import AbandonedRoundSettlement, LocalUpdateOutcome, RestoreState, StateRestored
 from atoll.protocol.history.chain import VertexChain
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 
@@ -40,7 +40,7 @@ class StateSync:
         self.restoring = False
         self.lack = "the agreed state is not on this disk"  # reason of the next download
         self.round = -1  # round of the state being fetched or restored
-        self.left: RoundSettlement | None = None  # settlement of the round abandoned for it
+        self.left: AbandonedRoundSettlement | None = None  # settlement of the round abandoned for it
         self.size_bytes = 0  # size of the last restored state: all of a run are about equal; 0: unknown
         self.exchanged = False  # this download replaced an older one
         self.begun_at: Seconds = 0.0  # start of this download
@@ -82,11 +82,11 @@ class StateSync:
             RunTask("restore", RestoreState(history.head, history.head_id, history.head_body.state, left, mine))
         ]
 
-    def _mine(self, history: VertexChain) -> tuple[UpdateSettlement, ...]:
+    def _mine(self, history: VertexChain) -> tuple[LocalUpdateOutcome, ...]:
         """How the newest two vertices count the local update: a crash may come between storing a vertex and
         private state.
         """
-        found: list[UpdateSettlement] = []
+        found: list[LocalUpdateOutcome] = []
         for body in (history.bodies.get(history.head), history.bodies.get(history.head - 1)):
             if body is None or body.round < 0 or amend_of(body) is not None:
                 break

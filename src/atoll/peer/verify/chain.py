@@ -42,7 +42,7 @@ from atoll.peer.governance.settings_change import numbers_in, plan_after, why_no
 from atoll.peer.round.context import context_after
 from atoll.peer.round.vertex_body import check_body, write_recovery
 from atoll.peer.settings import RunSettings, settings_of_run
-from atoll.peer.verify.eras import EraSignatureVerifier, EraVerificationResult
+from atoll.peer.verify.eras import EraSignatureResult, EraSignatureVerifier
 from atoll.peer.verify.interface import Verifier
 from atoll.peer.verify.registry import ledgers_of
 from atoll.policy.ledger import LedgerSet
@@ -53,6 +53,7 @@ from atoll.protocol.history.chain import VertexChain, genesis_digest, is_too_old
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
+    BaseStatement,
     ChangeSettings,
     Commitment,
     JoinRequest,
@@ -60,7 +61,6 @@ from atoll.wire.messages.statements import (
     RedundancyReport,
     RollbackOrder,
     ScoreReport,
-    Statement,
 )
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
@@ -135,7 +135,7 @@ class SettingsRecord(msgspec.Struct, frozen=True):
     to: dict[str, float]  # field of `ChangeableSettings` → new number
 
 
-class BranchRecord(msgspec.Struct, frozen=True):
+class HistoryBranchRecord(msgspec.Struct, frozen=True):
     """A second final vertex of this round, beside the judged one."""
 
     round: int
@@ -177,7 +177,7 @@ class StoredHistory:
 
 
 @dataclass
-class VerificationReport:
+class HistoryVerificationReport:
     """Result of the walk."""
 
     run: Digest
@@ -192,13 +192,13 @@ class VerificationReport:
     returns: list[RollbackRecord] = field(default_factory=list[RollbackRecord])
     pauses: list[PauseRecord] = field(default_factory=list[PauseRecord])
     tunes: list[SettingsRecord] = field(default_factory=list[SettingsRecord])
-    branches: list[BranchRecord] = field(
-        default_factory=list[BranchRecord]
+    branches: list[HistoryBranchRecord] = field(
+        default_factory=list[HistoryBranchRecord]
     )  # other branches of the run, beside the judged one
     trusted: int = -1  # the walk began after this round; digests bind earlier rounds to it
-    eras: list[EraVerificationResult] = field(default_factory=list[EraVerificationResult])
+    eras: list[EraSignatureResult] = field(default_factory=list[EraSignatureResult])
     members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
-    outcomes: defaultdict[type[Statement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    outcomes: defaultdict[type[BaseStatement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Settled cases of each ledger, by outcome."""
     shares: dict[PeerId, ContributionTotals] = field(default_factory=dict[PeerId, ContributionTotals])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
@@ -222,7 +222,7 @@ class VerificationReport:
         self.problems.append(HistoryProblem(code, kind, round, one_line(what), cause, fix))
 
 
-class HistoryObserver(Protocol):
+class VerifiedVertexVisitor(Protocol):
     """A further fold over the vertices of a history, in the order of rounds."""
 
     def follow(
@@ -241,13 +241,13 @@ def verify_history(
     verifier: SignatureVerifier,
     checks: Sequence[Verifier],
     trusted: Digest | None = None,
-    observers: Sequence[HistoryObserver] = (),
-) -> VerificationReport:
+    observers: Sequence[VerifiedVertexVisitor] = (),
+) -> HistoryVerificationReport:
     """Walk the whole history.
 
     `checks`: those that runs may turn on. `trusted`: the id of a vertex that the reader accepts unchecked.
     """
-    audit = VerificationReport(Digest(kept.run))
+    audit = HistoryVerificationReport(Digest(kept.run))
     genesis = _genesis(kept, audit)
     if genesis is None:
         return audit
@@ -268,7 +268,7 @@ def verify_history(
     return audit
 
 
-def _genesis(kept: StoredHistory, audit: VerificationReport) -> Vertex | None:
+def _genesis(kept: StoredHistory, audit: HistoryVerificationReport) -> Vertex | None:
     """The genesis, if the run's name is its digest; without it nothing can be judged."""
     try:
         genesis = decode_vertex(kept.genesis)
@@ -322,11 +322,11 @@ class _HistoryWalk:
     def __init__(
         self,
         kept: StoredHistory,
-        audit: VerificationReport,
+        audit: HistoryVerificationReport,
         genesis: Vertex,
         notary: StatementSigner,
         ledgers: LedgerSet,
-        observers: Sequence[HistoryObserver],
+        observers: Sequence[VerifiedVertexVisitor],
     ) -> None:
         self.kept, self.audit, self.notary, self.ledgers, self.observers = kept, audit, notary, ledgers, observers
         self.plan: RoundPlan | None = None
@@ -387,7 +387,7 @@ class _HistoryWalk:
         if body is not None:
             voters = sum(m.votes for m in body.members)
             name, recovered = vertex_id(vertex.body).hex(), vertex.certificate is None
-            self.audit.branches.append(BranchRecord(round, name, body.epoch, recovered, voters))
+            self.audit.branches.append(HistoryBranchRecord(round, name, body.epoch, recovered, voters))
 
     # ---- judging one vertex ------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from atoll.peer.governance.settings_change import settings_after
 from atoll.peer.settings import RunSettings
 from atoll.protocol.history.era_signatures import (
     RECOVERY,
-    Era,
+    EraEndSignatures,
     EraStart,
     begin_after,
     decode_era,
@@ -35,7 +35,7 @@ from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.vertex import Member, VertexBody
 
 
-class EraVerificationResult(msgspec.Struct, frozen=True):
+class EraSignatureResult(msgspec.Struct, frozen=True):
     """One era that is over. `needed` is 0 where the recovery identity signed its last vertex, or the era itself."""
 
     first: int
@@ -69,7 +69,7 @@ class EraSignatureVerifier:
     ) -> None:
         self.authority = authority
         self.kept, self.settings, self.notary, self.voters_of = kept, settings, notary, voters_of
-        self.eras: list[EraVerificationResult] = []
+        self.eras: list[EraSignatureResult] = []
         self.begin: EraStart | None = None  # None: unknown
         self.anchored = True
         self.whole = 0  # first era of a stretch of vertices without a gap
@@ -101,7 +101,7 @@ class EraSignatureVerifier:
         if body.epoch > begin.epoch and not trusted:
             since = self.eras[self.whole :]
             self.eras[self.whole :] = [e if e.sealed and e.anchored else replace(e, covered=True) for e in since]
-        found = EraVerificationResult(
+        found = EraSignatureResult(
             begin.round + 1, body.round, signed, needed, len(begin.signers), self.anchored or not needed
         )
         self.eras.append(found)
@@ -109,7 +109,7 @@ class EraSignatureVerifier:
         self.anchored = not needed or (self.anchored and found.sealed)
         return flaws
 
-    def _signed(self, era: Era, roster: Sequence[Member], flaws: list[str]) -> tuple[int, bool]:
+    def _signed(self, era: EraEndSignatures, roster: Sequence[Member], flaws: list[str]) -> tuple[int, bool]:
         """Number of valid signers, and whether the recovery identity signed."""
         data = self.kept(era.round)
         held = decode_era(data) if data is not None else None
@@ -129,7 +129,7 @@ class EraSignatureVerifier:
         good = {peer for peer, flaw in wrong.items() if flaw is None}
         return len(good - {RECOVERY}), RECOVERY in good
 
-    def overdue(self, head: int) -> list[EraVerificationResult]:
+    def overdue(self, head: int) -> list[EraSignatureResult]:
         """Eras that a quorum should have signed by now."""
         late = self.settings.era_rounds
         return [e for e in self.eras if not e.sealed and is_overdue(e.last, e.covered, head, late)]

@@ -35,7 +35,7 @@ class StoredEvidence(msgspec.Struct, frozen=True, array_like=True):
 _KEPT = msgspec.msgpack.Decoder(tuple[StoredEvidence, ...])
 
 
-class EvidenceStore:
+class ConvictionEvidenceStore:
     def __init__(self) -> None:
         self.kept: tuple[StoredEvidence, ...] = ()  # newest first
 

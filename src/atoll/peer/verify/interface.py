@@ -24,13 +24,13 @@ from atoll.base.machine import Effect, Fact, Payload, TaskDone, TaskFailed
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.settings import RunSettings
-from atoll.peer.verify.evidence_store import EvidenceStore
-from atoll.policy.ledger import Ledger
+from atoll.peer.verify.evidence_store import ConvictionEvidenceStore
+from atoll.policy.ledger import CapabilityLedger
 from atoll.protocol.history.chain import VertexChain
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
 from atoll.wire.messages.round import RowRequest, RowResponse
-from atoll.wire.messages.statements import AuditReport, Statement
+from atoll.wire.messages.statements import AuditReport, BaseStatement
 from atoll.wire.messages.vertex import VertexBody
 
 
@@ -42,7 +42,7 @@ class VerifierContext:
     settings: RunSettings
     history: VertexChain
     pool: ReportPool  # also holds the ledgers
-    evidence: EvidenceStore = field(default_factory=EvidenceStore)
+    evidence: ConvictionEvidenceStore = field(default_factory=ConvictionEvidenceStore)
     archived_rounds: int = 0  # newest rounds with rows that this computer keeps
 
 
@@ -112,7 +112,7 @@ class VerifierMachine:
         """Downloads that this machine no longer needs; each is named once."""
         return []
 
-    def report_of(self, fact: Fact) -> Statement | None:
+    def report_of(self, fact: Fact) -> BaseStatement | None:
         """The report that the members get for this fact, if it is a finding of this machine."""
         return None
 
@@ -122,7 +122,7 @@ class Verifier:
     """One check that a run can turn on."""
 
     name: str  # prefix of its tasks
-    ledger: Callable[[RunSettings], Ledger[Any] | None] = lambda settings: None
+    ledger: Callable[[RunSettings], CapabilityLedger[Any] | None] = lambda settings: None
     """None: the settings leave the check off, or it needs no ledger."""
     machine: Callable[[VerifierContext], VerifierMachine | None] = lambda context: None
     """None: the settings leave the check off, or the capability is no check."""

@@ -17,7 +17,7 @@ from atoll.peer.events import MemberAccused
 from atoll.peer.membership.report_pool import ReportPool
 from atoll.peer.round.owned_results import OwnedResults
 from atoll.peer.settings import RunSettings
-from atoll.peer.verify.evidence_store import ROW, EvidenceStore
+from atoll.peer.verify.evidence_store import ROW, ConvictionEvidenceStore
 from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.policy.ledger import LedgerSet
 from atoll.protocol.history.chain import VertexChain
@@ -25,7 +25,7 @@ from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFai
 from atoll.protocol.transfer.tasks import DropBlob
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse, MalformedRowShown
 from atoll.wire.messages.round import RowRequest, RowResponse
-from atoll.wire.messages.statements import AuditReport, Statement
+from atoll.wire.messages.statements import AuditReport, BaseStatement
 from atoll.wire.messages.vertex import VertexBody
 
 M = TypeVar("M", bound=VerifierMachine)
@@ -43,7 +43,7 @@ class VerifierRegistry:
         self.me, self.verifiers = me, tuple(verifiers)
         self.names = frozenset(verifier.name for verifier in verifiers)
         self.machines: dict[str, VerifierMachine] = {}
-        self.evidence = EvidenceStore()
+        self.evidence = ConvictionEvidenceStore()
         self.archived_rounds = 0  # newest rounds with rows that this computer keeps; set before genesis is known
 
     def start(self, settings: RunSettings, history: VertexChain, pool: ReportPool) -> None:
@@ -122,7 +122,7 @@ class VerifierRegistry:
 
     # ---- reports -------------------------------------------------------------------------------------------
 
-    def report_of(self, effect: Effect) -> Statement | None:
+    def report_of(self, effect: Effect) -> BaseStatement | None:
         """The report that the members get, if this effect is a finding."""
         if not isinstance(effect, Emit):
             return None

@@ -15,25 +15,25 @@ import msgspec
 from atoll.base.ids import Digest, PeerId
 from atoll.base.limits import DATA_RANGES_MAX
 from atoll.policy.contributions import contribution_of
-from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange, ShardsToRead, joined, without
+from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange, RoundDataShards, joined, without
 from atoll.wire.messages.vertex import VertexBody
 
 
-class UncountedSamples(msgspec.Struct, frozen=True):
+class CarriedOverSamples(msgspec.Struct, frozen=True):
     """Samples in error feedback as of one vertex, for the file from which a restarted loop claims them."""
 
     vertex: str  # id of the vertex in hex; empty: none yet
     ranges: tuple[DataRange, ...] = ()
 
 
-class DataClaims:
+class UncountedSampleRanges:
     def __init__(self) -> None:
         self.name: Digest | None = None  # of the data set that the loop reads; None: it reads none
-        self.stored = UncountedSamples("")
+        self.stored = CarriedOverSamples("")
         self._left: tuple[DataRange, ...] = ()
         self._said: DataClaim | None = None  # last claim of this process
 
-    def begin(self, assigned: tuple[AssignedShard, ...]) -> ShardsToRead:
+    def begin(self, assigned: tuple[AssignedShard, ...]) -> RoundDataShards:
         """Where the loop goes on in each shard: behind what is left over."""
         ahead, again = list[AssignedShard](), list[AssignedShard]()
         for shard, position in assigned:
@@ -42,7 +42,7 @@ class DataClaims:
                 again.append(AssignedShard(shard, position))
             else:
                 ahead.append(AssignedShard(shard, max([position, *(left.until for left in mine)])))
-        return ShardsToRead(tuple(ahead), tuple(again))
+        return RoundDataShards(tuple(ahead), tuple(again))
 
     def add(self, name: Digest, ranges: tuple[DataRange, ...]) -> DataClaim:
         """The claim of an update with these samples."""
@@ -59,7 +59,7 @@ class DataClaims:
             self._left = without(self._left, self._said.ranges)
         else:  # an earlier process sent it, and what this one trained since is dropped
             self._left = ()
-        self.stored = UncountedSamples(vertex.hex(), self._left)
+        self.stored = CarriedOverSamples(vertex.hex(), self._left)
 
     def restore(self, vertex: Digest, body: VertexBody, me: PeerId) -> None:
         """The local state was restored, or downloaded, for this vertex; error feedback on disk may fit it."""

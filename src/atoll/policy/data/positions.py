@@ -29,7 +29,7 @@ from atoll.base.limits import DATA_SHARDS_MAX
 from atoll.policy.vertex_capacity import may_train
 from atoll.wire.data_ranges import AssignedShard, DataClaim, DataRange
 from atoll.wire.messages.statements import Commitment
-from atoll.wire.messages.vertex import DataPositions, Member, OpenShard, VertexBody
+from atoll.wire.messages.vertex import Member, SharedDataProgress, UnfinishedShard, VertexBody
 
 SHARDS_LEAST = 2  # untouched ones of a reader: a step may begin in one and end in the next
 OPEN_SHOWN = 6  # open shards in a line for people
@@ -107,7 +107,7 @@ class _ShardLedger:
 
 def next_positions(
     parent: VertexBody, commits: Mapping[PeerId, Commitment], members: Sequence[Member], undone: bool
-) -> DataPositions | UnsetType:
+) -> SharedDataProgress | UnsetType:
     """The field of the vertex after `parent` that counts these commitments and has these members.
 
     `undone`: the vertex goes back to an earlier state, so that its own claims end in no model.
@@ -192,11 +192,11 @@ def _opened(body: VertexBody) -> _ShardLedger:
     return _ShardLedger(data.next, shards, data.counted, data.dropped, data.repeated)
 
 
-def _written(ledger: _ShardLedger, name: Digest, members: Sequence[Member]) -> DataPositions:
+def _written(ledger: _ShardLedger, name: Digest, members: Sequence[Member]) -> SharedDataProgress:
     line = {m.peer: at for at, m in enumerate(members)}
     shards = tuple(
-        OpenShard(number, shard.position, -1 if shard.reader is None else line[shard.reader])
+        UnfinishedShard(number, shard.position, -1 if shard.reader is None else line[shard.reader])
         for number, shard in sorted(ledger.open.items())
     )
     sums = (min(count, COUNT_MAX) for count in (ledger.counted, ledger.dropped, ledger.repeated))
-    return DataPositions(name, ledger.next, shards, *sums)
+    return SharedDataProgress(name, ledger.next, shards, *sums)

@@ -20,7 +20,7 @@ class ProposalReceived(Fact, frozen=True, kw_only=True, tag="ProposalReceived"):
     body: bytes
 
 
-class ProposerTurnBegan(Fact, frozen=True, kw_only=True, tag="ProposerTurnBegan"):
+class LocalProposerTurnBegan(Fact, frozen=True, kw_only=True, tag="LocalProposerTurnBegan"):
     """The local peer is the proposer of this view and may propose any body."""
 
     phase = "agree"
@@ -38,7 +38,7 @@ class VertexBodyMissing(Fact, frozen=True, kw_only=True, tag="VertexBodyMissing"
     digest: Digest
 
 
-class BodyPrepared(Fact, frozen=True, kw_only=True, tag="BodyPrepared"):
+class PrepareQuorumReached(Fact, frozen=True, kw_only=True, tag="PrepareQuorumReached"):
     """A quorum of prepare votes names this body."""
 
     phase = "agree"

@@ -17,7 +17,7 @@ from atoll.protocol.agreement.one_phase import OnePhaseAgreement
 from atoll.protocol.agreement.two_phase import TwoPhaseAgreement
 from atoll.protocol.agreement.voter import Electorate
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, ViewChangePreVote, VoteMessage
 
 
 class ConsensusEngine(Protocol):
@@ -56,7 +56,7 @@ class ConsensusEngine(Protocol):
     def close_view(self, view: int) -> list[Effect]: ...
     def retransmit(self, to: PeerId | None = None) -> list[Effect]: ...
     def receive(
-        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
+        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | ViewChangePreVote
     ) -> list[Effect]: ...
 
 

@@ -1,6 +1,6 @@
 """One-phase crash-fault-tolerant agreement (Raft) on the one vertex body of a round.
 
-Driving contract: as for `two_phase.py`; the round also passes `PreVote` messages to `receive`.
+Driving contract: as for `two_phase.py`; the round also passes `ViewChangePreVote` messages to `receive`.
 `close_view` starts a pre-vote; the view ends once a quorum agrees. At the end of an attempt it ends at once.
 The driver must make each `Persist` durable before it sends what follows, and pass the last one back as `kept`.
 
@@ -31,12 +31,12 @@ import msgspec
 from atoll.base.errors import PeerFault
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Persist, Send
-from atoll.protocol.agreement.events import ProposerTurnBegan, VertexBodyMissing
+from atoll.protocol.agreement.events import LocalProposerTurnBegan, VertexBodyMissing
 from atoll.protocol.agreement.view_change import open_timeouts
 from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, ViewChangePreVote, VoteMessage
 from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, ViewTimeout, Vote
 
 Entry = tuple[int, Digest]  # view in which a body was accepted, digest of the body
@@ -53,7 +53,7 @@ class PersistentTerm(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class LeaderElection:
+class BallotQuorum:
     """A quorum of ballots for the leader of a view, and their newest entry, which it must propose."""
 
     ballots: tuple[SignedStatement, ...]
@@ -71,7 +71,7 @@ class RaftTerm(ViewState):
     ballots: dict[PeerId, tuple[ViewTimeout, SignedStatement]] = field(
         default_factory=dict[PeerId, tuple[ViewTimeout, SignedStatement]]
     )
-    election: LeaderElection | None = None  # first quorum of ballots, which permits the leader to propose
+    election: BallotQuorum | None = None  # first quorum of ballots, which permits the leader to propose
 
 
 class OnePhaseAgreement(RoundVoter[RaftTerm]):
@@ -183,7 +183,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
     # ---- messages ------------------------------------------------------------------------------------------
 
     def receive(
-        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
+        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | ViewChangePreVote
     ) -> list[Effect]:
         """Process one message. Raises PeerFault, before any change, if the sender broke the protocol."""
         if self.is_over:
@@ -193,7 +193,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
                 return self._receive_proposal(sender, message)
             case VoteMessage():
                 return self._receive_vote(message)
-            case PreVote():
+            case ViewChangePreVote():
                 return self._receive_pre_vote(sender, message)
             case TimeoutMessage():
                 return self._receive_ballot(message)
@@ -229,7 +229,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
             raise PeerFault(signed.signer, "prepare vote in a run that agrees by Raft", signed.body)
         return self._count_vote(vote.view, vote.digest, signed)
 
-    def _receive_pre_vote(self, sender: PeerId, message: PreVote) -> list[Effect]:
+    def _receive_pre_vote(self, sender: PeerId, message: ViewChangePreVote) -> list[Effect]:
         if sender not in self.vote_keys:
             raise PeerFault(sender, "pre-vote from a peer without a vote")
         if message.round != self.round or not self._in_reach(message.view):
@@ -328,7 +328,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         if election.newest != NOTHING:
             lacking = VertexBodyMissing(view=view, digest=election.newest[1])
             return self._resume_with_body(election.newest[1]) or [self._emit(lacking)]
-        return [self._emit(ProposerTurnBegan(view=view))]
+        return [self._emit(LocalProposerTurnBegan(view=view))]
 
     def _binding_digests(self) -> set[Digest]:
         """Digest of the entry that the local leader must propose."""
@@ -339,16 +339,16 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         body = self.bodies.get(digest)
         return self.propose(self.view, body) if body is not None and digest in self._binding_digests() else []
 
-    def _election(self, view: int) -> LeaderElection | None:
-        """Election of the local leader. The first quorum is kept, so `ProposerTurnBegan` stays true."""
+    def _election(self, view: int) -> BallotQuorum | None:
+        """Election of the local leader. The first quorum is kept, so `LocalProposerTurnBegan` stays true."""
         if view == 0:
-            return LeaderElection((), NOTHING)
+            return BallotQuorum((), NOTHING)
         tally = self._tally(view)
         heard = self._tally(view - 1).ballots
         if tally.election is None and len(heard) >= self.quorum:
             chosen = [heard[p] for p in sorted(heard)[: self.quorum]]
             newest = _newest_entry(ballot for ballot, _ in chosen)
-            tally.election = LeaderElection(tuple(signed for _, signed in chosen), newest)
+            tally.election = BallotQuorum(tuple(signed for _, signed in chosen), newest)
         return tally.election
 
     def _send_ballot(self, peers: Iterable[PeerId] | None = None) -> list[Effect]:
@@ -362,7 +362,7 @@ class OnePhaseAgreement(RoundVoter[RaftTerm]):
         return [self._broadcast(message)] if peers is None else [Send(p, message) for p in peers]
 
     def _send_pre_vote(self, peers: Iterable[PeerId] | None = None) -> list[Effect]:
-        message = PreVote(self.round, self._attempt(self.view), self.trace, self.view)
+        message = ViewChangePreVote(self.round, self._attempt(self.view), self.trace, self.view)
         return [self._broadcast(message)] if peers is None else [Send(p, message) for p in peers]
 
     # ---- helpers -------------------------------------------------------------------------------------------

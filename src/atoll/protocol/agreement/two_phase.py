@@ -1,7 +1,7 @@
 """Two-phase Byzantine agreement on one vertex body, with rotating proposers (single-decision PBFT).
 
 Driving contract: the round calls `start()` first, then `receive` for each message, in any order.
-It answers `ProposalReceived` with `approve`, `ProposerTurnBegan` with `propose`, and
+It answers `ProposalReceived` with `approve`, `LocalProposerTurnBegan` with `propose`, and
 `VertexBodyMissing` with `add_body`.
 It calls `close_view` when a view's time is up or its proposer is gone, and `retransmit` to retransmit.
 The driver must make each `Persist` durable before it sends what follows, and pass the last one back as `kept`.
@@ -41,13 +41,13 @@ from msgspec.structs import replace
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.machine import Effect, Persist, Send
 from atoll.base.round_robin import round_robin
-from atoll.protocol.agreement.events import BodyPrepared, ProposerTurnBegan, VertexBodyMissing
+from atoll.protocol.agreement.events import LocalProposerTurnBegan, PrepareQuorumReached, VertexBodyMissing
 from atoll.protocol.agreement.view_change import CertificateCache, ViewChangeProof
 from atoll.protocol.agreement.voter import Electorate, RoundVoter, ViewState
 from atoll.protocol.agreement.voter_state import VoterState
 from atoll.wire.codec import vertex_id
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PreVote, ProposalMessage, TimeoutMessage, VoteMessage
+from atoll.wire.messages.round import ProposalMessage, TimeoutMessage, ViewChangePreVote, VoteMessage
 from atoll.wire.messages.statements import QuorumCertificate, SignedStatement, Stage, ViewTimeout, Vote
 
 STAGES: tuple[Stage, ...] = ("prepare", "commit")
@@ -204,7 +204,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
     # ---- messages ------------------------------------------------------------------------------------------
 
     def receive(
-        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | PreVote
+        self, sender: PeerId, message: ProposalMessage | VoteMessage | TimeoutMessage | ViewChangePreVote
     ) -> list[Effect]:
         """Process one message. Raises PeerFault, before any change, if the sender broke the protocol.
 
@@ -219,7 +219,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
                 return self._receive_vote(sender, message)
             case TimeoutMessage():
                 return self._receive_timeout(sender, message)
-            case PreVote():
+            case ViewChangePreVote():
                 return []  # a Raft message without effect here
 
     def _receive_proposal(self, sender: PeerId, message: ProposalMessage) -> list[Effect]:
@@ -258,7 +258,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
             return []
         effects: list[Effect] = []
         if (certificate.view, certificate.digest) not in self.certificates.known:
-            effects = [self._emit(BodyPrepared(view=certificate.view, digest=certificate.digest))]
+            effects = [self._emit(PrepareQuorumReached(view=certificate.view, digest=certificate.digest))]
         effects += self._adopt_received(certificate)
         if certificate.view > self.view:
             self.view = certificate.view  # a quorum has entered this view
@@ -334,7 +334,7 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         certificate = QuorumCertificate(self.round, vote.view, vote.stage, vote.digest, votes)
         if vote.stage == "commit":
             return self._decide(certificate)
-        prepared = self._emit(BodyPrepared(view=vote.view, digest=vote.digest))
+        prepared = self._emit(PrepareQuorumReached(view=vote.view, digest=vote.digest))
         return [prepared, *self._adopt_certificate(certificate), *self._vote("commit", vote.view, vote.digest)]
 
     # ---- views ---------------------------------------------------------------------------------------------
@@ -352,10 +352,10 @@ class TwoPhaseAgreement(RoundVoter[VoteTally]):
         before = self.state.proposed.get(view)
         if before is not None and before in self.bodies:
             return self.propose(view, self.bodies[before])  # repeat it after a restart: no other body is allowed
-        return [self._emit(ProposerTurnBegan(view=view))]
+        return [self._emit(LocalProposerTurnBegan(view=view))]
 
     def _view_change_proof(self, view: int) -> ViewChangeProof | None:
-        """Proof that permits a local proposal. The first quorum is kept, so `ProposerTurnBegan` stays true."""
+        """Proof that permits a local proposal. The first quorum is kept, so `LocalProposerTurnBegan` stays true."""
         if view == 0:
             return ViewChangeProof((), None)
         tally = self._tally(view)

@@ -15,18 +15,24 @@ from msgspec.structs import replace
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send
 from atoll.protocol.allreduce.broadcast import ResultBroadcast
-from atoll.protocol.allreduce.buffers import ComputedResults, GatheredRow, LocalRow, PartAccumulator, ReceivedResult
-from atoll.protocol.allreduce.deferred_results import ReserveResultBuffer
+from atoll.protocol.allreduce.buffers import (
+    ComputedResults,
+    GatheredRow,
+    LocalRow,
+    PartRowCollector,
+    ReceivedResult,
+)
+from atoll.protocol.allreduce.deferred_results import DeferredReserveResults
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.events import LocalPartCombineFailed, RowDecodeFailed
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.reroute import RowReroute
+from atoll.protocol.allreduce.reroute import BrokenLinkRerouter
 from atoll.protocol.allreduce.result_recovery import ResultRecovery
 from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.protocol.allreduce.row_server import RowServer
 from atoll.protocol.allreduce.tasks import CombineRows, ProductsComputed, RowsCombined, TaskRow
 from atoll.wire.envelope import StatementSigner
-from atoll.wire.messages.round import PartDeclined
+from atoll.wire.messages.round import PartReductionDeclined
 from atoll.wire.messages.statements import AgreedWeights
 
 ONWARD = -1  # the owner index of a relay: it combines rows and hands the sum on
@@ -43,18 +49,20 @@ class AttemptState:
         self.answers: dict[int, ReceivedResult] = {}  # accepted results, by part
         self.missing: set[int] = set()  # parts without a result
         self.recovery = ResultRecovery(plan, self.gone)
-        self.reroute = RowReroute(self.me, self.route, around)
+        self.reroute = BrokenLinkRerouter(self.me, self.route, around)
         self.weighings: dict[Digest, AgreedWeights] = {}  # agreed weights that results name, by digest
         self.outliers: dict[bytes, tuple[PeerId, ...]] = {}  # authors of far rows, by digest of the comparisons
         self.broadcast = ResultBroadcast(
             self.route, around.is_unheard, self.weighings, lambda peer: around.commitment_of(peer) is not None
         )
-        self.deferred = ReserveResultBuffer(self.route, self.gone, self.answers)
+        self.deferred = DeferredReserveResults(self.route, self.gone, self.answers)
         self.update: LocalRow | None = None
-        self.gathers: dict[int, PartAccumulator] = {}  # rows of parts that the local peer may have to answer for
+        self.gathers: dict[int, PartRowCollector] = {}  # rows of parts that the local peer may have to answer for
         self.row_server = RowServer(plan, self.me, self.gathers, self.gone, around.can_see_rows)
         # rows of parts that the local peer hands on to an owner
-        self.relays = {part: PartAccumulator(ONWARD, below | {self.me}) for part, below in self.route.below.items()}
+        self.relays = {
+            part: PartRowCollector(ONWARD, below | {self.me}) for part, below in self.route.below.items()
+        }
         self.made: ComputedResults = {}  # kept if rows may be inspected
         self.unread: dict[tuple[int, PeerId], GatheredRow] = {}  # rows that do not decode, by part and author
         self.started = self.finished = False
@@ -66,7 +74,7 @@ class AttemptState:
                 # a result signed before a restart has lost its bytes: stay silent, the next owner answers
                 closed = self.result_key(part) in around.durable_keys
                 takes = plan.topology.parts[part].authors
-                self.gathers[part] = PartAccumulator(plan.owners(part).index(self.me), takes, closed=closed)
+                self.gathers[part] = PartRowCollector(plan.owners(part).index(self.me), takes, closed=closed)
 
     @property
     def plan(self) -> ReducePlan:
@@ -108,7 +116,7 @@ class AttemptState:
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
-    def gather_for(self, part: int, owner_index: int) -> PartAccumulator | None:
+    def gather_for(self, part: int, owner_index: int) -> PartRowCollector | None:
         """The open accumulator that a row with this owner index belongs to."""
         gather = self.relays.get(part) if owner_index == ONWARD else self.gathers.get(part)
         if gather is None and 0 <= part < self.plan.parts:
@@ -119,12 +127,12 @@ class AttemptState:
             return None
         return gather
 
-    def stand_in(self, part: int) -> PartAccumulator:
+    def stand_in(self, part: int) -> PartRowCollector:
         """The accumulator of a part as an owner or reserve; a reserve's is created when it is first needed."""
         if part not in self.gathers:
             index = self.plan.owners_and_reserves(part).index(self.me)
             closed = self.result_key(part) in self.environment.durable_keys
-            self.gathers[part] = PartAccumulator(index, closed=closed)
+            self.gathers[part] = PartRowCollector(index, closed=closed)
         return self.gathers[part]
 
     def takes_row(self, part: int, peer: PeerId) -> bool:
@@ -138,7 +146,7 @@ class AttemptState:
         commit = self.commit_of(self.plan.owners(part)[0])
         return commit is None or commit.parts <= part
 
-    def awaited_authors(self, gather: PartAccumulator) -> list[PeerId] | None:
+    def awaited_authors(self, gather: PartRowCollector) -> list[PeerId] | None:
         """Authors that may still send a row. None: all members.
 
         If a part takes only some rows, an author without a commitment at the start has none to give.
@@ -172,7 +180,7 @@ class AttemptState:
 
     # ---- effects and names ---------------------------------------------------------------------------------
 
-    def combine(self, part: int, gather: PartAccumulator, job: str, onward: bool = False) -> RunTask:
+    def combine(self, part: int, gather: PartRowCollector, job: str, onward: bool = False) -> RunTask:
         rows = tuple(
             TaskRow(sender, held.weight, held.payload, tuple(sorted(held.names)), held.handed)
             for sender, held in gather.disjoint_rows().items()
@@ -184,7 +192,7 @@ class AttemptState:
     def announce_decline(self, part: int, why: str) -> list[Effect]:
         """Report that the local peer cannot combine this part, and send that to all listeners."""
         plan = self.plan
-        message = PartDeclined(plan.round, plan.attempt, plan.trace, part)
+        message = PartReductionDeclined(plan.round, plan.attempt, plan.trace, part)
         sends = [Send(peer, message) for peer in self.route.others()]
         return [self.report(LocalPartCombineFailed(part=part, why=why)), *sends]
 

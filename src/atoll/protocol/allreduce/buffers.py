@@ -53,7 +53,7 @@ class GatheredRow:
 
 
 @dataclass
-class PartAccumulator:
+class PartRowCollector:
     """Rows of one part that the local peer gathers, as an owner or relay."""
 
     owner_index: int  # ONWARD for a relay

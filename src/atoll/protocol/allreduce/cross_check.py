@@ -46,7 +46,7 @@ FORMS_MAX = 1024  # results with remembered digests: of all owners and juries of
 ROW_REQUESTS_MAX = 6  # for one row, to one holder after the other; then its result stays unproven
 
 
-class PartDisputed(Fact, frozen=True, kw_only=True, tag="PartDisputed"):
+class OwnerResultsDisagreed(Fact, frozen=True, kw_only=True, tag="OwnerResultsDisagreed"):
     """The owners of this part do not agree in time: the local peer recomputes it."""
 
     phase = "share"
@@ -81,7 +81,7 @@ class CommitmentsDiffer(Fact, frozen=True, kw_only=True, tag="CommitmentsDiffer"
     contributors: tuple[PeerId, ...]
 
 
-class ResultForms(NamedTuple):
+class ResultFingerprint(NamedTuple):
     """Forms of a result that are fast to compare."""
 
     named: Digest  # digest of the content, independent of the signer
@@ -89,10 +89,10 @@ class ResultForms(NamedTuple):
     names: frozenset[PeerId]
 
 
-def _forms_of(answered: OwnerResult) -> ResultForms:
+def _forms_of(answered: OwnerResult) -> ResultFingerprint:
     content = replace(answered, owner_index=0)
     rows = digest(encode(replace(content, digest=ZERO_DIGEST, size_bytes=0)))
-    return ResultForms(digest(encode(content)), (rows, answered.digest), frozenset(answered.contributors))
+    return ResultFingerprint(digest(encode(content)), (rows, answered.digest), frozenset(answered.contributors))
 
 
 forms_of = memoize_by_identity(_forms_of, FORMS_MAX)
@@ -111,7 +111,7 @@ class SignedResult:
 
 
 @dataclass
-class PartDispute:
+class PartCrossCheck:
     """Signed results of one part, and what was found out about them."""
 
     results: list[SignedResult] = field(default_factory=list[SignedResult])
@@ -172,7 +172,7 @@ class CrossCheck:
     ) -> None:
         self.plan, self.me, self.row_of = plan, me, row_of
         self.commit_of, self.gone, self.judges, self.two_faced = commit_of, gone, judges, two_faced
-        self.disputes = [PartDispute() for _ in range(plan.parts)]
+        self.disputes = [PartCrossCheck() for _ in range(plan.parts)]
 
     # ---- signed results ------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class CrossCheck:
             dispute.belief[result.named] = self._believes_kind(dispute, result.kind)
         return dispute.belief[result.named]
 
-    def _believes_kind(self, dispute: PartDispute, kind: Kind) -> bool | None:
+    def _believes_kind(self, dispute: PartCrossCheck, kind: Kind) -> bool | None:
         rows, claimed = kind
         plan, made = self.plan, dispute.makes.get(rows, claimed) if dispute.makes else claimed
         if made != claimed:
@@ -285,7 +285,7 @@ class CrossCheck:
         effects: list[Effect] = []
         if not dispute.doubted:
             dispute.doubted = True
-            effects.append(self._report(PartDisputed(part=part, results=differ)))
+            effects.append(self._report(OwnerResultsDisagreed(part=part, results=differ)))
         effects += self._compare_commitments(part)
         return effects + self._request_rows(part, again) + self._recompute(part) if self._opens(part) else effects
 
@@ -388,7 +388,7 @@ class CrossCheck:
             effects.append(RunTask(job, work))
         return effects
 
-    def _still_lacks_row(self, dispute: PartDispute, result: SignedResult) -> bool:
+    def _still_lacks_row(self, dispute: PartCrossCheck, result: SignedResult) -> bool:
         """Whether the row that was missing at the last check is still missing: one lookup per row that comes."""
         name = dispute.lacks.get(result.named)
         return name is not None and self._row(result.result.part, name) is None
@@ -416,7 +416,7 @@ class CrossCheck:
                 effects.append(Send(holders[times % len(holders)], request))
         return effects
 
-    def _rows_on_their_way(self, dispute: PartDispute) -> bool:
+    def _rows_on_their_way(self, dispute: PartCrossCheck) -> bool:
         """Rows are large: while some rows of a part come, the rest may come too, and the first may take a while."""
         if dispute.rows_came:
             dispute.rows_came, dispute.silent_for = False, ROWS_PATIENCE

@@ -17,7 +17,7 @@ from atoll.protocol.allreduce.routing import AttemptRouting
 from atoll.wire.messages.statements import OwnerResult
 
 
-class ReserveResultBuffer:
+class DeferredReserveResults:
     """One peer's side of one attempt."""
 
     def __init__(

@@ -17,7 +17,7 @@ Invariants:
 - Reveal follows commitment: no row leaves before the sharing begins, and if members may lie, no row goes to a peer
   that has not committed (`may_see`).
 - Silence alone does not tell a broken link from a death: a row goes around a broken link, and the peer that waits
-  for it gets a `ReachabilityHint`.
+  for it gets a `RowReroutedHint`.
 - Sums cannot be checked against commitments, so relays need members that trust each other.
 Not responsible for: the weights of rows, trust in owners, and unmasking (`strategies`); what has state of its own
 (routing, row_uplink, reroute, row_server, broadcast, result_recovery, deferred_results).
@@ -49,7 +49,7 @@ from atoll.protocol.allreduce.buffers import (
     ComputedResult,
     GatheredRow,
     LocalRow,
-    PartAccumulator,
+    PartRowCollector,
     ReceivedResult,
     RemotePartResult,
 )
@@ -58,12 +58,12 @@ from atoll.protocol.allreduce.events import PartMissing, PartResultAccepted, Par
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.row_uplink import RowUplink
 from atoll.protocol.allreduce.strategies import (
-    EngineCallbacks,
     NoUnmaskingPhase,
     PlainMean,
     ResultVerification,
     RowWeighting,
-    TrustedOwners,
+    StrategyEngineActions,
+    TrustingResultVerification,
     UnmaskingPhase,
     weak_call,
 )
@@ -72,12 +72,12 @@ from atoll.protocol.allreduce.validation import check_answer, check_handed, comm
 from atoll.wire.codec import encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import (
-    PartDeclined,
     PartialSum,
+    PartReductionDeclined,
     PartResult,
-    ReachabilityHint,
     RowContribution,
     RowRequest,
+    RowReroutedHint,
     RowResponse,
 )
 from atoll.wire.messages.statements import AgreedWeights, Commitment, Lapse, OwnerResult, SignedStatement
@@ -92,9 +92,11 @@ class AllReduce:
         notary: StatementSigner,
         plan: ReducePlan,
         around: ReduceEnvironment,
-        weighting: Callable[[AttemptState, EngineCallbacks], RowWeighting] = PlainMean,
-        verification: Callable[[AttemptState, EngineCallbacks], ResultVerification] = TrustedOwners,
-        unmasking: Callable[[AttemptState, EngineCallbacks], UnmaskingPhase] = NoUnmaskingPhase,
+        weighting: Callable[[AttemptState, StrategyEngineActions], RowWeighting] = PlainMean,
+        verification: Callable[
+            [AttemptState, StrategyEngineActions], ResultVerification
+        ] = TrustingResultVerification,
+        unmasking: Callable[[AttemptState, StrategyEngineActions], UnmaskingPhase] = NoUnmaskingPhase,
     ) -> None:
         self.notary, self.me, self.environment = notary, notary.me, around
         self.vote_key_of, self.commit_of = around.vote_key_of, around.commitment_of
@@ -107,7 +109,7 @@ class AllReduce:
         )
         self.accumulators, self.results, self.missing = state.gathers, state.answers, state.missing
         self.computed_results, self.undecodable_rows = state.made, state.unread
-        calls = EngineCallbacks(
+        calls = StrategyEngineActions(
             review=weak_call(self.review),
             decline=weak_call(self._decline),
             give_up=weak_call(self._give_up),
@@ -140,9 +142,9 @@ class AllReduce:
                 return self._receive_row(sender, message, payload, now)
             case Received(sender, PartialSum() as message, Payload() as payload):
                 return self._receive_sum(sender, message, payload, now)
-            case Received(sender, PartDeclined(part=part)):
+            case Received(sender, PartReductionDeclined(part=part)):
                 return self._decline(part, sender, now)
-            case Received(sender, ReachabilityHint(part=part, peer=peer)):
+            case Received(sender, RowReroutedHint(part=part, peer=peer)):
                 return self._receive_hint(part, peer, sender, now)
             case Received(sender, PartResult() as message, payload):
                 return self._receive_result(sender, message, payload, now)
@@ -332,7 +334,7 @@ class AllReduce:
         return self._take(message.part, gather, by, held, now)
 
     def _take(
-        self, part: int, gather: PartAccumulator, sender: PeerId, held: GatheredRow, now: Seconds
+        self, part: int, gather: PartRowCollector, sender: PeerId, held: GatheredRow, now: Seconds
     ) -> list[Effect]:
         if sender in self.environment.refused:
             return []
@@ -341,7 +343,7 @@ class AllReduce:
         if not self.state.started:
             return []
         plan = self.plan
-        hint = ReachabilityHint(plan.round, plan.attempt, plan.trace, part, sender)
+        hint = RowReroutedHint(plan.round, plan.attempt, plan.trace, part, sender)
         effects: list[Effect] = [Send(peer, hint) for peer in self.routing.relays_between(part, sender)]
         effects += self.state.row_server.serve_waiting(part, sender, self.state.row_of(part, sender))
         if self.state.note_pace(now):
@@ -360,7 +362,7 @@ class AllReduce:
             return effects
         return self.weighting.close_part(part, gather, window, now)
 
-    def _await_rows(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect] | None:
+    def _await_rows(self, part: int, gather: PartRowCollector, window: int, now: Seconds) -> list[Effect] | None:
         """Wait for rows that may still come, and request those behind broken links. None: wait no longer."""
         if now >= self.plan.gather_until(window, 1):
             return None

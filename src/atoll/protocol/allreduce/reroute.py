@@ -2,7 +2,7 @@
 
 An owner that lacks rows of peers that it does not hear requests them from the other owners, once each, and waits
 briefly: if the author died instead, no owner has its row. A relay goes on without rows that go around it, once
-their owner knows that others hear the author (`ReachabilityHint`): silence alone does not tell a broken link from a
+their owner knows that others hear the author (`RowReroutedHint`): silence alone does not tell a broken link from a
 death. A last-resort owner requests rows from all peers, also rows of the dead, by author.
 
 Invariants:
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
-from atoll.protocol.allreduce.buffers import PartAccumulator
+from atoll.protocol.allreduce.buffers import PartRowCollector
 from atoll.protocol.allreduce.environment import ReduceEnvironment
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.routing import AttemptRouting
@@ -25,7 +25,7 @@ from atoll.wire.messages.round import RowRequest
 LAST_RESORT_WAITS = 4  # times a usual wait, if all peers are asked: whole rows may come from any of them
 
 
-class RowReroute:
+class BrokenLinkRerouter:
     """One peer's side of one attempt."""
 
     def __init__(self, me: PeerId, route: AttemptRouting, around: ReduceEnvironment) -> None:
@@ -43,7 +43,7 @@ class RowReroute:
 
     # ---- which rows ----------------------------------------------------------------------------------------
 
-    def behind_broken_links(self, part: int, gather: PartAccumulator) -> list[PeerId]:
+    def behind_broken_links(self, part: int, gather: PartRowCollector) -> list[PeerId]:
         """Authors with missing rows that the next owner may have, because the author takes the local peer for gone.
 
         As a last resort also authors that are gone for good: an owner may have had their rows before it gave up.
@@ -66,7 +66,7 @@ class RowReroute:
         watched = self.plan.witnesses > 0
         return self.unheard(peer) or (watched and self.commit_of(peer) is None and not self.gone(peer))
 
-    def is_last_resort(self, part: int, gather: PartAccumulator) -> bool:
+    def is_last_resort(self, part: int, gather: PartRowCollector) -> bool:
         """Whether the owners before are gone or gave up, or the rows here make no result.
 
         An owner that combines in parallel from the start has its rows from the start.
@@ -77,7 +77,7 @@ class RowReroute:
         gave_up = index > self.plan.witnesses and any((part, o) in self.route.declined for o in owners[:index])
         return index >= len(owners) or gave_up or not self.plan.is_enough(gather.names)
 
-    def _dead_may_be_held(self, part: int, gather: PartAccumulator) -> bool:
+    def _dead_may_be_held(self, part: int, gather: PartRowCollector) -> bool:
         """Whether a live peer had its turn before the local peer: it may have rows of authors that are gone."""
         if not self.is_last_resort(part, gather):
             return False
@@ -90,7 +90,7 @@ class RowReroute:
 
     # ---- waiting -------------------------------------------------------------------------------------------
 
-    def wait_for_rows(self, part: int, gather: PartAccumulator, now: Seconds) -> list[Effect] | None:
+    def wait_for_rows(self, part: int, gather: PartRowCollector, now: Seconds) -> list[Effect] | None:
         """If only rows behind broken links are missing, request them and wait. None: wait no longer."""
         behind = self.behind_broken_links(part, gather)
         lost = self.is_last_resort(part, gather) and any(map(self.gone, behind))
@@ -126,7 +126,7 @@ class RowReroute:
                 effects += [Send(owner, request) for owner in others]
         return effects
 
-    def request_sums(self, part: int, gather: PartAccumulator) -> list[Effect]:
+    def request_sums(self, part: int, gather: PartRowCollector) -> list[Effect]:
         """Request the sums of relays that the local peer does not hear: others have them."""
         parents = self.plan.topology.parts[part].children
         behind = self.behind_broken_links(part, gather) if parents else ()

@@ -17,7 +17,7 @@ from atoll.base.ids import PeerId
 from atoll.base.machine import Effect, Lane, Send
 from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.wire.messages.round import PartialSum, ReachabilityHint, RowResponse
+from atoll.wire.messages.round import PartialSum, RowReroutedHint, RowResponse
 
 ROW_SENDS_MAX = 2  # of one row to one peer: it may be lost once
 
@@ -57,7 +57,7 @@ class RowServer:
             requesters = self.waiting.setdefault((part, author), [])
             requesters += [sender] if sender not in requesters else []
             if plan.topology.parts[part].parents and not self.gone(author):
-                return [Send(sender, ReachabilityHint(plan.round, plan.attempt, plan.trace, part, author))]
+                return [Send(sender, RowReroutedHint(plan.round, plan.attempt, plan.trace, part, author))]
         return []
 
     def _may_come(self, part: int, author: PeerId) -> bool:

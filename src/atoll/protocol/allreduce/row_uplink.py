@@ -15,7 +15,7 @@ from atoll.base.machine import Effect, Lane, Send
 from atoll.protocol.allreduce.attempt import ONWARD, AttemptState
 from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.tasks import RowsCombined
-from atoll.wire.messages.round import PartDeclined, PartialSum, RowContribution
+from atoll.wire.messages.round import PartialSum, PartReductionDeclined, RowContribution
 
 
 class RowUplink:
@@ -73,7 +73,7 @@ class RowUplink:
         relay = self.state.relays.get(part) if message.owner_index == ONWARD else None
         if relay is None or not relay.closed or sender in relay.names or part in self.state.answers:
             return []
-        return [Send(sender, PartDeclined(plan.round, plan.attempt, plan.trace, part))]
+        return [Send(sender, PartReductionDeclined(plan.round, plan.attempt, plan.trace, part))]
 
     def _is_open(self, part: int) -> bool:
         return part not in self.state.answers and part not in self.state.missing

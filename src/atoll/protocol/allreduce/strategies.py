@@ -1,8 +1,9 @@
 """Strategies of the all-reduce engine: weighting of rows, verification of owners, unmasking of sums.
 
 The engine calls each strategy at the points below, and knows no implementation by name. `factory` composes them.
-Defaults: a plain mean of the rows (`PlainMean`), trusted owners (`TrustedOwners`), rows without masks
-(`NoUnmaskingPhase`). A strategy keeps its own state, reads the attempt's state, and acts through `EngineCallbacks`.
+Defaults: a plain mean of the rows (`PlainMean`), trusted owners (`TrustingResultVerification`), rows without masks
+(`NoUnmaskingPhase`). A strategy keeps its own state, reads the attempt's state, and acts through
+`StrategyEngineActions`.
 
 Invariants:
 - `handle_event` returns None for an event of another component; the first strategy that handles an event ends it.
@@ -20,7 +21,7 @@ from weakref import WeakMethod
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Event, Payload, Send
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import GatheredRow, PartAccumulator, ReceivedResult, RemotePartResult
+from atoll.protocol.allreduce.buffers import GatheredRow, PartRowCollector, ReceivedResult, RemotePartResult
 from atoll.protocol.allreduce.tasks import RowsCombined
 from atoll.wire.messages.round import PartResult
 from atoll.wire.messages.statements import AgreedWeights, Lapse, OwnerResult, SignedStatement
@@ -46,13 +47,13 @@ def weak_call(method: Callable[P, T]) -> Callable[P, T]:
 
 
 @dataclass(frozen=True)
-class EngineCallbacks:
+class StrategyEngineActions:
     """What a strategy may have the engine do."""
 
     review: Callable[[Seconds], list[Effect]]  # check all parts for what is due now
     decline: Callable[[int, PeerId, Seconds], list[Effect]]  # (part, owner, now): the owner cannot combine the part
     give_up: Callable[[int, str, Seconds], list[Effect]]  # (part, why, now): the local peer cannot combine the part
-    await_rows: Callable[[int, PartAccumulator, int, Seconds], list[Effect] | None]  # None: close the part now
+    await_rows: Callable[[int, PartRowCollector, int, Seconds], list[Effect] | None]  # None: close the part now
     accept: Callable[[RemotePartResult, Seconds], list[Effect]]  # judge a checked result
     hold: Callable[[ReceivedResult], list[Effect]]  # accept a result as the part's
     publish: Callable[[int, RowsCombined, Seconds], list[Effect]]  # publish a part that `unmask` delayed
@@ -102,7 +103,7 @@ class RowWeighting(ABC):
         return False
 
     @abstractmethod
-    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
+    def close_part(self, part: int, gather: PartRowCollector, window: int, now: Seconds) -> list[Effect]:
         """Combine a part of the local peer, or what comes before, if it is due."""
 
     def weights_digest(self) -> Digest | None:
@@ -165,7 +166,7 @@ class ResultVerification(ABC):
         return []
 
     @abstractmethod
-    def window(self, part: int, gather: PartAccumulator) -> int | None:
+    def window(self, part: int, gather: PartRowCollector) -> int | None:
         """The owner index with the window in which the local peer gathers this part. None: not its turn."""
 
     def close_empty(self, part: int, now: Seconds) -> list[Effect]:
@@ -236,7 +237,7 @@ class UnmaskingPhase(Protocol):
     """
 
     def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None: ...
-    # Delay the publication of a combined part until `EngineCallbacks.publish`. None: publish it as it is.
+    # Delay the publication of a combined part until `StrategyEngineActions.publish`. None: publish it as it is.
     def unmask(self, part: int, combined: RowsCombined, now: Seconds) -> list[Effect] | None: ...
 
 
@@ -245,9 +246,9 @@ class PlainMean(RowWeighting):
     """Weighting by committed sample counts alone: a part is combined as soon as its rows are here."""
 
     state: AttemptState
-    calls: EngineCallbacks
+    calls: StrategyEngineActions
 
-    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
+    def close_part(self, part: int, gather: PartRowCollector, window: int, now: Seconds) -> list[Effect]:
         if not gather.rows:
             return []
         waiting = self.calls.await_rows(part, gather, window, now)
@@ -258,16 +259,16 @@ class PlainMean(RowWeighting):
 
 
 @dataclass(frozen=True)
-class TrustedOwners(ResultVerification):
+class TrustingResultVerification(ResultVerification):
     """Verification where each owner is believed: the first result of a part is accepted and passed on."""
 
     state: AttemptState
-    calls: EngineCallbacks
+    calls: StrategyEngineActions
 
     def row_targets(self, part: int) -> Sequence[PeerId]:
         return trusted_row_targets(self.state, part)
 
-    def window(self, part: int, gather: PartAccumulator) -> int | None:
+    def window(self, part: int, gather: PartRowCollector) -> int | None:
         return window_in_turn(self.state, part, gather)
 
     def publish_result(self, held: ReceivedResult, now: Seconds) -> list[Effect]:
@@ -300,7 +301,7 @@ class NoUnmaskingPhase:
     """No unmask phase: combined rows are published as they are."""
 
     state: AttemptState
-    calls: EngineCallbacks
+    calls: StrategyEngineActions
 
     def handle_event(self, event: Event, now: Seconds) -> None:
         return None
@@ -309,7 +310,7 @@ class NoUnmaskingPhase:
         return None
 
 
-def window_in_turn(state: AttemptState, part: int, gather: PartAccumulator) -> int | None:
+def window_in_turn(state: AttemptState, part: int, gather: PartRowCollector) -> int | None:
     """The owner's own window, in its turn."""
     return gather.owner_index if state.route.turn[part] == gather.owner_index else None
 

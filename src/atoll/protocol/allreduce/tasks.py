@@ -57,7 +57,7 @@ class ComputeRowProducts(msgspec.Struct, frozen=True):
 class ProductsComputed(msgspec.Struct, frozen=True):
     """Result of `ComputeRowProducts`."""
 
-    products: bytes  # as in an `OwnerComparison`
+    products: bytes  # as in a `RowInnerProducts`
     counted: tuple[PeerId, ...]
     undecodable: tuple[PeerId, ...]
 

@@ -32,7 +32,7 @@ Cluster: TypeAlias = "tuple[PeerId | Cluster, ...]"  # peers and smaller cluster
 
 
 @dataclass(frozen=True)
-class ReducePart:
+class PartReductionTree:
     """One slice of every update and the tree over which it is combined."""
 
     owners: tuple[PeerId, ...]  # the owner, and owners that take over, in order; at most OWNERS_PER_PART
@@ -71,7 +71,7 @@ class ReduceTopology:
     """The trees of all parts of one update."""
 
     name: str
-    parts: tuple[ReducePart, ...]
+    parts: tuple[PartReductionTree, ...]
 
     @property
     def is_direct(self) -> bool:
@@ -106,7 +106,7 @@ def star(
                 f"{server} cannot serve: it is no peer here or has no upload rate; name another server"
             )
         order = [server, *(p for p in order if p != server)]
-    return ReduceTopology("star", (ReducePart(_chain(order, 0), 1, {}),) * _positive(pieces))
+    return ReduceTopology("star", (PartReductionTree(_chain(order, 0), 1, {}),) * _positive(pieces))
 
 
 def butterfly(
@@ -124,7 +124,11 @@ def butterfly(
     turns = range(_positive(pieces))
     owned = [(first, share) for first, share in enumerate(shares) if share]
     chains = [[_chain(order, first, turn if spread else 0) for first, _ in owned] for turn in turns]
-    parts = (ReducePart(chain, share, {}) for turn in chains for chain, (_, share) in zip(turn, owned, strict=True))
+    parts = (
+        PartReductionTree(chain, share, {})
+        for turn in chains
+        for chain, (_, share) in zip(turn, owned, strict=True)
+    )
     return ReduceTopology("butterfly", tuple(parts))
 
 
@@ -141,7 +145,7 @@ def ring(peers: Sequence[PeerId], seed: bytes, weights: Weights | None = None, p
     successors |= _clients(peers, circle)
     # the peer before the owner holds all rows except the owner's: no other peer can take over sooner
     last = range(min(n, PARTS_MAX))
-    turn = [ReducePart(_chain(circle[::-1], n - 1 - j), 1, _RingView(successors, circle[j])) for j in last]
+    turn = [PartReductionTree(_chain(circle[::-1], n - 1 - j), 1, _RingView(successors, circle[j])) for j in last]
     return ReduceTopology("ring", tuple(turn) * _positive(pieces))
 
 
@@ -158,7 +162,7 @@ def tree(
     parents = {order[i]: order[(i - 1) // arity] for i in range(1, len(order))}
     parents |= _clients(peers, order[::-1])  # leaves have an idle uplink
     root = order[0]
-    part = ReducePart(_chain(order, 0), 1, {child: p for child, p in parents.items() if p != root})
+    part = PartReductionTree(_chain(order, 0), 1, {child: p for child, p in parents.items() if p != root})
     return ReduceTopology("tree", (part,) * _positive(pieces))
 
 
@@ -174,7 +178,7 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
     count = min(len(rank), PARTS_MAX) * _positive(pieces)
     sends = dict.fromkeys(rank, count)  # parts sent so far; each peer sends each part once, up or to itself
     tidy = _tidy(clusters, rank)
-    parts: list[ReducePart] = []
+    parts: list[PartReductionTree] = []
     for _ in range(count):
         parents: dict[PeerId, PeerId] = {}
         owner = _head(tidy, rank, sends, weights, parents)
@@ -183,7 +187,7 @@ def hierarchical(clusters: Cluster, seed: bytes, weights: Weights | None = None,
         # the peer with the most rows takes over first; then all others, in the drawn order
         chain = list(dict.fromkeys([owner, *near[:OWNERS_PER_PART], *list(rank)[:OWNERS_PER_PART]]))
         handed = {child: parent for child, parent in parents.items() if parent != owner}
-        parts.append(ReducePart(tuple(chain[:OWNERS_PER_PART]), 1, handed))
+        parts.append(PartReductionTree(tuple(chain[:OWNERS_PER_PART]), 1, handed))
     return ReduceTopology("hierarchical", tuple(parts))
 
 
@@ -198,7 +202,7 @@ def pairs(peers: Sequence[PeerId], round: int, pieces: int = 1) -> ReduceTopolog
     """
     drawn = {peer: frozenset(pair) for pair in draw_pairs(round, peers) for peer in pair}
     return ReduceTopology(
-        "pairs", tuple(ReducePart((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces)
+        "pairs", tuple(PartReductionTree((peer,), 1, {}, drawn[peer]) for peer in peers) * _positive(pieces)
     )
 
 
@@ -422,7 +426,7 @@ def _split(items: Sequence[PeerId | Cluster], width: int) -> Cluster:
     return tuple(group[0] if len(group) == 1 else _split(group, width) for group in groups)
 
 
-def hops_of(part: ReducePart) -> int | None:
+def hops_of(part: PartReductionTree) -> int | None:
     """Hops of the longest path to the owner over listed peers, 0 if none is listed; None if a path never ends."""
     owner = part.owners[0]
     hops = {owner: 0}

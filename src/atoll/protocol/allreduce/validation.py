@@ -17,7 +17,7 @@ from atoll.crypto.digest import merkle_holds
 from atoll.protocol.allreduce.buffers import GatheredRow
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.wire.messages.round import PartialSum, RowContribution, RowResponse
-from atoll.wire.messages.statements import AgreedWeights, Commitment, OwnerComparison, OwnerResult
+from atoll.wire.messages.statements import AgreedWeights, Commitment, OwnerResult, RowInnerProducts
 from atoll.wire.opening import names_commitments_iff_opened
 from atoll.wire.weights import mixtures_in
 
@@ -80,7 +80,7 @@ def check_answer(plan: ReducePlan, owner: PeerId, answered: OwnerResult) -> None
         raise PeerFault(owner, f"combined {len(names)} rows of part {part}, {plan.rows_least} are needed")
 
 
-def check_compared(plan: ReducePlan, owner: PeerId, compared: OwnerComparison) -> None:
+def check_compared(plan: ReducePlan, owner: PeerId, compared: RowInnerProducts) -> None:
     """Raise PeerFault unless this owner may sign this comparison."""
     part, index, names = compared.part, compared.owner_index, compared.contributors
     owns = 0 <= part < plan.parts and 0 <= index < len(plan.owners(part)) and plan.owners(part)[index] == owner

@@ -20,12 +20,12 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Event, Payload, Persist, Received, Send, TaskDone, TaskFailed
 from atoll.protocol.allreduce.attempt import AttemptState
-from atoll.protocol.allreduce.buffers import GatheredRow, PartAccumulator, ReceivedResult, RemotePartResult
+from atoll.protocol.allreduce.buffers import GatheredRow, PartRowCollector, ReceivedResult, RemotePartResult
 from atoll.protocol.allreduce.cross_check import CrossCheck, FalseOwnerResultProven
 from atoll.protocol.allreduce.plan import ReducePlan
 from atoll.protocol.allreduce.strategies import (
-    EngineCallbacks,
     ResultVerification,
+    StrategyEngineActions,
     trusted_row_targets,
     window_in_turn,
 )
@@ -43,7 +43,7 @@ class CrossCheckedOwners(ResultVerification):
 
     keeps_rows = True  # a peer that doubts a result may request its rows
 
-    def __init__(self, state: AttemptState, calls: EngineCallbacks) -> None:
+    def __init__(self, state: AttemptState, calls: StrategyEngineActions) -> None:
         self.state, self.calls, self.me, self.route = state, calls, state.me, state.route
         around = state.environment
         self.cross_check = CrossCheck(
@@ -139,7 +139,7 @@ class CrossCheckedOwners(ResultVerification):
             part, [peer for peer, commit in giving if commit is not None and commit.parts > part]
         )
 
-    def window(self, part: int, gather: PartAccumulator) -> int | None:
+    def window(self, part: int, gather: PartRowCollector) -> int | None:
         return 0 if gather.owner_index <= self.plan.witnesses else window_in_turn(self.state, part, gather)
 
     def close_empty(self, part: int, now: Seconds) -> list[Effect]:

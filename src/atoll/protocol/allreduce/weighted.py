@@ -35,7 +35,7 @@ from atoll.base.machine import Effect, Event, Persist, Received, RunTask, Send, 
 from atoll.crypto.digest import digest
 from atoll.protocol.allreduce.attempt import AttemptState
 from atoll.protocol.allreduce.buffers import (
-    PartAccumulator,
+    PartRowCollector,
     ReceivedResult,
     RemotePartResult,
     weights_digest,
@@ -43,7 +43,7 @@ from atoll.protocol.allreduce.buffers import (
 )
 from atoll.protocol.allreduce.events import RowWeightsComputed
 from atoll.protocol.allreduce.plan import ReducePlan
-from atoll.protocol.allreduce.strategies import EngineCallbacks, RowWeighting, window_in_turn
+from atoll.protocol.allreduce.strategies import RowWeighting, StrategyEngineActions, window_in_turn
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
@@ -54,13 +54,13 @@ from atoll.protocol.allreduce.tasks import (
 )
 from atoll.protocol.allreduce.validation import SUM_SLACK, check_compared, fits_weights, weighing_flaw
 from atoll.wire.codec import encode
-from atoll.wire.messages.round import PartResult, ResendRequest, RowComparison, RowRequest
-from atoll.wire.messages.statements import AgreedWeights, OwnerComparison, OwnerResult, SignedStatement
+from atoll.wire.messages.round import PartResult, PartRowProducts, ResendRequest, RowRequest
+from atoll.wire.messages.statements import AgreedWeights, OwnerResult, RowInnerProducts, SignedStatement
 from atoll.wire.weights import RowWeights, mixtures_in, packed_mixtures
 
 ROW_REQUESTS_MAX = 2  # per row, to all peers that may have it: a row may be lost once
 
-SignedComparison = tuple[SignedStatement, OwnerComparison]
+SignedComparison = tuple[SignedStatement, RowInnerProducts]
 
 
 class WeightRequest(NamedTuple):
@@ -74,7 +74,7 @@ class WeightRequest(NamedTuple):
 class DistanceWeighting(RowWeighting):
     """Weighting for a plan that weighs rows; one peer's side of one attempt."""
 
-    def __init__(self, state: AttemptState, calls: EngineCallbacks) -> None:
+    def __init__(self, state: AttemptState, calls: StrategyEngineActions) -> None:
         self.state, self.calls, self.me, self.route = state, calls, state.me, state.route
         self.changed = False  # during a review a part was declined, or weights became known
         self.agreed: AgreedWeights | None = None  # the weights that the local peer combines with
@@ -100,7 +100,7 @@ class DistanceWeighting(RowWeighting):
 
     def handle_event(self, event: Event, now: Seconds) -> list[Effect] | None:
         match event:
-            case Received(_, RowComparison(statement=signed)):
+            case Received(_, PartRowProducts(statement=signed)):
                 return self._receive_comparison(signed, now)
             case TaskDone(job, ProductsComputed() as result) if job.startswith(self.state.job("compare/")):
                 return self._finish_comparison(int(job.rsplit("/", 1)[1]), result, now)
@@ -213,7 +213,7 @@ class DistanceWeighting(RowWeighting):
     def has_requested(self, part: int, author: PeerId) -> bool:
         return self._requests[part, author] > 0
 
-    def close_part(self, part: int, gather: PartAccumulator, window: int, now: Seconds) -> list[Effect]:
+    def close_part(self, part: int, gather: PartRowCollector, window: int, now: Seconds) -> list[Effect]:
         """Compare the rows of a part; once weights are agreed, combine them."""
         if (part, self.me) in self.route.declined:
             return []
@@ -239,7 +239,7 @@ class DistanceWeighting(RowWeighting):
             return effects + self.calls.review(now)  # a dead owner's comparison arrived meanwhile, and counts
         if not plan.with_weight(result.counted):
             return effects + self._decline_parts([part], "no row of it decodes") + self.calls.review(now)
-        compared = OwnerComparison(
+        compared = RowInnerProducts(
             plan.round, plan.attempt, part, gather.owner_index, result.counted, result.products
         )
         signed = self.state.notary.sign(compared)
@@ -251,7 +251,7 @@ class DistanceWeighting(RowWeighting):
 
     def _receive_comparison(self, signed: SignedStatement, now: Seconds) -> list[Effect]:
         vote_key = self.state.environment.vote_key_of(signed.signer)
-        compared = self.state.notary.open(signed, OwnerComparison, vote_key)
+        compared = self.state.notary.open(signed, RowInnerProducts, vote_key)
         if (compared.round, compared.attempt) != (self.plan.round, self.plan.attempt):
             return []
         check_compared(self.plan, signed.signer, compared)
@@ -260,7 +260,7 @@ class DistanceWeighting(RowWeighting):
         self._hold_comparison(signed, compared)
         return self.calls.review(now)
 
-    def _hold_comparison(self, signed: SignedStatement, compared: OwnerComparison) -> None:
+    def _hold_comparison(self, signed: SignedStatement, compared: RowInnerProducts) -> None:
         self._comparisons[compared.part][compared.owner_index] = signed, compared
         # the owner answers when all parts are compared, which may take until the end
         until = self._patient_until if self.agreed is not None else self.plan.answer_until[-1]
@@ -387,7 +387,7 @@ class DistanceWeighting(RowWeighting):
     # ---- combining -----------------------------------------------------------------------------------------
 
     def _combine_if_due(
-        self, part: int, gather: PartAccumulator, weighing: AgreedWeights, window: int, now: Seconds
+        self, part: int, gather: PartRowCollector, weighing: AgreedWeights, window: int, now: Seconds
     ) -> list[Effect]:
         self._wanted_since.setdefault(part, now)
         lacking = self._lacking(part, weighing)
@@ -452,10 +452,10 @@ class DistanceWeighting(RowWeighting):
         return tuple(sorted({owner for tree in self.plan.topology.parts for owner in tree.owners}))
 
     def _show(self, to: PeerId, signed: SignedStatement) -> Send:
-        return Send(to, RowComparison(self.plan.round, self.plan.attempt, self.plan.trace, signed))
+        return Send(to, PartRowProducts(self.plan.round, self.plan.attempt, self.plan.trace, signed))
 
 
-def _task_rows(gather: PartAccumulator, names: Sequence[PeerId]) -> tuple[TaskRow, ...]:
+def _task_rows(gather: PartRowCollector, names: Sequence[PeerId]) -> tuple[TaskRow, ...]:
     held = [(name, gather.rows[name]) for name in names]
     return tuple(TaskRow(name, row.weight, row.payload, (name,)) for name, row in held)
 

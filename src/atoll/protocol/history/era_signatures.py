@@ -99,7 +99,7 @@ def era_ends(begin: EraStart, body: VertexBody, era_rounds: int, rounds: int) ->
     return len(voters & begin.signers.keys()) - at_once < begin.quorum
 
 
-class Era(msgspec.Struct, frozen=True, array_like=True):
+class EraEndSignatures(msgspec.Struct, frozen=True, array_like=True):
     """End of one era: its signers and the signatures collected so far."""
 
     round: int  # last round of the era
@@ -119,14 +119,14 @@ class Era(msgspec.Struct, frozen=True, array_like=True):
         return tuple(s.peer for s in self.signatures)
 
 
-def era_of(begin: EraStart, body: VertexBody, named: Digest) -> Era:
+def era_of(begin: EraStart, body: VertexBody, named: Digest) -> EraEndSignatures:
     """The era from `begin` to this body, without signatures. `named`: vertex id of `body`."""
-    return Era(body.round, named, begin.signers, 0 if body.epoch > begin.epoch else begin.quorum)
+    return EraEndSignatures(body.round, named, begin.signers, 0 if body.epoch > begin.epoch else begin.quorum)
 
 
 def signature_flaw(
     signature: EraSignature,
-    era: Era,
+    era: EraEndSignatures,
     run: Digest,
     verifier: SignatureVerifier,
     authority: Authority,
@@ -149,14 +149,14 @@ def signature_flaw(
     return None
 
 
-def encode_era(era: Era) -> bytes:
+def encode_era(era: EraEndSignatures) -> bytes:
     return msgspec.msgpack.encode(era)
 
 
-_ERA = msgspec.msgpack.Decoder(Era)
+_ERA = msgspec.msgpack.Decoder(EraEndSignatures)
 
 
-def decode_era(data: bytes) -> Era | None:
+def decode_era(data: bytes) -> EraEndSignatures | None:
     """Decode the bytes of `encode_era`; None if they are not readable."""
     try:
         return _ERA.decode(data)
@@ -164,16 +164,16 @@ def decode_era(data: bytes) -> Era | None:
         return None
 
 
-class ClosedEra(NamedTuple):
+class UnsignedEra(NamedTuple):
     """An era that has ended, as a hook reads it."""
 
     name: str
     digest: Digest  # covers all bodies up to its end: vertices name their parents
     scheme: str  # of the digest
-    era: Era
+    era: EraEndSignatures
 
 
-EraHook = Callable[[ClosedEra], list[Effect]]
+EraHook = Callable[[UnsignedEra], list[Effect]]
 
 
 class EraQuorumSigned(Fact, frozen=True, kw_only=True, tag="EraQuorumSigned"):
@@ -183,7 +183,7 @@ class EraQuorumSigned(Fact, frozen=True, kw_only=True, tag="EraQuorumSigned"):
     signed: tuple[PeerId, ...]
 
 
-class EraSignaturesOverdue(Fact, frozen=True, kw_only=True, tag="EraSignaturesOverdue"):
+class HistoryLacksEraSignatures(Fact, frozen=True, kw_only=True, tag="HistoryLacksEraSignatures"):
     """A received history continues too long after this round for its few era signatures. No more is accepted.
 
     Several members were asked for the others in vain, unless a quorum signed another past (`elsewhere`).
@@ -219,8 +219,8 @@ class EraSignatureTracker:
         self.run, self.me = history.notary.run, history.notary.me
         self.hooks: list[EraHook] = [self._sign_closed]
         self.begin = self._begin_at(-1)
-        self.lacking: dict[int, Era] = {}  # eras without a quorum so far
-        self.sealed: dict[int, Era] = {}  # newest sealed eras
+        self.lacking: dict[int, EraEndSignatures] = {}  # eras without a quorum so far
+        self.sealed: dict[int, EraEndSignatures] = {}  # newest sealed eras
         self.asked: dict[int, tuple[Seconds, PeerId]] = {}  # era -> time and peer of the last request
         self.blocking: dict[int, Seconds] = {}  # era -> time since which it blocks a received history
         self.unheard: dict[int, Seconds] = {}  # era -> time of the request without a response
@@ -253,10 +253,10 @@ class EraSignatureTracker:
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
         effects = self._mark_covered() if body.epoch > begin.epoch else []
-        closed = ClosedEra(f"era/{era.round}", era.vertex, DIGEST_SCHEME, era)
+        closed = UnsignedEra(f"era/{era.round}", era.vertex, DIGEST_SCHEME, era)
         return effects + [e for hook in self.hooks for e in hook(closed)]
 
-    def _sign_closed(self, closed: ClosedEra) -> list[Effect]:
+    def _sign_closed(self, closed: UnsignedEra) -> list[Effect]:
         """Store an ended era, signed if the local peer is a signer."""
         return self._sign(closed.era) or self._store(closed.era)
 
@@ -278,13 +278,13 @@ class EraSignatureTracker:
             effects.append(Broadcast("eras", EraSignatures(era.round, era.vertex, (attestation,)), tuple(reach)))
         return effects
 
-    def unsigned(self) -> list[Era]:
+    def unsigned(self) -> list[EraEndSignatures]:
         """Unsealed eras that are overdue or covered by a recovery, oldest first."""
         next, every = self.history.head + 1, self.era_rounds
         late = (e for e in self.lacking.values() if e.covered or is_overdue(e.round, False, next, every))
         return sorted(late, key=lambda era: era.round)
 
-    def blocking_era(self, head: int) -> Era | None:
+    def blocking_era(self, head: int) -> EraEndSignatures | None:
         """The first era that needs its quorum before a received history up to `head` is accepted.
 
         Eras that ended while the local peer took part are exempt: it received the votes. A run thus continues after
@@ -305,7 +305,7 @@ class EraSignatureTracker:
         if now - self.blocking.setdefault(era.round, now) < OVERDUE_TOLD_S:
             return requests
         return [
-            Emit(EraSignaturesOverdue(round=era.round, signed=len(era.signatures), needed=era.quorum)),
+            Emit(HistoryLacksEraSignatures(round=era.round, signed=len(era.signatures), needed=era.quorum)),
             *requests,
         ]
 
@@ -314,7 +314,7 @@ class EraSignatureTracker:
         body = history.bodies[round]
         return begin_after(body, history.voters_of(history.ids[round], body))
 
-    def _sign(self, era: Era) -> list[Effect]:
+    def _sign(self, era: EraEndSignatures) -> list[Effect]:
         """Sign an era as the local peer. Nothing if it is no signer or has signed."""
         vouch = self.vouch
         if vouch is None or self.me in era.signed_by or digest(vouch.identity) != era.signers.get(self.me):
@@ -322,7 +322,7 @@ class EraSignatureTracker:
         signature = vouch.sign(era_bytes(self.run, era.round, era.vertex))
         return self._store(_add_signatures(era, (EraSignature(self.me, vouch.identity, signature),)))
 
-    def _store(self, era: Era) -> list[Effect]:
+    def _store(self, era: EraEndSignatures) -> list[Effect]:
         """Store an era on disk and in memory, and report when it is sealed."""
         name = f"era/{era.round}"
         news = era.round in self.lacking or era.round not in self.sealed
@@ -332,7 +332,7 @@ class EraSignatureTracker:
         effects: list[Effect] = [Persist(f"sealed/{era.round}", encode_era(era)), Persist(name, None)]
         return [*effects, Emit(EraQuorumSigned(round=era.round, signed=era.signed_by))] if news else effects
 
-    def _cache(self, era: Era) -> None:
+    def _cache(self, era: EraEndSignatures) -> None:
         """Hold an era in memory, dropping the oldest one beyond the limit."""
         self.lacking.pop(era.round, None)
         held, most = (self.sealed, SEALED_HELD) if era.sealed else (self.lacking, ERAS_LACKING_MAX)
@@ -375,11 +375,11 @@ class EraSignatureTracker:
             sender, now, ASK_AGAIN_S, most=1
         )
 
-    def _flaw_of(self, signature: EraSignature, era: Era) -> str | None:
+    def _flaw_of(self, signature: EraSignature, era: EraEndSignatures) -> str | None:
         history = self.history
         return signature_flaw(signature, era, self.run, self.verifier, history.authority, history.head_body.members)
 
-    def _check_other_past(self, sender: PeerId, message: EraSignatures, era: Era) -> list[Effect]:
+    def _check_other_past(self, sender: PeerId, message: EraSignatures, era: EraEndSignatures) -> list[Effect]:
         """Handle signatures under another vertex than the local one, which may be part of an invented past."""
         if era.handed and not era.sealed:
             other = replace(era, vertex=message.vertex)
@@ -388,7 +388,9 @@ class EraSignatureTracker:
             if replace(other, signatures=tuple(good)).sealed:
                 have, needed = len(era.signatures), era.quorum
                 return [
-                    Emit(EraSignaturesOverdue(round=era.round, signed=have, needed=needed, elsewhere=len(good)))
+                    Emit(
+                        HistoryLacksEraSignatures(round=era.round, signed=have, needed=needed, elsewhere=len(good))
+                    )
                 ]
             if good:
                 return []  # too few to decide which past is invented; the sender may only forward them
@@ -433,7 +435,7 @@ class EraSignatureTracker:
         ):
             return []
         self.reading[job] = sender, wish
-        return [RunTask(job, ReadEra(wish.round))]
+        return [RunTask(job, ReadEraSignatures(wish.round))]
 
     def on_era_read(self, job: str, data: bytes | None) -> list[Effect]:
         """Handle an old era read from disk, or its absence."""
@@ -442,17 +444,17 @@ class EraSignatureTracker:
         return _respond(*asked, era) if asked is not None and era is not None else []
 
 
-class ReadEra(msgspec.Struct, frozen=True):
+class ReadEraSignatures(msgspec.Struct, frozen=True):
     """Read the stored era that ended with this round -> bytes, or None."""
 
     round: int
 
 
-def _add_signatures(era: Era, more: tuple[EraSignature, ...]) -> Era:
+def _add_signatures(era: EraEndSignatures, more: tuple[EraSignature, ...]) -> EraEndSignatures:
     """Add signatures in the order of peer names, so that equal eras have equal bytes."""
     return replace(era, signatures=tuple(sorted((*era.signatures, *more), key=lambda s: s.peer)))
 
 
-def _respond(asker: PeerId, wish: EraSignaturesRequest, era: Era) -> list[Effect]:
+def _respond(asker: PeerId, wish: EraSignaturesRequest, era: EraEndSignatures) -> list[Effect]:
     more = tuple(s for s in era.signatures if s.peer not in wish.have)
     return [Send(asker, EraSignatures(era.round, era.vertex, more[:COMMITTEE_MOST]))] if more else []

@@ -51,9 +51,9 @@ from atoll.base.machine import (
 )
 from atoll.crypto.digest import BlobManifest, blob_id
 from atoll.protocol.transfer.tasks import (
-    BlobOpened,
+    BlobStoragePrepared,
     CloseBlob,
-    OpenBlob,
+    PrepareBlobStorage,
     StoreChunk,
 )
 from atoll.wire.messages.history import ChunkRequest, ChunkResponse, ManifestRequest, ManifestResponse
@@ -101,7 +101,7 @@ class CorruptBlobSourceDetected(Fact, frozen=True, kw_only=True, tag="CorruptBlo
     blob: Digest
 
 
-class StallingSource(Fact, frozen=True, kw_only=True, tag="StallingSource"):
+class DownloadSourceStalled(Fact, frozen=True, kw_only=True, tag="DownloadSourceStalled"):
     """This peer offered the blob and does not respond. `left`: it is not used any more."""
 
     phase = "transfer"
@@ -214,7 +214,7 @@ class BlobDownload:
             case TaskDone(job, result) if (
                 job == self._name("open") and self.manifest is not None and not self.opened
             ):
-                assert isinstance(result, BlobOpened)
+                assert isinstance(result, BlobStoragePrepared)
                 self.opened = True
                 self.last_chunk_at, self.inventories_at = now, now
                 count = len(self.manifest.chunks)
@@ -316,7 +316,7 @@ class BlobDownload:
         if self.manifest is not None:
             return self._request_chunks(now) if self.opened else []
         self.manifest = known
-        return [RunTask(self._name("open"), OpenBlob(self.blob, known))]
+        return [RunTask(self._name("open"), PrepareBlobStorage(self.blob, known))]
 
     def _is_valid(self, manifest: BlobManifest) -> bool:
         try:
@@ -495,7 +495,7 @@ class BlobDownload:
         left = source.stalls >= STALLS_MAX and len(self._linked_sources()) > 1
         effects: list[Effect] = []
         if source.stalls == 1 or left:
-            effects.append(Emit(StallingSource(peer=peer, blob=self.blob, left=left)))
+            effects.append(Emit(DownloadSourceStalled(peer=peer, blob=self.blob, left=left)))
         if left:
             self.dropped_sources[peer] = source
             effects += self._drop_source(peer)

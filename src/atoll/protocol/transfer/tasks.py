@@ -9,14 +9,14 @@ from atoll.base.machine import Payload
 from atoll.crypto.digest import BlobManifest
 
 
-class OpenBlob(msgspec.Struct, frozen=True):
-    """Prepare storage for this blob -> BlobOpened with the verified chunks that are already stored."""
+class PrepareBlobStorage(msgspec.Struct, frozen=True):
+    """Prepare storage for this blob -> BlobStoragePrepared with the verified chunks that are already stored."""
 
     blob: Digest
     manifest: BlobManifest
 
 
-class BlobOpened(msgspec.Struct, frozen=True):
+class BlobStoragePrepared(msgspec.Struct, frozen=True):
     """Indices of the chunks that are already stored."""
 
     have: frozenset[int]

@@ -39,12 +39,12 @@ from atoll.peer.round.topology_choice import PAIRS, pair_pieces
 from atoll.peer.settings import RunSettings
 from atoll.runtime import driver
 from atoll.runtime.allreduce.call import Cuts, GroupTerms, ReduceCall, ReduceResult, asked_for, but_for_held
-from atoll.runtime.allreduce.trust import CheckedArithmetic
+from atoll.runtime.allreduce.trust import VerifiableReduceArithmetic
 from atoll.runtime.allreduce.worker import GroupWorker
 from atoll.runtime.storage.store import is_in_use
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import CommitAnnouncement
+from atoll.wire.messages.membership import ReportMessage
+from atoll.wire.messages.round import UpdateCommitmentMessage
 from atoll.wire.messages.statements import JoinRequest, LeaveReport, OwnerResult, ReadyReport, SignedStatement
 from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
@@ -69,7 +69,7 @@ class GroupDriver(driver.Driver):
     island: GroupWorker
     hash_on_loop_bytes = BULK_FRAME_MAX  # fast hashes: a thread would take longer to wake up
 
-    def __init__(self, seat: driver.PeerConfig) -> None:
+    def __init__(self, seat: driver.PeerStartParameters) -> None:
         super().__init__(seat, GroupWorker(seat.store))
         self.island.uplink_bytes_s = self.uplink_bytes_s
         self.follow, self.named = self.island.follow, self.island.named
@@ -96,9 +96,9 @@ class GroupDriver(driver.Driver):
     def handle(self, event: Event) -> None:
         super().handle(event)
         match event:
-            case Received(message=CommitAnnouncement()):
+            case Received(message=UpdateCommitmentMessage()):
                 self._follow_commits()
-            case Received(message=MemberReport()):
+            case Received(message=ReportMessage()):
                 self._pass_for_membership()
             case TimerFired("beat"):
                 self._fail_if_stuck()
@@ -259,7 +259,9 @@ class GroupDriver(driver.Driver):
         self.island.remembers = settings.steady is True
         if settings.tolerance:
             terms, opened = self.island.terms, settings.opened is not None
-            self.island.checked = CheckedArithmetic(self.store, terms.codec, terms.way_back or terms.codec, opened)
+            self.island.checked = VerifiableReduceArithmetic(
+                self.store, terms.codec, terms.way_back or terms.codec, opened
+            )
             # BLAKE3 of these payloads takes longer than waking a thread
             self.hash_on_loop_bytes = driver.Driver.hash_on_loop_bytes
             self.links.memory.kept_bytes_max = KEPT_ROWS_MAX

@@ -16,7 +16,7 @@ from atoll.runtime.allreduce.call_checks import CODE, Patience
 from atoll.runtime.allreduce.flatten import FlatTensors, unfused
 
 
-class GroupState(Protocol):
+class GroupHealth(Protocol):
     """What a pending call needs of its group."""
 
     def check_process(self) -> None: ...
@@ -28,7 +28,7 @@ class PendingReduce:
     """An all-reduce in progress."""
 
     def __init__(
-        self, group: GroupState, tensors: Sequence[Tensor], fused: FlatTensors, calls: Sequence[ReduceCall]
+        self, group: GroupHealth, tensors: Sequence[Tensor], fused: FlatTensors, calls: Sequence[ReduceCall]
     ) -> None:
         self._group, self._tensors, self._fused, self._calls = group, tensors, fused, calls
         self._done: ReduceResult | None = None

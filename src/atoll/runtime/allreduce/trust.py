@@ -29,8 +29,8 @@ from atoll.training.codec.blocks import Room
 from atoll.training.exchange.combine import CombinedPart as Made
 from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare_rows
-from atoll.training.exchange.statistic import RowStatistic
-from atoll.verification.sum_check.tensors import ExpectedPart, LeafLayout, judge, opening_problem
+from atoll.training.exchange.statistic import RowCombinationRule
+from atoll.verification.sum_check.tensors import LeafLayout, PartResultClaim, judge, opening_problem
 from atoll.verification.sum_check.wire_digests import Encode, WireDigestCache
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment
@@ -122,7 +122,7 @@ def _check_codecs(trust: str, up: str, down: str) -> None:
         )
 
 
-class CheckedArithmetic:
+class VerifiableReduceArithmetic:
     """Arithmetic and digests of one member of such a group."""
 
     def __init__(self, store: PeerStore, up: str, down: str, opened: bool) -> None:
@@ -149,7 +149,7 @@ class CheckedArithmetic:
 
         def encode(down: Codec) -> Buffer:
             nonlocal done
-            statistic = RowStatistic(work.statistic, work.liars, work.weights)
+            statistic = RowCombinationRule(work.statistic, work.liars, work.weights)
             done = combine(rows, values, up, down, statistic, room)
             return done.wire or b""
 
@@ -168,8 +168,8 @@ class CheckedArithmetic:
         names, shown = self._names, self.store.read_blob(work.blob)
         if shown is None:
             raise RunFailedError("E-AUD-03", "the blobs of this opening are no longer stored")
-        statistic = RowStatistic(work.statistic, work.liars, work.weights)
-        claimed = ExpectedPart(work.answered, work.commits, values, work.blocks, statistic)
+        statistic = RowCombinationRule(work.statistic, work.liars, work.weights)
+        claimed = PartResultClaim(work.answered, work.commits, values, work.blocks, statistic)
         (finding, why), others = judge(claimed, shown, names.up, names.down)
         return JudgmentResult(finding, why, others)
 

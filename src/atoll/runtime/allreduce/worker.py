@@ -55,7 +55,7 @@ from atoll.runtime.allreduce.call import (
     is_shaped,
 )
 from atoll.runtime.allreduce.parts import cuts, paired_cuts, part_values, seed_of
-from atoll.runtime.allreduce.trust import CheckedArithmetic, values_of
+from atoll.runtime.allreduce.trust import VerifiableReduceArithmetic, values_of
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.storage.store import PeerStore, run_store_task
@@ -99,7 +99,7 @@ class GroupWorker:
         # estimated rate of the local uplink; None: unknown
         self.uplink_bytes_s: Callable[[], float | None] = lambda: None
         self.room: Room = BufferPool()  # buffers for encoded bytes; best the pool that arriving parts use
-        self.checked: CheckedArithmetic | None = None  # set where members may lie
+        self.checked: VerifiableReduceArithmetic | None = None  # set where members may lie
         self._needed: dict[str, tuple[Digest, ...]] = {}  # job → blobs in use by openings and verdicts
 
     # ---- what the group's owner does -----------------------------------------------------------------------
@@ -475,7 +475,7 @@ class GroupWorker:
         return _quickly_named(wire, name.digest())
 
     @property
-    def _checked(self) -> CheckedArithmetic:
+    def _checked(self) -> VerifiableReduceArithmetic:
         if self.checked is None:
             raise RunFailedError("E-AUD-03", "members of this group trust each other")
         return self.checked

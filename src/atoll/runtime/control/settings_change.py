@@ -5,7 +5,7 @@
 Invariants:
 - The training terms of a round follow from genesis and the vertex before it, whatever that vertex says.
 - A senseless change is refused here, before any member receives it.
-- Only settings with an `Amendment` can change; for any other, the refusal gives the reason.
+- Only settings with an `AmendRule` can change; for any other, the refusal gives the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from atoll.peer.operator_commands import with_waiting
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import numbers_of
 from atoll.runtime.training_spec import check_vertex_room, effort_misfit
-from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.inner import GradientSumOptimizer
 from atoll.training.recipe.recipes import check_recipe, swarm_problem
 from atoll.training.spec import ATTACHED, TrainingSpec, spec_after
 from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings
@@ -104,7 +104,7 @@ def problem(learning: TrainingSpec, settings: RunSettings, changed: ChangedSetti
     if to.inner_steps is not UNSET:
         if before.schedule.epochs is not UNSET:
             return "its rounds are passes over members' own data, not steps (epochs)"
-        if isinstance(before.inner, GradientAccumulation):
+        if isinstance(before.inner, GradientSumOptimizer):
             return "every step is a round, which can be neither longer nor shorter"
         if before.own_anchors:
             return "trainers run on for a whole round before they know how long the next one is"

@@ -44,7 +44,7 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with_: dict[str, Any] = msgspec.field(default_factory=dict, name="with")
 
 
-class ControlError(msgspec.Struct, frozen=True):
+class ControlErrorReply(msgspec.Struct, frozen=True):
     code: str
     what: str
     cause: str = ""
@@ -54,7 +54,7 @@ class ControlError(msgspec.Struct, frozen=True):
 
 class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
     ok: Any = None
-    error: ControlError | None = None
+    error: ControlErrorReply | None = None
 
 
 _REQUEST = msgspec.json.Decoder(ControlRequest)
@@ -110,9 +110,9 @@ class ControlServer:
                 )
             return ControlReply(ok=await handler(request.with_))
         except AtollError as why:
-            return ControlReply(error=ControlError(why.code, why.what, why.cause, why.fix, why.exit_status))
+            return ControlReply(error=ControlErrorReply(why.code, why.what, why.cause, why.fix, why.exit_status))
         except (msgspec.DecodeError, KeyError, ValueError) as why:
-            return ControlReply(error=ControlError("E-DOOR-03", f"invalid request: {why}", exit_status=2))
+            return ControlReply(error=ControlErrorReply("E-DOOR-03", f"invalid request: {why}", exit_status=2))
 
 
 # ---- the command's side ------------------------------------------------------------------------------------

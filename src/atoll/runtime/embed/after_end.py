@@ -20,7 +20,7 @@ log = logging.getLogger("atoll")
 AfterEnd = Literal["warn", "raise", "skip"]
 
 
-class StepsAfterEnd:
+class PostRunStepHook:
     """What `optimizer.step()` does once the run is over."""
 
     def __init__(self, choice: AfterEnd) -> None:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from atoll.base.arguments import Count, Peers, Whole, arguments
 from atoll.base.errors import UsageError
-from atoll.base.workload import WorkloadPolicy, effort_problem
+from atoll.base.workload import AdaptiveWorkloadPolicy, effort_problem
 from atoll.policy.fault_tolerance import StatisticName, peers_for_one_liar
 from atoll.policy.participation import THOUSAND, ParticipationPolicy, group_problem, named
 from atoll.policy.presets import PRESETS, Trust
@@ -163,7 +163,7 @@ def _check_only_recipe(numbers: dict[str, Any]) -> None:
         raise ValueError(f"a recipe has numbers of its own, set {', '.join(given)} in the recipe")
 
 
-def _effort(recipe: Recipe, wish: RunOptions) -> WorkloadPolicy | None:
+def _effort(recipe: Recipe, wish: RunOptions) -> AdaptiveWorkloadPolicy | None:
     """Adaptive length of the rounds; None: fixed. ValueError if the recipe cannot adapt so."""
     from atoll.runtime.training_spec import effort_misfit
 
@@ -173,7 +173,7 @@ def _effort(recipe: Recipe, wish: RunOptions) -> WorkloadPolicy | None:
     if not (wish.round_time or samples or by_loss):
         return None
     batch = 1  # replaced by the batch of `attach`
-    effort = WorkloadPolicy(batch, wish.round_time or UNSET, samples or UNSET, steps_min, by_loss or UNSET)
+    effort = AdaptiveWorkloadPolicy(batch, wish.round_time or UNSET, samples or UNSET, steps_min, by_loss or UNSET)
     if problem := effort_misfit(recipe, effort) or effort_problem(effort, recipe.schedule.turn_steps):
         raise ValueError(f"rounds cannot adapt their length: {problem}")
     return effort

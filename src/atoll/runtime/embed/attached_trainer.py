@@ -16,29 +16,29 @@ from torch import Tensor
 
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.policy.data.claims import DataClaims
+from atoll.policy.data.claims import UncountedSampleRanges
 from atoll.runtime.embed.messages import (
     DeclineRounds,
     FromUser,
-    LoopDetached,
+    LoopDetachNotice,
     RoundsBegin,
     ToUser,
 )
-from atoll.runtime.trainer import ModelEvaluated, TrainerFailed, TrainerSpec
+from atoll.runtime.trainer import ModelEvaluated, TrainerCommandError, TrainerSpec
 from atoll.runtime.trainer.protocol import (
     FRAME_MAX,
     LENGTH,
     CancelTraining,
     CommandFailed,
-    InnerSaved,
+    InnerStateInMailbox,
     LoadInner,
     MergeAnchorIntoParameters,
     SaveInner,
+    SetParameters,
     StepsTrained,
     Taken,
     TrainerCommandCompleted,
     TrainSteps,
-    WriteParameters,
 )
 from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.blocks import Room, new_wire
@@ -62,7 +62,7 @@ class AttachedTrainer:
         self._job = 0
         self._training = False  # True while the loop takes steps for a job
         self.recipe: Recipe | None = None  # recipe of the run, once genesis is known
-        self.claims = DataClaims()
+        self.claims = UncountedSampleRanges()
         self.pass_steps = 0
         self.validated = self.validates = False  # members evaluate the model; this loop can evaluate it
         self.agreed: Callable[[], tuple[int, int]] = lambda: (-1, 0)  # last agreed round, training rounds so far
@@ -76,7 +76,7 @@ class AttachedTrainer:
             while True:
                 (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
                 message = _FROM_USER.decode(await self._reader.readexactly(size))
-                if isinstance(message, LoopDetached):
+                if isinstance(message, LoopDetachNotice):
                     self.has_detached = True
                     break
                 if isinstance(message, DeclineRounds):
@@ -144,7 +144,7 @@ class AttachedTrainer:
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         async with self._lock:
             await asyncio.to_thread(self._mailbox.x_F.copy_, x_F)  # a large model takes a second
-            await self._request(WriteParameters(counters), TrainerCommandCompleted)
+            await self._request(SetParameters(counters), TrainerCommandCompleted)
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
         async with self._lock:
@@ -152,26 +152,26 @@ class AttachedTrainer:
             await self._request(MergeAnchorIntoParameters(lo, lo + len(value_N), how), TrainerCommandCompleted)
 
     async def evaluate(self, samples: int = 512, of_F: Tensor | None = None) -> ModelEvaluated:
-        raise TrainerFailed("refused", "an attached loop evaluates its model itself", alive=True)
+        raise TrainerCommandError("refused", "an attached loop evaluates its model itself", alive=True)
 
     async def sample(self, prompt: str, n: int, seed: int = 0, of_F: Tensor | None = None) -> str:
-        raise TrainerFailed("refused", "an attached loop draws its own samples", alive=True)
+        raise TrainerCommandError("refused", "an attached loop draws its own samples", alive=True)
 
     async def validate(self, work: Look | ContinueMeasurement, of_F: Tensor | None = None) -> LossesMeasured:
         if not isinstance(work, BeginValidation) or of_F is None or not self.validates:
-            raise TrainerFailed("refused", "this attached loop has no held-out loss (validate=)", alive=True)
+            raise TrainerCommandError("refused", "this attached loop has no held-out loss (validate=)", alive=True)
         async with self._lock:
             self._mailbox.show(of_F)
             return await self._request(work, LossesMeasured)
 
     def made(self) -> Tensor:
-        raise TrainerFailed("refused", "an attached loop cannot replay steps", alive=True)
+        raise TrainerCommandError("refused", "an attached loop cannot replay steps", alive=True)
 
     async def inner_state(self, room: Room = new_wire) -> Buffer:
         if not self._averages:
             return b""  # the optimizer belongs to the loop
         async with self._lock:
-            saved = await self._request(SaveInner(), InnerSaved)
+            saved = await self._request(SaveInner(), InnerStateInMailbox)
             return self._mailbox.take(saved.size_bytes, room)
 
     async def set_inner_state(self, data: Buffer) -> None:
@@ -199,12 +199,12 @@ class AttachedTrainer:
             raise _ended()
         message = answer.result()
         if isinstance(message, CommandFailed):
-            raise TrainerFailed(message.why, message.what, alive=True)
+            raise TrainerCommandError(message.why, message.what, alive=True)
         if isinstance(message, DeclineRounds):
             raise RunFailedError("E-ATT-08", "its loop declined this round")
         assert isinstance(message, expected), f"{type(message).__name__} does not reply to {command}"
         return message
 
 
-def _ended() -> TrainerFailed:
-    return TrainerFailed("crashed", "the training loop that this peer belongs to has ended")
+def _ended() -> TrainerCommandError:
+    return TrainerCommandError("crashed", "the training loop that this peer belongs to has ended")

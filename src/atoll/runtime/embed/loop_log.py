@@ -19,7 +19,7 @@ from atoll.base.units import counted_text
 from atoll.runtime.embed.messages import LoopLogLine
 from atoll.runtime.event_log import RunStatus, alike_text
 
-TROUBLES = ("EraSignaturesOverdue", "HistoryVertexLost")  # facts that RunStatus explains in its `trouble`
+TROUBLES = ("HistoryLacksEraSignatures", "StoredVertexLost")  # facts that RunStatus explains in its `trouble`
 LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
 NAMED_MAX = 8  # other members named when a loop begins; more are counted
 UNMOVED = "no update counted in round {trained}: the model is unchanged"
@@ -68,7 +68,7 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             then = entry.get("paused", "trying again")
             what = f"attempt {entry['attempt'] + 1} of round {entry['round']} ran out of time; {then}"
             yield LoopLogLine(logging.WARNING, what)
-        case "RoundSkipped":
+        case "LocalContributionSkipped":
             yield LoopLogLine(logging.WARNING, f"this peer has no part in round {entry['round']}: {entry['why']}")
         case "WorkRefused":
             what = f"this computer cannot do its part of the round, and tries again: {entry['why']}"

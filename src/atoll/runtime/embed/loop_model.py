@@ -28,7 +28,7 @@ from atoll.training.exchange.device_copies import copy_across, device_copies
 from atoll.training.exchange.layout import base_digest, layout_of, tensors_of
 from atoll.training.exchange.parameter_selection import FrozenBaseGuard, check_optimizer, exchanged_names
 from atoll.training.recipe.inner import (
-    GradientAccumulation,
+    GradientSumOptimizer,
     PipelinedGradients,
     fresh_inner,
     inner_from_bytes,
@@ -43,7 +43,7 @@ MERGED_AT_ONCE = 2**22  # values: 16 MiB of copies, made for tensors of another 
 
 
 @dataclass(frozen=True)
-class HandedOver:
+class HandoverSnapshot:
     """Values of the model as they were handed over, from `begin` on."""
 
     begin: int
@@ -86,7 +86,7 @@ class LoopModel:
         if problem := optimizer_problem(recipe, self.optimizer, self.model, self.layout):
             raise UsageError("E-ATT-13", problem)
         inner = recipe.inner
-        self.gradients = GradientSums(self.model, self.layout) if isinstance(inner, GradientAccumulation) else None
+        self.gradients = GradientSums(self.model, self.layout) if isinstance(inner, GradientSumOptimizer) else None
         self.queue_rounds = inner.depth if isinstance(inner, PipelinedGradients) else 0
         averages = any(recipe.schedule.moments)
         self._moments = TorchAdamAdapter(self.optimizer, self.model, self.layout) if averages else None
@@ -139,7 +139,7 @@ class LoopModel:
         self.copy_in(self.mailbox.x_F)
 
     @torch.no_grad()
-    def merge(self, message: MergeAnchorIntoParameters, sent: HandedOver | None) -> None:
+    def merge(self, message: MergeAnchorIntoParameters, sent: HandoverSnapshot | None) -> None:
         """Merge agreed values [lo, hi) of the mailbox; `sent`: values handed over, if steps were taken since."""
         for a, b, tensor, at in self._spans(message.lo, message.hi):
             flat = tensor.detach().reshape(-1)  # a view, unless the tensor has gaps
@@ -185,7 +185,7 @@ class LoopModel:
         self._moments.write(inner_from_bytes(data, parameters) if data else fresh_inner(parameters))
 
 
-def _merge_span(how: Taken, x_S: torch.Tensor, sent: HandedOver | None, lo: int, new_S: torch.Tensor) -> None:
+def _merge_span(how: Taken, x_S: torch.Tensor, sent: HandoverSnapshot | None, lo: int, new_S: torch.Tensor) -> None:
     """Merge agreed values from `lo` on into x, in place."""
     if how == "shift":
         x_S.add_(new_S)

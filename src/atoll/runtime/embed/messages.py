@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.arguments import Peers, Whole
-from atoll.base.workload import WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy
 from atoll.peer.config.node_sections import StateMemory
 from atoll.policy.fault_tolerance import StatisticName
 from atoll.policy.participation import ParticipationPolicy
@@ -17,15 +17,15 @@ from atoll.runtime.trainer.protocol import (
     BeginValidation,
     CancelTraining,
     CommandFailed,
-    InnerSaved,
+    InnerStateInMailbox,
     LoadInner,
     LossesMeasured,
     MergeAnchorIntoParameters,
     SaveInner,
+    SetParameters,
     StepsTrained,
     TrainerCommandCompleted,
     TrainSteps,
-    WriteParameters,
 )
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.recipes import Recipe
@@ -46,10 +46,10 @@ class RunRequest(msgspec.Struct, frozen=True):
     trust: Trust = "private"
     statistic: StatisticName | None = None  # combining rule; None: default of trust
     sample: ParticipationPolicy | None = None  # members drawn per round of a run to found; None: all members
-    effort: WorkloadPolicy | None = None  # adaptive length of its rounds; None: fixed length
+    effort: AdaptiveWorkloadPolicy | None = None  # adaptive length of its rounds; None: fixed length
 
 
-class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
+class AttachLoopRequest(msgspec.Struct, frozen=True, tag="AttachLoopRequest"):
     """First message of the user's process: its request and its model."""
 
     request: RunRequest
@@ -61,7 +61,7 @@ class AttachLoop(msgspec.Struct, frozen=True, tag="AttachLoop"):
     config: str = ""  # JSON of a Hugging Face model's configuration, for `checkpoint export --hf`
 
 
-class PeerIdentityAnnouncement(msgspec.Struct, frozen=True, tag="PeerIdentityAnnouncement"):
+class AttachedPeerIdentity(msgspec.Struct, frozen=True, tag="AttachedPeerIdentity"):
     """Identity of the peer and ticket of its run."""
 
     ticket: str  # empty if the folder's ticket has expired, or its run is over
@@ -96,14 +96,14 @@ class LoopLogLine(msgspec.Struct, frozen=True, tag="LoopLogLine"):
     text: str
 
 
-class LoopRunOver(msgspec.Struct, frozen=True, tag="LoopRunOver"):
+class RunFinishedNotice(msgspec.Struct, frozen=True, tag="RunFinishedNotice"):
     """The run has had its rounds; x holds the agreed model."""
 
     rounds: int
     model: str = ""  # file with the agreed model; empty if it could not be written
 
 
-class PeerError(msgspec.Struct, frozen=True, tag="PeerError"):
+class PeerFailureNotice(msgspec.Struct, frozen=True, tag="PeerFailureNotice"):
     """Fields of the AtollError that ends this peer."""
 
     code: str
@@ -120,34 +120,34 @@ class DeclineRounds(msgspec.Struct, frozen=True, tag="DeclineRounds"):
     rounds: int
 
 
-class LoopDetached(msgspec.Struct, frozen=True, tag="LoopDetached"):
+class LoopDetachNotice(msgspec.Struct, frozen=True, tag="LoopDetachNotice"):
     """Last message of the user's process."""
 
 
 ToUser = (
     TrainSteps
     | CancelTraining
-    | WriteParameters
+    | SetParameters
     | MergeAnchorIntoParameters
     | SaveInner
     | LoadInner
     | BeginValidation
     | RoundsBegin
-    | PeerIdentityAnnouncement
+    | AttachedPeerIdentity
     | LoopRoundClosed
     | LoopLogLine
-    | LoopRunOver
-    | PeerError
+    | RunFinishedNotice
+    | PeerFailureNotice
 )
 FromUser = (
-    AttachLoop
+    AttachLoopRequest
     | StepsTrained
     | TrainerCommandCompleted
-    | InnerSaved
+    | InnerStateInMailbox
     | LossesMeasured
     | CommandFailed
     | DeclineRounds
-    | LoopDetached
+    | LoopDetachNotice
 )
 
 

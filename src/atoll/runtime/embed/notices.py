@@ -10,7 +10,7 @@ import torch
 from atoll.base.errors import AtollError, RunFailedError
 from atoll.base.units import counted_text
 from atoll.runtime.control.socket import ERRORS
-from atoll.runtime.embed.messages import PeerError, RunRequest
+from atoll.runtime.embed.messages import PeerFailureNotice, RunRequest
 from atoll.runtime.embed.python_fix import in_python
 from atoll.runtime.embed.readings import RunProgress
 from atoll.runtime.network.addresses import LOOPBACK
@@ -77,7 +77,7 @@ def comeback_text(request: RunRequest, seen: RunProgress, quiet: bool) -> str | 
     return f"stopped by Ctrl-C; the same command goes on as the same member (its folder is {request.folder})"
 
 
-def error_of(message: PeerError) -> AtollError:
+def error_of(message: PeerFailureNotice) -> AtollError:
     """The error with which the peer process ended, in terms of Python."""
     kind = ERRORS.get(message.exit_status, RunFailedError)
     return kind(message.code, message.what, cause=message.cause, fix=in_python(message.fix))

@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from atoll.base.errors import RunFailedError
-from atoll.runtime.embed.messages import FromUser, LoopDetached, ToUser
+from atoll.runtime.embed.messages import FromUser, LoopDetachNotice, ToUser
 from atoll.runtime.system import MAXRSS_BYTES
 from atoll.runtime.trainer.protocol import LENGTH
 
@@ -145,7 +145,7 @@ class PeerChannel:
         if process is None or self._owner_pid != os.getpid():
             return
         with suppress(OSError):
-            self._send(LoopDetached())
+            self._send(LoopDetachNotice())
         try:
             process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:

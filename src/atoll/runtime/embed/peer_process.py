@@ -33,7 +33,7 @@ from atoll.peer.events import GenesisKnown, JoinRejected, LocalStateCaughtUp, Ro
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.settings import ERA_ROUNDS, RunSettings
 from atoll.policy.capability_terms import StateValidationTerms
-from atoll.policy.data.claims import UncountedSamples
+from atoll.policy.data.claims import CarriedOverSamples
 from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
@@ -44,12 +44,12 @@ from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
 from atoll.runtime.embed.loop_log import LOOP_KILLED, LoopLog
 from atoll.runtime.embed.messages import (
-    AttachLoop,
+    AttachedPeerIdentity,
+    AttachLoopRequest,
     LoopLogLine,
     LoopRoundClosed,
-    LoopRunOver,
-    PeerError,
-    PeerIdentityAnnouncement,
+    PeerFailureNotice,
+    RunFinishedNotice,
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
@@ -57,7 +57,7 @@ from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
 from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.storage.atomic_files import refused, write_durably
 from atoll.runtime.storage.staged_file import StagedFile
-from atoll.runtime.trainer import TrainerFailed
+from atoll.runtime.trainer import TrainerCommandError
 from atoll.runtime.trainer.protocol import (
     LENGTH,
 )
@@ -80,9 +80,9 @@ OWNER_S_PER_GB, AGREE_S_PER_GB = 15.0, 25.0
 FAREWELL_S = 10.0  # seconds for the others to agree on this leave; below `peer_channel.LEAVE_S`
 
 
-_ATTACH = msgspec.msgpack.Decoder(AttachLoop)
-_UNCOUNTED = msgspec.json.Decoder(UncountedSamples)
-_NO_CLAIMS = msgspec.json.encode(UncountedSamples(""))
+_ATTACH = msgspec.msgpack.Decoder(AttachLoopRequest)
+_UNCOUNTED = msgspec.json.Decoder(CarriedOverSamples)
+_NO_CLAIMS = msgspec.json.encode(CarriedOverSamples(""))
 
 
 async def serve(fd: int, memory: int) -> None:
@@ -143,19 +143,19 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
-    trainer.send(PeerIdentityAnnouncement("" if host.has_ended else ticket, host.me, lacks, _ignored(wish, host)))
+    trainer.send(AttachedPeerIdentity("" if host.has_ended else ticket, host.me, lacks, _ignored(wish, host)))
     joining = asyncio.create_task(_end_if_unreachable(join, end))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if trouble:
         trainer.send(_sent(trouble[0]))
     elif over.is_set():
-        with suppress(TrainerFailed):
+        with suppress(TrainerCommandError):
             if host.island.head is not None:
                 await host.island.warm_up()  # a peer that came back after the end may not have written the model
             await host.island.end_on_head()
         trained = host.machine.history.head_body.trained if host.machine.history else 0
-        trainer.send(LoopRunOver(trained, await _write_model(host)))
+        trainer.send(RunFinishedNotice(trained, await _write_model(host)))
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
@@ -214,11 +214,11 @@ async def _write_model(host: TrainingPeer) -> str:
         return ""
 
 
-def _sent(why: AtollError) -> PeerError:
-    return PeerError(why.code, why.what, why.cause, why.fix, why.exit_status)
+def _sent(why: AtollError) -> PeerFailureNotice:
+    return PeerFailureNotice(why.code, why.what, why.cause, why.fix, why.exit_status)
 
 
-def _ignored(wish: AttachLoop, host: TrainingPeer) -> tuple[str, ...]:
+def _ignored(wish: AttachLoopRequest, host: TrainingPeer) -> tuple[str, ...]:
     """Arguments that this run does not follow, as it was founded before."""
     if wish.request.recipe is None or host.machine.genesis is None:
         return ()
@@ -238,7 +238,7 @@ def _agreed(host: TrainingPeer) -> tuple[int, int]:
 
 
 async def _enter_run(
-    wish: AttachLoop, x_F: Tensor, make: Make[TrainingPeer]
+    wish: AttachLoopRequest, x_F: Tensor, make: Make[TrainingPeer]
 ) -> tuple[TrainingPeer, str, tuple[str, ...]]:
     """Join, resume or found the requested run: (peer, ticket, missing protections of a new run)."""
     from atoll.runtime.bootstrap import (
@@ -282,7 +282,7 @@ def _ticket_uses() -> int:
     return int(text)
 
 
-def _run_start(wish: AttachLoop, x_F: Tensor) -> tuple[RunStart, RunSettings]:
+def _run_start(wish: AttachLoopRequest, x_F: Tensor) -> tuple[RunStart, RunSettings]:
     """Terms of the run that this loop founds: its current model, its own data and the requested recipe."""
     from atoll.runtime.training_spec import RunStart, terms_of
     from atoll.training.spec import ATTACHED

@@ -38,19 +38,19 @@ from atoll.base.errors import AtollError, RunFailedError, UsageError, short_trac
 from atoll.base.units import counted_text
 from atoll.base.workload import BATCH_MOST
 from atoll.peer.config.node_sections import StateMemory
-from atoll.runtime.embed.after_end import AfterEnd, StepsAfterEnd, refuse_steps
-from atoll.runtime.embed.loop_model import HandedOver, LoopModel, hugging_face_config, number_of
+from atoll.runtime.embed.after_end import AfterEnd, PostRunStepHook, refuse_steps
+from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel, hugging_face_config, number_of
 from atoll.runtime.embed.loop_output import is_quiet, log, write_line
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
-    AttachLoop,
+    AttachedPeerIdentity,
+    AttachLoopRequest,
     DeclineRounds,
     LoopLogLine,
     LoopRoundClosed,
-    LoopRunOver,
-    PeerError,
-    PeerIdentityAnnouncement,
+    PeerFailureNotice,
     RoundsBegin,
+    RunFinishedNotice,
     RunRequest,
     ToUser,
 )
@@ -71,15 +71,15 @@ from atoll.runtime.embed.program_end import on_interrupt
 from atoll.runtime.embed.readings import RunProgress, RunReadings
 from atoll.runtime.trainer.protocol import (
     CancelTraining,
-    InnerSaved,
+    InnerStateInMailbox,
     LoadInner,
     MergeAnchorIntoParameters,
     SamplesRead,
     SaveInner,
+    SetParameters,
     StepsTrained,
     TrainerCommandCompleted,
     TrainSteps,
-    WriteParameters,
 )
 from atoll.training.codec.blocks import largest_of
 from atoll.training.data.shards.dataset import AssignedShardsDataset
@@ -114,7 +114,7 @@ class Run(RunReadings):
         self._channel = PeerChannel()
         self._joined = self._quiet = False
         self._warned: set[str] = set()  # notices that were given
-        self._after_end = StepsAfterEnd("warn")
+        self._after_end = PostRunStepHook("warn")
         self._validate: Callable[[], SupportsFloat] | None = None
         self._batch = 1
         self._span = _StepSpan()
@@ -123,7 +123,7 @@ class Run(RunReadings):
         self._cancelled_job = self._held_job = -1  # last job that was ended early; last one that pauses the loop
         self._steps_ahead = 0  # steps that the loop may take before the next job
         self._steps_ahead_next = 0  # the same, once the agreed values are merged
-        self._sent: HandedOver | None = None  # values handed over, while the loop takes steps ahead
+        self._sent: HandoverSnapshot | None = None  # values handed over, while the loop takes steps ahead
         self._queue = deque[tuple[_StepSpan, torch.Tensor]]()  # gradients of steps ahead, oldest first
         self._merging: MergeAnchorIntoParameters | None = (
             None  # merge that waits until the queued gradients are complete
@@ -200,7 +200,7 @@ class Run(RunReadings):
         self._local = LoopModel(model, optimizer, only)
         optimizer = self._local.optimizer  # without the wrapper of Accelerate or Lightning
         self._seen.exchanged, self._seen.base = self._local.layout.floats, self._local.base_digest
-        self._after_end = StepsAfterEnd(after_end)
+        self._after_end = PostRunStepHook(after_end)
         if request.recipe is not None:
             self._use_recipe(request.recipe)
         memory = self._local.open_mailbox(self._checked_folder(state_memory))
@@ -210,7 +210,7 @@ class Run(RunReadings):
         self._channel.start(memory)
         config, validates = hugging_face_config(model), validate is not None
         self._channel.send(
-            AttachLoop(request, self._local.layout, self._batch, pass_steps, validates, state_memory, config)
+            AttachLoopRequest(request, self._local.layout, self._batch, pass_steps, validates, state_memory, config)
         )
         self._wait_for_turn()
         self._joined = True
@@ -442,7 +442,7 @@ class Run(RunReadings):
         loss = span.loss_sum / span.reported if span.reported else 0.0
         samples, queues = span.steps * self._batch, self._local.queue_rounds > 0
         goes_ahead = job.ahead is not None and self._held_job < job.job
-        self._sent = HandedOver(lo, mailbox_F[lo:hi].clone()) if goes_ahead and not queues else None
+        self._sent = HandoverSnapshot(lo, mailbox_F[lo:hi].clone()) if goes_ahead and not queues else None
         self._steps_ahead_next = (job.ahead or 0 if queues else job.steps) if goes_ahead else 0
         self._steps_ahead = 0 if self._cancelled_job >= job.job else job.ahead or 0
         self._job = None
@@ -498,7 +498,7 @@ class Run(RunReadings):
                     held = (one for span in (*(s for s, _ in self._queue), self._span) for one in span.read)
                     self._data.assign(message.data, held)
                     self._is_starved = self._is_starved and self._data.is_waiting
-            case WriteParameters():
+            case SetParameters():
                 self._write_agreed()
                 self._channel.send(TrainerCommandCompleted())
             case MergeAnchorIntoParameters() if (
@@ -508,7 +508,7 @@ class Run(RunReadings):
             case MergeAnchorIntoParameters():
                 self._merge(message)
             case SaveInner():
-                self._channel.send(InnerSaved(self._local.save_moments()))
+                self._channel.send(InnerStateInMailbox(self._local.save_moments()))
             case LoadInner():
                 self._local.load_moments(message.size_bytes)
                 self._channel.send(TrainerCommandCompleted())
@@ -524,13 +524,13 @@ class Run(RunReadings):
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
-            case PeerIdentityAnnouncement():
+            case AttachedPeerIdentity():
                 self._announce(message)
             case LoopRoundClosed():
                 self._seen.closed(message)
             case LoopLogLine(level, text):
                 self._show(text, level)
-            case LoopRunOver(rounds, model):
+            case RunFinishedNotice(rounds, model):
                 self._seen.done, self._seen.trained, self._seen.model_file = True, rounds, model
                 self._is_starved = False
                 if self._data is not None:
@@ -539,11 +539,11 @@ class Run(RunReadings):
                     self._show(over_text(rounds, model))
                 else:
                     log.warning("%s", over_before_text(rounds, self._request.folder))
-            case PeerError():
+            case PeerFailureNotice():
                 self.close()
                 raise error_of(message)
 
-    def _announce(self, message: PeerIdentityAnnouncement) -> None:
+    def _announce(self, message: AttachedPeerIdentity) -> None:
         self._seen.ticket, self._seen.peer = message.ticket, message.me
         for text in message.lacks:
             log.warning("%s", text)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from atoll.runtime.network import tcp
 from atoll.runtime.network.dialer import cannot_listen, endpoint_of, environment_addresses
-from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint, text_of
+from atoll.wire.libp2p.multiaddr import DialAddress, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 Ambiguity = Literal["", "loopback", "link"]
@@ -99,7 +99,7 @@ def only_here(address: str) -> bool:
     return endpoint(address).host == "127.0.0.1"
 
 
-def _ip(where: DialEndpoint) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _ip(where: DialAddress) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(where.host)
     except ValueError:

@@ -51,7 +51,7 @@ from atoll.runtime.network.transport import Connection, Listener, TransportOptio
 from atoll.runtime.network.transports import TRANSPORTS
 from atoll.runtime.network.unlinked import UnlinkedConnections
 from atoll.runtime.network.upload_limiter import UploadLimiter
-from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
+from atoll.wire.libp2p.multiaddr import DialAddress, text_of
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +268,7 @@ class ConnectionManager:
             link.redialer = self._spawn(self._redial_until_up(link))
 
     async def _redial_until_up(self, link: PeerLink) -> None:
-        async def introduce(connection: Connection, where: DialEndpoint) -> None:
+        async def introduce(connection: Connection, where: DialAddress) -> None:
             await self._introduce(connection, where, Lane.CONTROL, link.peer)
 
         pause_s, resets = REDIAL_FIRST_S, 0
@@ -299,7 +299,7 @@ class ConnectionManager:
         return kind in self._dialable_kinds
 
     async def _introduce(
-        self, connection: Connection, where: DialEndpoint, lane: Lane, expected: PeerId | None
+        self, connection: Connection, where: DialAddress, lane: Lane, expected: PeerId | None
     ) -> PeerId:
         """Handshake on a dialed connection. Raises OSError or PeerFault."""
         self._track(connection)

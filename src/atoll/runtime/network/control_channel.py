@@ -22,9 +22,9 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Lane
 from atoll.runtime.network.message_log import COUNT_BYTES, ResendQueue
-from atoll.runtime.network.secure_channel import ChannelOpened, ForeignPeer, SecureSession
-from atoll.runtime.network.transport import Connection, ConnectionChannel, run_guarded
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.runtime.network.secure_channel import ChannelOpened, SecureSession, ServedNonMember
+from atoll.runtime.network.transport import Connection, ConnectionCallbacks, run_guarded
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 READ_BYTES = MIB // 16  # control frames are small; a long one arrives in several reads
 SESSION_BYTES_MAX = MIB // 16  # given to the session at once: bytes there can no longer be dropped or overtaken
@@ -58,7 +58,7 @@ class ControlChannelOwner(Protocol):
 
 
 class ControlChannel:
-    """A `ConnectionChannel`. `peer`, `lane` and `log` are set from `on_opened` on."""
+    """A `ConnectionCallbacks`. `peer`, `lane` and `log` are set from `on_opened` on."""
 
     connection: Connection
     session: SecureSession
@@ -73,7 +73,7 @@ class ControlChannel:
         *,
         deadline_s: Seconds,
         queue_bytes: int,
-        endpoint: DialEndpoint | None = None,
+        endpoint: DialAddress | None = None,
         expected: PeerId | None = None,
     ) -> None:
         self._owner, self._make_session, self._queue_bytes = owner, make_session, queue_bytes
@@ -185,7 +185,7 @@ class ControlChannel:
         self.set_deadline(within_s)
         self.schedule_pump()
 
-    def hand_over(self, channel: ConnectionChannel) -> None:
+    def hand_over(self, channel: ConnectionCallbacks) -> None:
         """The handshake was for another lane: send its last bytes, then give the connection to `channel`."""
         self.set_deadline(None)
         while out := self.session.outgoing():
@@ -214,7 +214,7 @@ class ControlChannel:
                 self.peer, self.lane = item
                 self.log = ResendQueue(self.session.session_id, self._queue_bytes)
                 self._owner.on_opened(self)
-            elif isinstance(item, ForeignPeer):
+            elif isinstance(item, ServedNonMember):
                 self.peer = item.peer
                 self._owner.admit_guest(self)
             elif not item or item[0] not in _KINDS:

@@ -18,7 +18,7 @@ from atoll.base.ids import PeerId
 from atoll.base.limits import ADDRESSES_MAX, PEERS_MAX
 from atoll.runtime.network.transport import Connection, Transport
 from atoll.runtime.network.transports import TRANSPORTS
-from atoll.wire.libp2p.multiaddr import DialEndpoint, endpoint
+from atoll.wire.libp2p.multiaddr import DialAddress, endpoint
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ class DialRefused(OSError):
 
 
 async def dial_any(
-    endpoints: Sequence[DialEndpoint],
+    endpoints: Sequence[DialAddress],
     transports: Mapping[str, Transport],
-    introduce: Callable[[Connection, DialEndpoint], Awaitable[object]],
+    introduce: Callable[[Connection, DialAddress], Awaitable[object]],
     may_dial: Callable[[str], bool],
 ) -> DialResult:
     """Dial all endpoints at once, then introduce this peer on one connection after the other until one succeeds.
@@ -81,9 +81,9 @@ async def dial_any(
 
 
 @lru_cache(maxsize=PEERS_MAX)  # called for every member in every round with arguments that rarely change
-def endpoints_of(peer: PeerId, addresses: tuple[str, ...], transports: frozenset[str]) -> tuple[DialEndpoint, ...]:
+def endpoints_of(peer: PeerId, addresses: tuple[str, ...], transports: frozenset[str]) -> tuple[DialAddress, ...]:
     """A peer's addresses that these transports can dial and that name no other peer."""
-    found: list[DialEndpoint] = []
+    found: list[DialAddress] = []
     for address in addresses[:ADDRESSES_MAX]:
         try:
             where = endpoint(address)
@@ -94,7 +94,7 @@ def endpoints_of(peer: PeerId, addresses: tuple[str, ...], transports: frozenset
     return tuple(found)
 
 
-def endpoint_of(address: str, transports: Collection[str] = TRANSPORTS) -> DialEndpoint:
+def endpoint_of(address: str, transports: Collection[str] = TRANSPORTS) -> DialAddress:
     """The endpoint of an address that a person wrote. Raises UsageError."""
     try:
         where = endpoint(address)

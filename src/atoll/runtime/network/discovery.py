@@ -29,7 +29,7 @@ class Discovery(Protocol):
         ...
 
 
-class TicketDiscovery:
+class StaticAddressDiscovery:
     """Addresses from the ticket and from the command line. They announce nothing: a ticket holds what it holds."""
 
     def __init__(self, known: Callable[[], Sequence[tuple[str, PeerId | None]]]) -> None:

@@ -5,7 +5,7 @@ four-byte lengths. Beside it, registered protocols are served (stream_handlers.p
 after its handshake, with keys of its own.
 
 Invariants:
-- A peer without a post-quantum identity is a `ForeignPeer` and never more.
+- A peer without a post-quantum identity is a `ServedNonMember` and never more.
 - Nothing that identify reports is believed.
 Not responsible for: sockets, other outgoing streams.
 """
@@ -21,23 +21,29 @@ from atoll.base.machine import Lane
 from atoll.crypto.identity import Identity, PublicIdentity, libp2p_public_key, no_peer_known
 from atoll.crypto.noise_pattern import HandshakeRole
 from atoll.crypto.session_tickets import TicketStore
-from atoll.runtime.network.secure_channel import FRAME_MAX, ChannelOpened, ForeignPeer, RecordOpener, RecordSealer
+from atoll.runtime.network.secure_channel import (
+    FRAME_MAX,
+    ChannelOpened,
+    RecordOpener,
+    RecordSealer,
+    ServedNonMember,
+)
 from atoll.runtime.network.stream_handlers import (
+    IncomingStream,
     ServedStream,
     ServedStreams,
     StreamHandler,
     StreamHandlers,
-    StreamRequest,
 )
 from atoll.wire.libp2p import identify, multiaddr
 from atoll.wire.libp2p.connection import CONTROL_PROTOCOL, Libp2pConnection, Libp2pTerms
 from atoll.wire.libp2p.events import (
     ConnectionEvent,
     ConnectionReady,
-    GoneAway,
+    GoAwayReceived,
     PingAnswered,
-    StreamClosed,
     StreamData,
+    StreamHalfClosed,
     StreamOpened,
     StreamReset,
 )
@@ -86,7 +92,7 @@ class Libp2pSecurity:
     def _is_served(self, protocol: str) -> bool:
         return protocol == CONTROL_PROTOCOL or protocol in self.handlers
 
-    def _serve_identify(self, request: StreamRequest) -> ServedStream:
+    def _serve_identify(self, request: IncomingStream) -> ServedStream:
         message = identify.IdentifyMessage(
             public_key=libp2p_public_key(self._terms.identity.public.ed25519),
             listen_addresses=self._addresses,
@@ -113,8 +119,8 @@ class _Libp2pSession:
     def start(self, remote_address: str) -> None:
         self._remote_address = remote_address  # the connection has its first bytes ready from the beginning
 
-    def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
-        items: list[ChannelOpened | ForeignPeer | bytes] = []
+    def receive(self, data: memoryview) -> list[ChannelOpened | ServedNonMember | bytes]:
+        items: list[ChannelOpened | ServedNonMember | bytes] = []
         for event in self._connection.receive(data):
             self._on_event(event, items)
         return items
@@ -147,14 +153,14 @@ class _Libp2pSession:
 
     # ---- events of the connection ----
 
-    def _on_event(self, event: ConnectionEvent, items: list[ChannelOpened | ForeignPeer | bytes]) -> None:
+    def _on_event(self, event: ConnectionEvent, items: list[ChannelOpened | ServedNonMember | bytes]) -> None:
         match event:
             case ConnectionReady(lane, established):
                 self._ready = event
                 if lane is Lane.BULK:
                     items.append(ChannelOpened(established.peer, Lane.BULK))
                 elif established.identity is None:
-                    items.append(ForeignPeer(established.peer))
+                    items.append(ServedNonMember(established.peer))
                 elif established.role is HandshakeRole.INITIATOR:
                     self._dialed_stream = self._connection.open_stream(CONTROL_PROTOCOL)
             case StreamOpened(stream, protocol):
@@ -168,15 +174,15 @@ class _Libp2pSession:
                     items.extend(self._frames.receive(data))
                 elif (reply := self._served.receive(stream, data)) and not self._connection.send(stream, reply):
                     self._reset(stream)  # no room: the remote sends faster than it reads the replies
-            case StreamClosed(stream) | StreamReset(stream):
+            case StreamHalfClosed(stream) | StreamReset(stream):
                 if stream in (self._control, self._dialed_stream):
                     raise ConnectionResetError("the control stream ended")
                 self._served.discard(stream)
                 self._connection.close(stream)
-            case GoneAway() | PingAnswered():
+            case GoAwayReceived() | PingAnswered():
                 pass  # existing streams go on; this peer sends no pings
 
-    def _on_control_stream(self, stream: int, items: list[ChannelOpened | ForeignPeer | bytes]) -> None:
+    def _on_control_stream(self, stream: int, items: list[ChannelOpened | ServedNonMember | bytes]) -> None:
         """The dialer opens it, once; a foreign peer never does."""
         assert self._ready is not None
         established = self._ready.established
@@ -192,7 +198,7 @@ class _Libp2pSession:
     def _serve(self, stream: int, protocol: str) -> None:
         assert self._ready is not None
         established = self._ready.established
-        request = StreamRequest(established.peer, established.identity is not None, self._remote_address)
+        request = IncomingStream(established.peer, established.identity is not None, self._remote_address)
         served = self._served.open(stream, protocol, request)
         if served is None or (served.first and not self._connection.send(stream, served.first)):
             self._reset(stream)

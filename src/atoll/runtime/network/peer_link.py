@@ -13,7 +13,7 @@ from atoll.base.ids import PeerId
 from atoll.runtime.network.bulk_channel import BulkLane
 from atoll.runtime.network.control_channel import ControlChannel
 from atoll.runtime.network.message_log import ResendQueue
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 
 class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class PeerLink:
 
     def __init__(self, peer: PeerId, bulk: BulkLane) -> None:
         self.peer, self.bulk = peer, bulk
-        self.endpoints: tuple[DialEndpoint, ...] = ()  # empty: only the remote can dial
+        self.endpoints: tuple[DialAddress, ...] = ()  # empty: only the remote can dial
         self.control: ControlChannel | None = None
         self.log: ResendQueue | None = None  # of the session; outlives its connections until the link is down
         self.retiring: dict[ControlChannel, None] = {}  # oldest first

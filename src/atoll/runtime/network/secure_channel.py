@@ -22,7 +22,7 @@ FRAME_MAX = CONTROL_FRAME_MAX + 1  # bytes; a message and the byte with its kind
 PLAIN_HELLO = b"atoll/plain/1"
 
 
-class ForeignPeer(NamedTuple):
+class ServedNonMember(NamedTuple):
     """The remote is an authenticated foreign peer. It may use served protocols and is no link."""
 
     peer: PeerId
@@ -56,8 +56,11 @@ class SecureSession(Protocol):
         """The connection is up. The dialer sends first."""
         ...
 
-    def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
-        """Decode bytes to `ForeignPeer` or `ChannelOpened`, then control frames. A PeerFault ends the session."""
+    def receive(self, data: memoryview) -> list[ChannelOpened | ServedNonMember | bytes]:
+        """Decode bytes to `ServedNonMember` or `ChannelOpened`, then control frames.
+
+        A PeerFault ends the session.
+        """
         ...
 
     def send(self, message: bytes) -> None:
@@ -144,7 +147,7 @@ class _PlainSession:
         if self._lane is not None:
             self._send_hello(self._lane)
 
-    def receive(self, data: memoryview) -> list[ChannelOpened | ForeignPeer | bytes]:
+    def receive(self, data: memoryview) -> list[ChannelOpened | ServedNonMember | bytes]:
         if self._opened:
             return list(self._frames.receive(data))
         self._part += data

@@ -20,7 +20,7 @@ from atoll.wire.libp2p import ping
 SERVED_STREAMS_MAX = 16  # served streams per connection; 64 guests hold 1024 streams at most
 
 
-class StreamRequest(NamedTuple):
+class IncomingStream(NamedTuple):
     """A stream that a remote opened."""
 
     peer: PeerId
@@ -39,7 +39,7 @@ class ServedStream(NamedTuple):
 class StreamHandler:
     """Service of one protocol."""
 
-    open: Callable[[StreamRequest], ServedStream]
+    open: Callable[[IncomingStream], ServedStream]
     """May raise PeerFault, as may `ServedStream.receive`: it ends the connection."""
     streams_max: int  # streams of this protocol per connection; a further one is reset
     members_only: bool = False  # a foreign peer's stream is reset
@@ -76,7 +76,7 @@ class ServedStreams:
         self._handlers = handlers
         self._open: dict[int, tuple[str, Callable[[bytes], bytes]]] = {}
 
-    def open(self, stream: int, protocol: str, request: StreamRequest) -> ServedStream | None:
+    def open(self, stream: int, protocol: str, request: IncomingStream) -> ServedStream | None:
         """None: the stream is not served and has to be reset."""
         handler = self._handlers[protocol]
         same = sum(other == protocol for other, _ in self._open.values())
@@ -97,5 +97,5 @@ class ServedStreams:
         self._open.pop(stream, None)
 
 
-def _serve_ping(request: StreamRequest) -> ServedStream:
+def _serve_ping(request: IncomingStream) -> ServedStream:
     return ServedStream(b"", ping.PingResponder().receive)

@@ -17,7 +17,7 @@ from typing import cast
 
 from atoll.runtime.network.transport import (
     Connection,
-    ConnectionChannel,
+    ConnectionCallbacks,
     TransportOptions,
     fail_connection,
     run_guarded,
@@ -30,7 +30,7 @@ from atoll.runtime.system import (
     limit_silence,
     round_trip_us,
 )
-from atoll.wire.libp2p.multiaddr import DialEndpoint, text_of
+from atoll.wire.libp2p.multiaddr import DialAddress, text_of
 
 BACKLOG = 256  # connections that wait in the kernel; in a mesh that starts at once, all peers dial at once
 UNHEARD_S = 60.0  # unacknowledged bytes are lost after this time; the kernel alone retries for 15 minutes
@@ -46,13 +46,13 @@ class TcpTransport:
         self._options = options
 
     async def dial(
-        self, endpoint: DialEndpoint, may_dial: Callable[[str], bool] = lambda host: True
+        self, endpoint: DialAddress, may_dial: Callable[[str], bool] = lambda host: True
     ) -> TcpConnection:
         sock = await connect(endpoint, self._options.congestion, may_dial)
         return TcpConnection(self._options.on_written, sock)
 
     async def listen(
-        self, endpoint: DialEndpoint, accept: Callable[[Connection], ConnectionChannel]
+        self, endpoint: DialAddress, accept: Callable[[Connection], ConnectionCallbacks]
     ) -> TcpListener:
         def make_connection() -> TcpConnection:
             connection = TcpConnection(self._options.on_written)
@@ -62,19 +62,19 @@ class TcpTransport:
         sock = await listening(endpoint, self._options.congestion)
         host, port = sock.getsockname()[:2]
         server = await asyncio.get_running_loop().create_server(make_connection, sock=sock, backlog=BACKLOG)
-        return TcpListener(server, DialEndpoint(host, port, "tcp", None))
+        return TcpListener(server, DialAddress(host, port, "tcp", None))
 
 
 class TcpListener:
     """An open listening socket."""
 
-    def __init__(self, server: asyncio.Server, endpoint: DialEndpoint) -> None:
+    def __init__(self, server: asyncio.Server, endpoint: DialAddress) -> None:
         self.endpoint = endpoint
         self.close, self.wait_closed = server.close, server.wait_closed
 
 
 async def connect(
-    endpoint: DialEndpoint, congestion: str, may_dial: Callable[[str], bool] = lambda host: True
+    endpoint: DialAddress, congestion: str, may_dial: Callable[[str], bool] = lambda host: True
 ) -> socket.socket:
     """A connected, non-blocking socket. Raises OSError, ConnectionRefusedError only if every address refused.
 
@@ -103,7 +103,7 @@ async def connect(
     raise troubles[0] if troubles else OSError(f"{text_of(endpoint)} has no address")
 
 
-async def listening(endpoint: DialEndpoint, congestion: str) -> socket.socket:
+async def listening(endpoint: DialAddress, congestion: str) -> socket.socket:
     """A bound, non-blocking socket; accepted connections inherit its congestion control (Linux)."""
     family, address = (await _resolved(endpoint))[0]
     sock = _socket(family, address[0], congestion)
@@ -118,7 +118,7 @@ async def listening(endpoint: DialEndpoint, congestion: str) -> socket.socket:
     return sock
 
 
-async def _resolved(endpoint: DialEndpoint) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+async def _resolved(endpoint: DialAddress) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
     with contextlib.suppress(ValueError):  # a numeric host needs no resolver, which would cost a thread
         family = socket.AF_INET6 if ip_address(endpoint.host).version == 6 else socket.AF_INET
         return [(family, (endpoint.host, endpoint.port))]
@@ -153,7 +153,7 @@ def _socket(family: socket.AddressFamily, host: str, congestion: str) -> socket.
 class TcpConnection(asyncio.BufferedProtocol):
     """`Connection` over TCP: a connected socket, then an asyncio transport once it has a channel."""
 
-    channel: ConnectionChannel
+    channel: ConnectionCallbacks
 
     def __init__(
         self, on_written: Callable[[int], None] = lambda written_bytes: None, sock: socket.socket | None = None
@@ -171,7 +171,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     # ---- what channels use ----
 
-    async def start(self, channel: ConnectionChannel) -> None:
+    async def start(self, channel: ConnectionCallbacks) -> None:
         self.channel = channel
         sock, self._sock = self._sock, None
         if sock is None:
@@ -213,7 +213,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     @property
     def remote_address(self) -> str:
         host, port = self._remote()
-        return text_of(DialEndpoint(host, port, "tcp", None)) if host else ""
+        return text_of(DialAddress(host, port, "tcp", None)) if host else ""
 
     def _remote(self) -> tuple[str, int]:
         """Host and port of the remote; empty once the connection is gone."""

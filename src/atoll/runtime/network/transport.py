@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from atoll.base.errors import PeerFault
-from atoll.crypto.seal import KeysExhausted
-from atoll.wire.libp2p.multiaddr import DialEndpoint
+from atoll.crypto.seal import ConnectionKeysExhausted
+from atoll.wire.libp2p.multiaddr import DialAddress
 
 log = logging.getLogger(__name__)
 
 
-class ConnectionChannel(Protocol):
+class ConnectionCallbacks(Protocol):
     """Content of a connection at the moment: a handshake, control frames or bulk records."""
 
     def on_started(self, connection: Connection) -> None: ...
@@ -48,11 +48,11 @@ class ConnectionChannel(Protocol):
 class Connection(Protocol):
     """One connection, made by a `Transport`. Used inside one event loop."""
 
-    channel: ConnectionChannel
+    channel: ConnectionCallbacks
     closed: asyncio.Future[None]  # done once the connection is gone
     received_bytes: int
 
-    async def start(self, channel: ConnectionChannel) -> None:
+    async def start(self, channel: ConnectionCallbacks) -> None:
         """Carry `channel` on a dialed connection. Nothing was read before. Raises OSError."""
         ...
 
@@ -137,7 +137,7 @@ class Connection(Protocol):
 class Listener(Protocol):
     """An open listening address."""
 
-    endpoint: DialEndpoint  # as bound: a numeric host, a port other than 0
+    endpoint: DialAddress  # as bound: a numeric host, a port other than 0
 
     def close(self) -> None: ...
 
@@ -147,7 +147,7 @@ class Listener(Protocol):
 class Transport(Protocol):
     """One way to reach a peer."""
 
-    async def dial(self, endpoint: DialEndpoint, may_dial: Callable[[str], bool] = ...) -> Connection:
+    async def dial(self, endpoint: DialAddress, may_dial: Callable[[str], bool] = ...) -> Connection:
         """A connection that waits for `start`. Raises OSError.
 
         ConnectionRefusedError means that every address refused.
@@ -155,7 +155,7 @@ class Transport(Protocol):
         """
         ...
 
-    async def listen(self, endpoint: DialEndpoint, accept: Callable[[Connection], ConnectionChannel]) -> Listener:
+    async def listen(self, endpoint: DialAddress, accept: Callable[[Connection], ConnectionCallbacks]) -> Listener:
         """Accept connections; `accept` returns the channel of each. Raises OSError."""
         ...
 
@@ -182,7 +182,7 @@ def run_guarded(connection: Connection, work: Callable[[], None]) -> None:
 
 def fail_connection(connection: Connection, why: Exception) -> None:
     """Abort after an exception. Errors that no remote can cause are logged with their traceback."""
-    if isinstance(why, PeerFault | KeysExhausted | OSError):
+    if isinstance(why, PeerFault | ConnectionKeysExhausted | OSError):
         log.debug("closing a connection to %s: %r", connection.source, why)
     else:
         log.warning("closing a connection to %s", connection.source, exc_info=why)

@@ -67,7 +67,7 @@ def place_at(url: str, *, to_write: bool = False) -> CheckpointPlace:
     if scheme == "file":
         return LocalFolder(Path(f"/{rest.lstrip('/')}"))
     if scheme in ("http", "https") and rest and not to_write:
-        return WebFolder(f"{scheme}://{rest}")
+        return WebCheckpointSource(f"{scheme}://{rest}")
     if scheme == "hf" and rest.count("/") == 1 and all(rest.split("/")):
         return HubRepository(rest)
     if scheme in OBJECT_STORES and rest:
@@ -154,7 +154,7 @@ class ObjectStore:
         return None
 
 
-class WebFolder:
+class WebCheckpointSource:
     """Checkpoints below an address that any web server may serve. Only readable."""
 
     def __init__(self, url: str) -> None:

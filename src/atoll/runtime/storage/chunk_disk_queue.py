@@ -4,8 +4,8 @@ Arriving chunks: a thread hashes each one and, if a download contains it, writes
 The manifest proves the chunk, so the machine learns of it afterwards. If the thread falls behind, the event loop
 does the same with further chunks, so that a kill loses few bytes.
 
-Requested chunks: most are in the system's page cache. A chunk hashed before (`VerifiedChunks`) stays there until it
-is encrypted; any other is copied and checked on the loop, one per turn. Reads from disk use the thread.
+Requested chunks: most are in the system's page cache. A chunk hashed before (`ChunkVerificationCache`) stays there
+until it is encrypted; any other is copied and checked on the loop, one per turn. Reads from disk use the thread.
 
 Invariants:
 - Every piece of work gets one reply, from the loop, never inside the call that requested it.
@@ -43,7 +43,7 @@ AT_ONCE = 4  # chunks per turn of the thread; afterwards their memory is free an
 Answer = Callable[[Any], None]  # called with the result or the exception
 
 
-class ChunkOnDisk(NamedTuple):
+class AlreadyWrittenChunk(NamedTuple):
     """Stands for a chunk in the file of `opening`, as long as that download is current."""
 
     data: Buffer
@@ -94,7 +94,7 @@ class ChunkDiskQueue:
                 self._loop.call_soon(self._read_one)
             return
         data = work.payload.data
-        if not isinstance(data, ChunkOnDisk):
+        if not isinstance(data, AlreadyWrittenChunk):
             self._off_the_loop(self._store_one, (work, data), answer)
         elif data.opening is self._store.unfinished.opening(work.blob):
             self._loop.call_soon(self._then, answer, None)
@@ -130,7 +130,7 @@ class ChunkDiskQueue:
         opening: PartialBlob | None = None
         with suppress(Exception):  # the task that stores it reports the error; the thread goes on
             opening = self._store.unfinished.land(chunk.blob, chunk.index, name, data)
-        return Payload(name, len(data), data if opening is None else ChunkOnDisk(data, opening))
+        return Payload(name, len(data), data if opening is None else AlreadyWrittenChunk(data, opening))
 
     def _tell(self, landed: list[tuple[Callable[[Payload], None], Payload]]) -> None:
         for then, payload in landed:

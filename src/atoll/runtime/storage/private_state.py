@@ -25,13 +25,13 @@ from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import DIGEST_BYTES, Digest
 from atoll.base.limits import MIB
 from atoll.crypto.digest import Buffer, blob_id, manifest_of
-from atoll.features.partition_training.tensors import DeferredUpdate, late_bytes, late_from_bytes
-from atoll.peer.tasks import UpdateSettlement
+from atoll.features.partition_training.tensors import UpdateWithoutQuorum, late_bytes, late_from_bytes
+from atoll.peer.tasks import LocalUpdateOutcome
 from atoll.runtime.storage.store import PeerStore
 from atoll.training.codec.blocks import largest_of, tensor_over
 from atoll.training.exchange.tensorfile import load, pieces_of
 from atoll.training.recipe.error_feedback import EncodedUpdate
-from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.private_parameters import PrivateModelCopy
 from atoll.training.recipe.update import Bounds
 
 FORMAT = "atoll/private/4"
@@ -59,11 +59,11 @@ class PrivateState:
     memory_F: Tensor | None = None  # error feedback; with `sent` of one fragment, that before the update
     inner: Buffer = b""  # encoded moments of the inner optimizer
     claim: bytes = b""  # last claim in a vertex; empty unless rounds are audited
-    late: DeferredUpdate | None = None  # work done while partitioned that no vertex counts yet
-    kept: PrivateParameters | None = None  # private parameters of the recipe
+    late: UpdateWithoutQuorum | None = None  # work done while partitioned that no vertex counts yet
+    kept: PrivateModelCopy | None = None  # private parameters of the recipe
     sent: InFlightUpdate | None = None  # update in flight; this state is valid for the vertex that counts it
 
-    def matches(self, vertex: Digest, settlement: UpdateSettlement | None) -> bool:
+    def matches(self, vertex: Digest, settlement: LocalUpdateOutcome | None) -> bool:
         """True if the state is valid for this vertex; `settlement` is what it counts of the local peer."""
         if self.sent is None:
             return self.vertex == vertex
@@ -76,8 +76,8 @@ NOTHING = PrivateState(None)
 
 
 def matching_state(
-    files: Sequence[PrivateState], vertex: Digest, settlements: Sequence[UpdateSettlement]
-) -> tuple[PrivateState, UpdateSettlement | None]:
+    files: Sequence[PrivateState], vertex: Digest, settlements: Sequence[LocalUpdateOutcome]
+) -> tuple[PrivateState, LocalUpdateOutcome | None]:
     """The state that matches this vertex, and what a vertex counts of the update in it.
 
     `settlements` are those of this vertex and the one before. If this vertex counts nothing of the local peer,
@@ -185,7 +185,7 @@ def _read(data: memoryview, floats: int) -> PrivateState | None:
             inner,
             claim,
             late_from_bytes(late, floats) if late else None,
-            PrivateParameters(kept_F, _digest(bytes.fromhex(told.get("kept", "")))) if kept_F is not None else None,
+            PrivateModelCopy(kept_F, _digest(bytes.fromhex(told.get("kept", "")))) if kept_F is not None else None,
             _sent(beside, left_N) if left_N is not None else None,
         )
     except (PeerFault, ValueError, *UNREADABLE):

@@ -12,7 +12,8 @@
 Invariants:
 - All files are private to this user: 0600 in 0700 (ownership.py).
 - What `keep` or `finish_blob` returned for survives a power cut. A half-written file never has a final name.
-- A blob is used only if its bytes hash to its name. Chunks that left memory are hashed again (`VerifiedChunks`).
+- A blob is used only if its bytes hash to its name. Chunks that left memory are hashed again
+  (`ChunkVerificationCache`).
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from atoll.base.limits import BLOB_CHUNK
 from atoll.base.machine import Payload
 from atoll.crypto.digest import BlobManifest, Buffer, blob_id, digest, manifest_of_spans
 from atoll.peer.tasks import ReadVertices
-from atoll.protocol.history.era_signatures import SEALED_HELD, ReadEra
-from atoll.protocol.transfer.tasks import BlobOpened, CloseBlob, DropBlob, OpenBlob, ReadManifest
+from atoll.protocol.history.era_signatures import SEALED_HELD, ReadEraSignatures
+from atoll.protocol.transfer.tasks import BlobStoragePrepared, CloseBlob, DropBlob, PrepareBlobStorage, ReadManifest
 from atoll.runtime.network.buffer_pool import for_once
 from atoll.runtime.network.file_slice import FileHandle, FileSlice
 from atoll.runtime.storage.atomic_files import aside, open_elsewhere, read_at, refused, sync_folder, write_durably
 from atoll.runtime.storage.ownership import make_private, open_private, private_folder, read_secret
 from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, PartialBlobStore
 from atoll.runtime.storage.staged_file import StagedFile
-from atoll.runtime.storage.verified_chunks import FileStamp, VerifiedChunks
+from atoll.runtime.storage.verified_chunks import ChunkVerificationCache, FileStamp
 from atoll.runtime.system import READ_CACHED
 
 VERTICES_GIVEN = 256  # newest vertices loaded by a starting peer; older ones stay on disk
@@ -99,7 +100,7 @@ class PeerStore:
             os.close(self._lock)
             raise damaged(f"kept.sqlite ({why})", folder) from why
         self._manifests: OrderedDict[Digest, BlobManifest] = OrderedDict()
-        self._proofs: dict[Digest, VerifiedChunks] = {}  # only for blobs with a manifest in memory
+        self._proofs: dict[Digest, ChunkVerificationCache] = {}  # only for blobs with a manifest in memory
         self._served: dict[Digest, float] = {}  # blob → time at which one of its chunks went to a member
         self.unfinished = PartialBlobStore(folder / "blobs", durable)
         self.private = StagedFile(folder, "private")  # private_state.py
@@ -382,7 +383,7 @@ class PeerStore:
             return None
         proof = self._proofs.get(name)
         if proof is None or proof.stamp != stamp:
-            proof = self._proofs[name] = VerifiedChunks(stamp, bytearray(len(manifest.chunks)))
+            proof = self._proofs[name] = ChunkVerificationCache(stamp, bytearray(len(manifest.chunks)))
         proof.chunks[index] = 1
         return Payload(manifest.chunks[index], count, data)
 
@@ -497,7 +498,7 @@ class PeerStore:
         """`proved` is the stamp of a file, all chunks of which were just hashed."""
         self._manifests[name] = manifest
         if proved is not None:
-            self._proofs[name] = VerifiedChunks(proved, bytearray(b"\1") * len(manifest.chunks))
+            self._proofs[name] = ChunkVerificationCache(proved, bytearray(b"\1") * len(manifest.chunks))
         if len(self._manifests) > MANIFESTS_HELD:
             forgotten, _ = self._manifests.popitem(last=False)
             self._proofs.pop(forgotten, None)
@@ -576,10 +577,10 @@ def run_store_task(store: PeerStore, work: Any) -> Any:
     match work:
         case ReadVertices():
             return store.vertices_from(work.first, work.bytes_max)
-        case ReadEra():
+        case ReadEraSignatures():
             return store.value(f"sealed/{work.round}")
-        case OpenBlob():
-            return BlobOpened(store.open_blob(work.blob, work.manifest))
+        case PrepareBlobStorage():
+            return BlobStoragePrepared(store.open_blob(work.blob, work.manifest))
         case CloseBlob():
             return store.finish_blob(work.blob)
         case DropBlob():

@@ -1,7 +1,7 @@
 """Knowledge of this process about blob files, kept without reading them again.
 
-`PartialBlob` holds which chunks of a download are present, `VerifiedChunks` which chunks of a finished blob were
-hashed and stayed in memory since, `FileStamp` the identity of a file.
+`PartialBlob` holds which chunks of a download are present, `ChunkVerificationCache` which chunks of a finished blob
+were hashed and stayed in memory since, `FileStamp` the identity of a file.
 
 Invariants: no knowledge survives the process; a new process hashes again.
 Not responsible for: disk access.
@@ -73,7 +73,7 @@ class FileStamp(NamedTuple):
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class VerifiedChunks:
+class ChunkVerificationCache:
     """Chunks of a blob that were hashed in this process and have stayed in memory since.
 
     A failing disk does not change the stamp, but changed bytes have to be read from it. So a chunk that left memory

@@ -7,7 +7,7 @@ the model goes to stderr. One command runs at a time; only `cancel` overtakes.
 After a hand-over a trainer may continue by itself (`TrainSteps.ahead`): it steps while no command arrives, and
 these steps count in the next `train`. Agreed values arrive meanwhile as `MergeAnchorIntoParameters`.
 Invariants:
-- A trainer that crashes, hangs, runs out of memory or diverges surfaces at once as a `TrainerFailed`.
+- A trainer that crashes, hangs, runs out of memory or diverges surfaces at once as a `TrainerCommandError`.
 - If the parent dies in any way, the pipe ends and the trainer exits.
 - The child is never forked: it is a fresh interpreter, `python -m atoll.runtime.trainer`; this works in notebooks.
 
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from atoll.runtime.trainer.client import TrainerClient, check_device, chosen_device, threads_per_trainer
 from atoll.runtime.trainer.protocol import ModelEvaluated, TrainerHeartbeat
-from atoll.worker.trainer_commands import TrainerFailed, TrainerSpec
+from atoll.worker.trainer_commands import TrainerCommandError, TrainerSpec
 
 __all__ = [
     "ModelEvaluated",
     "TrainerClient",
-    "TrainerFailed",
+    "TrainerCommandError",
     "TrainerHeartbeat",
     "TrainerSpec",
     "check_device",

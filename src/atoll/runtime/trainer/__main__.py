@@ -10,7 +10,7 @@ import traceback
 from contextlib import suppress
 
 from atoll.runtime.system import end_first
-from atoll.runtime.trainer.process import CommandReader, TrainerProcess
+from atoll.runtime.trainer.process import CommandReader, TrainerCommandLoop
 from atoll.runtime.trainer.protocol import read_frame
 
 NICE = 5  # lower priority than the peer: a heartbeat is worth more than a step
@@ -26,7 +26,7 @@ def _main() -> None:
     commands = CommandReader(sys.stdin.buffer)
     threading.Thread(target=commands.listen, daemon=True).start()
     try:
-        TrainerProcess(int(sys.argv[1]), frame, commands, answers).serve()
+        TrainerCommandLoop(int(sys.argv[1]), frame, commands, answers).serve()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

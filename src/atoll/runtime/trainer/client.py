@@ -1,7 +1,7 @@
 """Trainer client: starts the trainer process, sends commands, watches progress, ends the process.
 
 Invariants:
-- Every command has one answer or a `TrainerFailed`.
+- Every command has one answer or a `TrainerCommandError`.
 - A process without progress is ended.
 - One command at a time.
 Not responsible for: the model (x lies in the mailbox).
@@ -34,12 +34,13 @@ from atoll.runtime.trainer.protocol import (
     Command,
     CommandFailed,
     EvaluateModel,
-    InnerSaved,
+    InnerStateInMailbox,
     LoadInner,
     MergeAnchorIntoParameters,
     ModelEvaluated,
     SampleText,
     SaveInner,
+    SetParameters,
     StepsTrained,
     Taken,
     TextSampled,
@@ -47,7 +48,6 @@ from atoll.runtime.trainer.protocol import (
     TrainerHeartbeat,
     TrainerReady,
     TrainSteps,
-    WriteParameters,
 )
 from atoll.runtime.trainer.shared_memory import SharedMailbox
 from atoll.training.codec.blocks import Room, new_wire
@@ -59,9 +59,15 @@ from atoll.verification.replay_audit.trainer_commands import (
     AuditStepCompleted,
     JudgeSegment,
     NextAuditStep,
-    ShowSegment,
+    WriteSegmentExhibit,
 )
-from atoll.worker.trainer_commands import ContinueMeasurement, Look, LossesMeasured, TrainerFailed, TrainerSpec
+from atoll.worker.trainer_commands import (
+    ContinueMeasurement,
+    Look,
+    LossesMeasured,
+    TrainerCommandError,
+    TrainerSpec,
+)
 
 STEPS_OF_SILENCE = 20  # a step that takes 20 times longer than the last ones counts as hung
 # Arguments of Python, before the descriptor of the mailbox. -P: no module comes from the working directory, which
@@ -121,7 +127,7 @@ class TrainerClient:
         await self.stop()
         loop = asyncio.get_running_loop()
         self._spec, self._lock = spec, asyncio.Lock()
-        self._failure: asyncio.Future[TrainerFailed] = loop.create_future()
+        self._failure: asyncio.Future[TrainerCommandError] = loop.create_future()
         self._answer: asyncio.Future[Answer] | None = None
         self._job, self._training, self._last_words = 0, False, b""
         fd = anonymous_file()
@@ -199,7 +205,7 @@ class TrainerClient:
     async def write_x(self, x_F: Tensor, counters: tuple[int, ...] = ()) -> None:
         """Set x to these parameters and buffers (F,)."""
         await self._ask(
-            WriteParameters(counters), TrainerCommandCompleted, before=lambda: self._mailbox.x_F.copy_(x_F)
+            SetParameters(counters), TrainerCommandCompleted, before=lambda: self._mailbox.x_F.copy_(x_F)
         )
 
     async def merge(self, lo: int, value_N: Tensor, how: Taken) -> None:
@@ -221,7 +227,7 @@ class TrainerClient:
         command = SampleText(prompt, n, seed, given=of_F is not None)
         return (await self._ask(command, TextSampled, before=lambda: self._mailbox.show(of_F))).text
 
-    async def audit(self, work: ShowSegment | JudgeSegment | NextAuditStep) -> AuditStepCompleted:
+    async def audit(self, work: WriteSegmentExhibit | JudgeSegment | NextAuditStep) -> AuditStepCompleted:
         """One step of showing or judging a segment: no round waits for the rest."""
         return await self._ask(work, AuditStepCompleted)
 
@@ -236,7 +242,7 @@ class TrainerClient:
     async def inner_state(self, room: Room = new_wire) -> Buffer:
         """A copy of the inner state, in `room`."""
         return await self._ask(
-            SaveInner(), InnerSaved, after=lambda saved: self._mailbox.take(saved.size_bytes, room)
+            SaveInner(), InnerStateInMailbox, after=lambda saved: self._mailbox.take(saved.size_bytes, room)
         )
 
     async def set_inner_state(self, data: Buffer) -> None:
@@ -254,7 +260,7 @@ class TrainerClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail(TrainerFailed("crashed", "the trainer was stopped"))
+        self._fail(TrainerCommandError("crashed", "the trainer was stopped"))
 
     async def _ask(
         self,
@@ -285,7 +291,7 @@ class TrainerClient:
     ) -> Any:
         async with self._lock:
             if self._process is None:
-                raise TrainerFailed("crashed", "the trainer is not running", fix="start it first")
+                raise TrainerCommandError("crashed", "the trainer is not running", fix="start it first")
             if self._failure.done():
                 raise self._failure.result()
             self._answer = asyncio.get_running_loop().create_future()
@@ -323,7 +329,7 @@ class TrainerClient:
         with suppress(ProcessLookupError):
             self._process.kill()
 
-    def _fail(self, failure: TrainerFailed) -> None:
+    def _fail(self, failure: TrainerCommandError) -> None:
         if not self._failure.done():
             self._failure.set_result(failure)
 

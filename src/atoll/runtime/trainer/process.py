@@ -35,19 +35,19 @@ from atoll.runtime.trainer.protocol import (
     Command,
     CommandFailed,
     EvaluateModel,
-    InnerSaved,
+    InnerStateInMailbox,
     LoadInner,
     MergeAnchorIntoParameters,
     ModelEvaluated,
     SampleText,
     SaveInner,
+    SetParameters,
     StepsTrained,
     TextSampled,
     TrainerCommandCompleted,
     TrainerHeartbeat,
     TrainerReady,
     TrainSteps,
-    WriteParameters,
     read_frame,
 )
 from atoll.runtime.trainer.shared_memory import SharedMailbox
@@ -56,7 +56,7 @@ from atoll.training.exchange.layout import bind, flatten, unflatten
 from atoll.training.models import generate_text, scores_of
 from atoll.training.recipe.gradient import GradientComputer
 from atoll.training.recipe.inner import (
-    GradientAccumulation,
+    GradientSumOptimizer,
     InnerState,
     PipelinedGradients,
     fresh_inner,
@@ -70,7 +70,7 @@ from atoll.training.recipe.merge import merge
 from atoll.verification.replay_audit.replay import TrainerSnapshot
 from atoll.verification.replay_audit.tolerance import TrainingProfile, profile_here
 from atoll.verification.replay_audit.trainer import SegmentReplayer
-from atoll.verification.replay_audit.trainer_commands import JudgeSegment, NextAuditStep, ShowSegment
+from atoll.verification.replay_audit.trainer_commands import JudgeSegment, NextAuditStep, WriteSegmentExhibit
 from atoll.verification.state_validation.trainer import VALIDATION_BATCH, ModelEvaluator, model_of
 from atoll.worker.trainer_commands import (
     BeginReplay,
@@ -85,7 +85,7 @@ BEAT_EVERY_S = 0.5  # seconds between heartbeats, sent at step boundaries; more 
 T = TypeVar("T")
 
 
-class TrainerProcess:
+class TrainerCommandLoop:
     """The trainer process: model, data and inner state, and the loop over commands."""
 
     def __init__(self, fd: int, frame: bytes, commands: CommandReader, answers: BinaryIO) -> None:
@@ -186,7 +186,7 @@ class TrainerProcess:
         match command:
             case TrainSteps():
                 return self.train(command)
-            case WriteParameters(counters):
+            case SetParameters(counters):
                 return self.write_x(counters)
             case MergeAnchorIntoParameters():
                 while self.depth and self._take_step_ahead():  # each gradient belongs to the parameters of its turn
@@ -199,10 +199,10 @@ class TrainerProcess:
                 with self._model_at(given):
                     return TextSampled(generate_text(self.model, prompt, n, seed))
             case SaveInner():
-                return InnerSaved(self.mailbox.put(*inner_pieces(self.inner)))
+                return InnerStateInMailbox(self.mailbox.put(*inner_pieces(self.inner)))
             case LoadInner(size_bytes):
                 return self.load_inner(size_bytes)
-            case ShowSegment() | JudgeSegment():
+            case WriteSegmentExhibit() | JudgeSegment():
                 return self.auditing.start(command)
             case NextAuditStep():
                 return self.auditing.go_on()
@@ -285,7 +285,7 @@ class TrainerProcess:
         """Write the result of the span into this vector (F,) and begin the next span."""
         into_F.copy_(self.x_F)
         if isinstance(
-            self.spec.inner, GradientAccumulation
+            self.spec.inner, GradientSumOptimizer
         ):  # x stands still: the hand-over is the sum of gradients
             into_F[: self.layout.parameters].copy_(self.inner.first_P)
             self.inner.first_P.zero_()
@@ -320,7 +320,7 @@ class TrainerProcess:
         if not abs(value) < float("inf"):  # NaN compares false
             raise _LossDiverged(f"the loss is {value} at step {global_step}")
         gradient_P = self.gradient.gradient_P
-        if isinstance(self.spec.inner, GradientAccumulation):
+        if isinstance(self.spec.inner, GradientSumOptimizer):
             self.inner.first_P.add_(gradient_P)
         else:
             inner_step(self.spec.inner, self.inner, self.x_P, gradient_P, global_step, self.matrices)
@@ -379,7 +379,7 @@ class TrainerProcess:
         self.span, self.onward, self.failure, self.under_way = _TrainingSpan(), None, None, False
         self.waiting.clear()
         self.x_F.copy_(self.mailbox.x_F)
-        if isinstance(self.spec.inner, GradientAccumulation):
+        if isinstance(self.spec.inner, GradientSumOptimizer):
             self.inner.first_P.zero_()  # gradients of another x
         buffers = dict(self.model.named_buffers())
         for slot in self.layout.slots:

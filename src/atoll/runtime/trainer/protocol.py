@@ -23,9 +23,9 @@ from atoll.verification.replay_audit.trainer_commands import (
     AuditStepCompleted,
     JudgeSegment,
     NextAuditStep,
-    ShowSegment,
+    WriteSegmentExhibit,
 )
-from atoll.wire.data_ranges import DataClaim, DataRange, ShardsToRead
+from atoll.wire.data_ranges import DataClaim, DataRange, RoundDataShards
 from atoll.worker.trainer_commands import (
     BeginReplay,
     BeginScoring,
@@ -65,7 +65,7 @@ class TrainSteps(msgspec.Struct, frozen=True, tag="TrainSteps"):
     inner: Inner | None = None  # optimizer numbers from now on; None: inner and horizon stay as they are
     horizon: ScheduleHorizon | None = None
     span: tuple[int, int] | None = None  # values that this round exchanges; None: all
-    data: ShardsToRead | None = None
+    data: RoundDataShards | None = None
     """For a loop that reads the shared data set: where each shard goes on. None: as before."""
 
 
@@ -75,7 +75,7 @@ class CancelTraining(msgspec.Struct, frozen=True, tag="CancelTraining"):
     stands: bool = False  # the trainer waits for the next `TrainSteps`, also after a merge
 
 
-class WriteParameters(msgspec.Struct, frozen=True, tag="WriteParameters"):
+class SetParameters(msgspec.Struct, frozen=True, tag="SetParameters"):
     counters: tuple[int, ...]
 
 
@@ -111,13 +111,13 @@ class LoadInner(msgspec.Struct, frozen=True, tag="LoadInner"):
 Command = (
     TrainSteps
     | CancelTraining
-    | WriteParameters
+    | SetParameters
     | MergeAnchorIntoParameters
     | EvaluateModel
     | SampleText
     | SaveInner
     | LoadInner
-    | ShowSegment
+    | WriteSegmentExhibit
     | JudgeSegment
     | NextAuditStep
     | BeginValidation
@@ -172,7 +172,7 @@ class TextSampled(msgspec.Struct, frozen=True, tag="TextSampled"):
     text: str
 
 
-class InnerSaved(msgspec.Struct, frozen=True, tag="InnerSaved"):
+class InnerStateInMailbox(msgspec.Struct, frozen=True, tag="InnerStateInMailbox"):
     size_bytes: int
 
 
@@ -191,7 +191,7 @@ Answer = (
     | StepsTrained
     | ModelEvaluated
     | TextSampled
-    | InnerSaved
+    | InnerStateInMailbox
     | AuditStepCompleted
     | LossesMeasured
     | TrainerCommandCompleted

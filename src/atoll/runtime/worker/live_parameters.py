@@ -24,9 +24,9 @@ from torch import Tensor
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
-from atoll.features.partition_training.worker import PartitionedTrainingProgress
+from atoll.features.partition_training.worker import PartitionedTrainer
 from atoll.peer.tasks import TrainingResult, TrainRound, TrainWithoutQuorum
-from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
+from atoll.runtime.trainer import ModelEvaluated, TrainerCommandError
 from atoll.runtime.trainer.protocol import Taken
 from atoll.runtime.worker.head import AgreedHead
 from atoll.runtime.worker.local_update import LocalUpdateState, gathers
@@ -34,7 +34,7 @@ from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec.blocks import Room
 from atoll.training.data import cursor_after
 from atoll.training.recipe.inner import inner_from_bytes
-from atoll.training.recipe.local_anchor import LocalAnchor
+from atoll.training.recipe.local_anchor import EagerUpdateAnchor
 from atoll.training.recipe.lr_position import position_of
 from atoll.training.recipe.merge import where_moved
 from atoll.training.recipe.moments import adopt_moments_bytes, behind
@@ -53,7 +53,7 @@ class LiveParameters:
     def __init__(
         self,
         tended: TrainerSupervisor,
-        away: PartitionedTrainingProgress,
+        away: PartitionedTrainer,
         mine: LocalUpdateState,
         agreed: AgreedHead,
         room: Room,
@@ -75,7 +75,7 @@ class LiveParameters:
     # ---- steps ---------------------------------------------------------------------------------------------
 
     async def ready(self, learning: TrainingSpec) -> None:
-        """Make the trainer ready. The caller holds its turn. Raises TrainerFailed."""
+        """Make the trainer ready. The caller holds its turn. Raises TrainerCommandError."""
         if self._tended.ready:
             return
         agreed = self._agreed
@@ -136,7 +136,7 @@ class LiveParameters:
                     auditing.took(done)
                 if moments_due(recipe.schedule, agreed.head.round):
                     self._moments = await self._trainer.inner_state()
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
                 raise failed
         self._tended.failures = 0
@@ -182,7 +182,7 @@ class LiveParameters:
                 return self.inner
             try:
                 self._left = await self._trainer.inner_state(self._room)
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
                 return self.inner
         if not undone:
@@ -200,20 +200,20 @@ class LiveParameters:
             try:
                 if self._tended.ready:
                     await self._trainer.set_inner_state(inner)
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
 
     async def evaluate(self, learning: TrainingSpec, samples: int) -> ModelEvaluated:
-        """Validation loss and accuracy of the head. Raises TrainerFailed."""
+        """Validation loss and accuracy of the head. Raises TrainerCommandError."""
         await self._tended.equipped()
         async with self._tended.turn:
             await self.ready(learning)
             return await self._trainer.evaluate(samples, self.head_if_different(learning.recipe))
 
     async def sample(self, learning: TrainingSpec, prompt: str, count: int, seed: int) -> str:
-        """Text of the head. Raises TrainerFailed."""
+        """Text of the head. Raises TrainerCommandError."""
         if learning.tokenizer is not UNSET:
-            raise TrainerFailed(
+            raise TrainerCommandError(
                 "refused",
                 "this model writes tokens of the run's tokenizer, not bytes",
                 fix="atoll checkpoint export ROUND FOLDER --hf writes both for other programs",
@@ -238,7 +238,7 @@ class LiveParameters:
                 if work.round <= agreed.round or agreed.head is None:  # possibly while a trainer started
                     raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
                 done = await self._away.train(work, agreed.head, learning.recipe)
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
                 raise failed
             self._tended.failures = 0
@@ -295,7 +295,7 @@ class LiveParameters:
             if before is not None and (due := moments_due(recipe.schedule, before.round)):
                 self.inner = adopt_moments_bytes(self.inner, after, due)
                 await self._trainer.set_inner_state(self.inner)
-        except TrainerFailed as failed:
+        except TrainerCommandError as failed:
             await self._tended.failed(failed)
 
     async def reset(self, anchor_F: Tensor, counts: bool, goes_on: bool) -> None:
@@ -314,7 +314,7 @@ class LiveParameters:
                     self.inner = self._left or await self._trainer.inner_state(self._room)
                 else:
                     await self._trainer.set_inner_state(self.inner)
-        except TrainerFailed as failed:
+        except TrainerCommandError as failed:
             self.inner = b"" if counts else self.inner
             await self._tended.failed(failed)
 
@@ -362,7 +362,7 @@ class LiveParameters:
                     await self._trainer.merge(lo, value_N, how)
                 if not sums:  # else there are no moments
                     self.inner = await self._trainer.inner_state(self._room)
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
 
     async def wait_merged(self) -> None:
@@ -370,13 +370,13 @@ class LiveParameters:
         if self._merging is not None:
             await self._merging
 
-    async def follow(self, own: LocalAnchor) -> None:
+    async def follow(self, own: EagerUpdateAnchor) -> None:
         """The local anchor moved by the sent update: x continues from it, with the steps taken since."""
         async with self._tended.turn:
             try:
                 if self._tended.ready:
                     await self._trainer.merge(0, own.anchor_F, "delta")
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self._tended.failed(failed)
 
     async def close(self) -> None:

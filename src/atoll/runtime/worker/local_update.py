@@ -20,40 +20,40 @@ import torch
 from torch import Tensor
 
 from atoll.base.ids import Digest
-from atoll.features.partition_training.worker import PartitionedTrainingProgress
-from atoll.peer.tasks import AdoptState, EncodeUpdate, RoundSettlement
+from atoll.features.partition_training.worker import PartitionedTrainer
+from atoll.peer.tasks import AbandonedRoundSettlement, AdoptState, EncodeUpdate
 from atoll.runtime.storage.private_state import PrivateState, write_span
 from atoll.training.codec import Codec
 from atoll.training.codec.blocks import Room
 from atoll.training.codec.compiled import native
 from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, settle_error_feedback
-from atoll.training.recipe.inner import GradientAccumulation
-from atoll.training.recipe.local_anchor import LocalAnchor
+from atoll.training.recipe.inner import GradientSumOptimizer
+from atoll.training.recipe.local_anchor import EagerUpdateAnchor
 from atoll.training.recipe.lr_position import step_of_run
 from atoll.training.recipe.moments import padded
 from atoll.training.recipe.outer import PLAIN
-from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.private_parameters import PrivateModelCopy
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
-from atoll.training.recipe.update import RoundInputs, gradient_sum_span, moved, part_bounds, part_codecs
+from atoll.training.recipe.update import RoundCodingInputs, gradient_sum_span, moved, part_bounds, part_codecs
 from atoll.training.spec import TrainingSpec
-from atoll.wire.messages.statements import LateShare
+from atoll.wire.messages.statements import StepsWhilePartitioned
 
 MEANS_HELD = 4  # means of the newest proposals
 
 
 def gathers(recipe: Recipe) -> bool:
     """Whether trainers hand over sums of gradients instead of parameters."""
-    return isinstance(recipe.inner, GradientAccumulation)
+    return isinstance(recipe.inner, GradientSumOptimizer)
 
 
 class LocalUpdateState:
-    def __init__(self, away: PartitionedTrainingProgress, arithmetic: Executor, room: Room) -> None:
+    def __init__(self, away: PartitionedTrainer, arithmetic: Executor, room: Room) -> None:
         self.memory_F: Tensor | None = None  # error feedback
         self.update: EncodedUpdate | None = None  # in flight
         self.up: tuple[Codec, ...] = ()  # codecs of the in-flight update
-        self.own: LocalAnchor | None = None  # local anchor, if the recipe gives every member one
-        self.kept: PrivateParameters | None = (
+        self.own: EagerUpdateAnchor | None = None  # local anchor, if the recipe gives every member one
+        self.kept: PrivateModelCopy | None = (
             None  # private parameters as of the last update, if the recipe has them
         )
         self._steps = 0  # in the in-flight update, without late work
@@ -72,8 +72,14 @@ class LocalUpdateState:
         return head.anchor_F if self.own is None else self.own.anchor_F
 
     def encode(
-        self, work: EncodeUpdate, learning: TrainingSpec, common: RoundInputs, x_F: Tensor, steps: int, members: int
-    ) -> tuple[EncodedUpdate, LateShare | None]:
+        self,
+        work: EncodeUpdate,
+        learning: TrainingSpec,
+        common: RoundCodingInputs,
+        x_F: Tensor,
+        steps: int,
+        members: int,
+    ) -> tuple[EncodedUpdate, StepsWhilePartitioned | None]:
         """The update of `steps` steps, from the anchor to this x (F,), and the late work attached to it.
 
         The moments that are due lie behind x. `members` updates make the mean that moves the local anchor.
@@ -84,7 +90,7 @@ class LocalUpdateState:
         bounds, anchor_F = part_bounds(hi - lo, work.shares), self._anchor(head)
         memory_N = self.memory_F[lo:hi] if self.memory_F is not None and coding.beta else None
         if learning.recipe.merge == "swap":
-            self.kept = PrivateParameters(x_F.clone(), common.name)
+            self.kept = PrivateModelCopy(x_F.clone(), common.name)
         if hi > len(anchor_F):
             anchor_F = padded(anchor_F, hi)
         if gathers(learning.recipe):
@@ -134,7 +140,7 @@ class LocalUpdateState:
         """Restore an update that an earlier process sent and that the next vertex counts."""
         self.update, self.up, self._steps = update, up, 0
 
-    async def abandon_round(self, left: RoundSettlement) -> None:
+    async def abandon_round(self, left: AbandonedRoundSettlement) -> None:
         """Abandon the open round: a later state replaces its result."""
         if left.late:
             self._away.forget()
@@ -178,7 +184,7 @@ class LocalUpdateState:
             return None
         before_F = own.anchor_F
         if state not in self._means:  # agreed without this peer: the agreed anchor has all updates
-            self.own = own = LocalAnchor(after.anchor_F, after.momentum_P)
+            self.own = own = EagerUpdateAnchor(after.anchor_F, after.momentum_P)
             return own.anchor_F - before_F
         mean_F = self._means[state]
         if mean_F is None:
@@ -188,11 +194,11 @@ class LocalUpdateState:
         return own.anchor_F - before_F if moved else None
 
     def begin_afresh(
-        self, learning: TrainingSpec, state: SharedState, kept: PrivateParameters | None = None
+        self, learning: TrainingSpec, state: SharedState, kept: PrivateModelCopy | None = None
     ) -> None:
         """Start from this state; only the private parameters `kept` survive."""
         if learning.recipe.reducer.own == "fresh":
-            self.own = LocalAnchor(state.anchor_F, state.momentum_P)
+            self.own = EagerUpdateAnchor(state.anchor_F, state.momentum_P)
         self.memory_F, self.update, self.kept = None, None, kept
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Seconds
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
-from atoll.runtime.trainer import TrainerClient, TrainerFailed, TrainerHeartbeat, TrainerSpec
+from atoll.runtime.trainer import TrainerClient, TrainerCommandError, TrainerHeartbeat, TrainerSpec
 from atoll.training.exchange.layout import check_same
 from atoll.training.recipe.gradient import PLAIN
 from atoll.training.recipe.lr_position import horizon_of
@@ -40,7 +40,7 @@ class TrainerSupervisor:
         self.ready = False  # the trainer runs and holds the live parameters
         self.lives = 0  # number of starts
         self.failures = 0  # consecutive failures
-        self.last_failure: TrainerFailed | None = None
+        self.last_failure: TrainerCommandError | None = None
         self.on_beat: Callable[[TrainerHeartbeat], None] = lambda beat: None
         self.turn = asyncio.Lock()
         self.looking = asyncio.Lock()  # held for a whole loss measurement, batch by batch
@@ -78,7 +78,7 @@ class TrainerSupervisor:
         recipe = learning.recipe
         assert self._equipped.is_set()
         if learning.data == ATTACHED and not self.attached:
-            raise TrainerFailed(
+            raise TrainerCommandError(
                 "refused",
                 "members of this run train a model in their own loops",
                 cause="its founder attached a PyTorch model from Python",
@@ -102,13 +102,13 @@ class TrainerSupervisor:
         try:
             check_same(learning.layout, await self.trainer.start(spec))
         except ValueError as why:
-            raise TrainerFailed("refused", str(why)) from why
+            raise TrainerCommandError("refused", str(why)) from why
 
     def rates(self, recipe: Recipe) -> dict[str, Any]:
         """Optimizer numbers of a round, which may differ from those at the start. Attached loops have their own."""
         return {} if recipe.model == ATTACHED else {"inner": recipe.inner, "horizon": horizon_of(recipe)}
 
-    async def failed(self, why: TrainerFailed) -> None:
+    async def failed(self, why: TrainerCommandError) -> None:
         """End the trainer; the wait before the next start doubles each time."""
         self.ready, self.last_failure = False, why
         self.failures += 1

@@ -28,7 +28,7 @@ from torch import Tensor
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
-from atoll.features.partition_training.worker import PartitionedTrainingProgress
+from atoll.features.partition_training.worker import PartitionedTrainer
 from atoll.peer.config.node_sections import StateMemory
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
@@ -36,6 +36,7 @@ from atoll.peer.tasks import (
     AdvanceState,
     EncodeUpdate,
     EndTrainingEarly,
+    LocalUpdateOutcome,
     PinBlobs,
     RestoreState,
     RollbackState,
@@ -45,7 +46,6 @@ from atoll.peer.tasks import (
     TrainRound,
     TrainWithoutQuorum,
     UpdateEncoded,
-    UpdateSettlement,
 )
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
@@ -69,7 +69,7 @@ from atoll.runtime.storage.private_state import (
 )
 from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore, run_store_task
-from atoll.runtime.trainer import ModelEvaluated, TrainerFailed
+from atoll.runtime.trainer import ModelEvaluated, TrainerCommandError
 from atoll.runtime.worker import storage_tasks
 from atoll.runtime.worker.capabilities import handlers_of_every_run
 from atoll.runtime.worker.head import AgreedHead
@@ -81,11 +81,11 @@ from atoll.training.codec.compiled import native
 from atoll.training.recipe.error_feedback import settle_error_feedback
 from atoll.training.recipe.moments import adopt_moments_bytes, as_bytes, joiner_state
 from atoll.training.recipe.outer import MomentAverage
-from atoll.training.recipe.private_parameters import PrivateParameters
+from atoll.training.recipe.private_parameters import PrivateModelCopy
 from atoll.training.recipe.reply_formats import has_owner_feedback
 from atoll.training.recipe.schedule import moments_due
 from atoll.training.recipe.state import SharedState, size_bytes_of
-from atoll.training.recipe.update import RoundInputs, moved, part_codecs
+from atoll.training.recipe.update import RoundCodingInputs, moved, part_codecs
 from atoll.training.spec import TrainingSpec, spec_after
 from atoll.verification.replay_audit.trainer_commands import AuditCommand, AuditStepCompleted
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
@@ -102,7 +102,7 @@ from atoll.worker.arithmetic import (
 )
 from atoll.worker.context import Handler, Handlers, WorkerContext
 from atoll.worker.downlink_error_feedback import DownlinkErrorFeedback
-from atoll.worker.shared_states import SharedStates
+from atoll.worker.shared_states import AgreedStateCache
 from atoll.worker.state_store import MissingStateError
 
 log = logging.getLogger(__name__)
@@ -129,11 +129,11 @@ class TrainingWorker:
         self.tended = TrainerSupervisor(threads, trainer, device)
         self.trainer = self.tended.trainer
         self.retention = BlobRetention(store, keep)
-        self.states = SharedStates(FileStateStore(store, self.retention))
+        self.states = AgreedStateCache(FileStateStore(store, self.retention))
         self._arithmetic = ThreadPoolExecutor(1, "arithmetic")
         self._disk = ThreadPoolExecutor(1, "disk")
         self._coding = ThreadPoolExecutor(1, "coding")  # pieces of a large state take seconds; no round waits
-        self.away = PartitionedTrainingProgress(self.tended)
+        self.away = PartitionedTrainer(self.tended)
         # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
         files = file_memory(store.folder) if state_memory == "disk" else None
         room = self._memory = BufferPool(sys.maxsize, files)
@@ -290,7 +290,7 @@ class TrainingWorker:
         async with self.tended.turn:
             try:
                 await self._ready()
-            except TrainerFailed as failed:
+            except TrainerCommandError as failed:
                 await self.tended.failed(failed)
 
     async def _ready(self) -> None:
@@ -325,12 +325,12 @@ class TrainingWorker:
             self.outbox.add(work.round, update)
         return UpdateEncoded(tuple(payload_of(wire, self._up_name) for wire in update.wires), claim, late)
 
-    def _common(self, round: int) -> RoundInputs:
+    def _common(self, round: int) -> RoundCodingInputs:
         head, name = self.agreed.head, self.agreed.name
         assert head is not None and name is not None
         return self._learning.round_inputs(round, head, name)
 
-    def _combine(self, work: CombineRows, common: RoundInputs) -> RowsCombined:
+    def _combine(self, work: CombineRows, common: RoundCodingInputs) -> RowsCombined:
         name = self._up_name if work.onward else self._down_name
         return combine_rows(work, self._learning_in(work.round), common, self.owing, name)
 
@@ -438,7 +438,11 @@ class TrainingWorker:
         return StateRestored(size_bytes_of(state, self._learning.layout))
 
     def _private(
-        self, files: list[PrivateState], work: RestoreState, mine: tuple[UpdateSettlement, ...], state: SharedState
+        self,
+        files: list[PrivateState],
+        work: RestoreState,
+        mine: tuple[LocalUpdateOutcome, ...],
+        state: SharedState,
     ) -> PrivateState:
         """The private state that belongs to this vertex and its state, brought up to date."""
         private, counted = matching_state(files, work.vertex, mine)
@@ -468,8 +472,8 @@ class TrainingWorker:
         return part_codecs(learning.recipe_after(before).coding.up, common, moved(sent.update.bounds, sent.begins))
 
     def _still_kept(
-        self, on_disk: PrivateParameters | None, name: Digest, state: SharedState
-    ) -> PrivateParameters | None:
+        self, on_disk: PrivateModelCopy | None, name: Digest, state: SharedState
+    ) -> PrivateModelCopy | None:
         """Private parameters after skipped rounds.
 
         None if their state is gone, or if the new state is older than theirs.
@@ -480,7 +484,7 @@ class TrainingWorker:
             return None
         return kept.with_moved(before.anchor_F, state.anchor_F, name)
 
-    def _begin_afresh(self, state: SharedState, kept: PrivateParameters | None = None) -> None:
+    def _begin_afresh(self, state: SharedState, kept: PrivateModelCopy | None = None) -> None:
         """Start from this state like a newcomer: of the local state only `kept` survives."""
         self.mine.begin_afresh(self._learning, state, kept)
         self.live.inner = self._inherited(state)

@@ -40,18 +40,19 @@ from atoll.simulation.signatures import WorldKeys
 from atoll.wire.codec import decode_body, decode_statement, encode, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import VerticesResponse
-from atoll.wire.messages.membership import MemberReport, Ping, PingReply
+from atoll.wire.messages.membership import Ping, PingReply, ReportMessage
 from atoll.wire.messages.round import (
-    CommitAnnouncement,
     PartRequest,
     PartResponse,
     PartResult,
     ProposalMessage,
     RowContribution,
     TimeoutMessage,
+    UpdateCommitmentMessage,
     VoteMessage,
 )
 from atoll.wire.messages.statements import (
+    BaseStatement,
     ChangeableSettings,
     ChangeSettings,
     Commitment,
@@ -59,7 +60,6 @@ from atoll.wire.messages.statements import (
     Proposal,
     QuorumCertificate,
     SignedStatement,
-    Statement,
     SuspicionReport,
     ViewTimeout,
     Vote,
@@ -93,7 +93,7 @@ class ByzantineMember:
             effects.append(SetTimer("mischief", now + MISCHIEF_S))
         return effects
 
-    def say(self, statement: Statement, now: Seconds) -> list[Effect]:
+    def say(self, statement: BaseStatement, now: Seconds) -> list[Effect]:
         """Pass on an order of its user, as an honest peer does."""
         return self.peer.say(statement, now)
 
@@ -114,7 +114,7 @@ class ByzantineMember:
         statement = getattr(getattr(event, "message", None), "statement", None)
         if isinstance(statement, SignedStatement):
             self.heard[statement.signer] = statement
-            if isinstance(getattr(event, "message", None), MemberReport) and statement not in self.reports:
+            if isinstance(getattr(event, "message", None), ReportMessage) and statement not in self.reports:
                 self.reports = [*self.reports, statement][-REPORTS_HEARD:]
 
     def _mischief(self, now: Seconds) -> list[Effect]:
@@ -151,7 +151,7 @@ def equivocate(villain: ByzantineMember, send: Send) -> list[Effect]:
             assert isinstance(timeout, ViewTimeout)
             other = replace(timeout, high_view=-1, high_digest=Digest(bytes(32)))
             return [replace(send, message=replace(message, statement=villain.notary.sign(other), high=None))]
-        case CommitAnnouncement(statement=signed) as message:
+        case UpdateCommitmentMessage(statement=signed) as message:
             commit = decode_statement(signed.body, signed.signer)
             assert isinstance(commit, Commitment)
             other = replace(commit, loss=commit.loss + 1)
@@ -172,7 +172,7 @@ def garble(villain: ByzantineMember, send: Send) -> list[Effect]:
             body = b"\xc1 not a body"
             signed = villain.notary.sign(replace(proposed, digest=vertex_id(body)))
             return [replace(send, message=replace(message, body=body, statement=signed))]
-        case CommitAnnouncement(statement=signed) as message:
+        case UpdateCommitmentMessage(statement=signed) as message:
             commit = decode_statement(signed.body, signed.signer)
             assert isinstance(commit, Commitment)
             loss = villain.draw.choice([nan, inf, 1e300])
@@ -208,9 +208,9 @@ def _nonsense(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect
         ProposalMessage(
             number, 0, trace, sign(Proposal(number, view + 1, vertex_id(b"x"))), b"x", (forged,) * 9, None
         ),
-        MemberReport(sign(LeaveReport(number, "x" * 100_000))),
-        MemberReport(sign(SuspicionReport(number, to, "silent"))),
-        MemberReport(replace(forged, body=encode(LeaveReport(number, "I never said so")))),
+        ReportMessage(sign(LeaveReport(number, "x" * 100_000))),
+        ReportMessage(sign(SuspicionReport(number, to, "silent"))),
+        ReportMessage(replace(forged, body=encode(LeaveReport(number, "I never said so")))),
         PartRequest(number, 0, trace, invented),
         PartResponse(number, 0, trace, invented),
         Ping(nan, 2**62),
@@ -267,7 +267,7 @@ def replay(villain: ByzantineMember, send: Send) -> list[Effect]:
 
 
 def _replay(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
-    return [Send(to, MemberReport(signed)) for signed in villain.reports]
+    return [Send(to, ReportMessage(signed)) for signed in villain.reports]
 
 
 # ---- in another name -------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def _usurp(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
     olds = [said for body in history.bodies.values() for said, _ in tunes_in(body.reports)]
     again = villain.draw.sample(olds, min(1, len(olds)))
     again += [villain.notary.sign(decode_statement(signed.body, signed.signer)) for signed in again]
-    return [Send(to, MemberReport(signed)) for signed in [_forged(villain, history), *again]]
+    return [Send(to, ReportMessage(signed)) for signed in [_forged(villain, history), *again]]
 
 
 def _forged(villain: ByzantineMember, history: VertexChain) -> SignedStatement:

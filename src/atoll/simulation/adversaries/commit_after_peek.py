@@ -24,8 +24,14 @@ from atoll.simulation.adversaries.byzantine import ByzantineMember, disguised
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.world import VirtualComputer
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import CommitAnnouncement, PartResult, ProposalMessage, RowContribution, RowResponse
+from atoll.wire.messages.membership import ReportMessage
+from atoll.wire.messages.round import (
+    PartResult,
+    ProposalMessage,
+    RowContribution,
+    RowResponse,
+    UpdateCommitmentMessage,
+)
 from atoll.wire.messages.statements import Accusation, SignedStatement
 
 
@@ -67,7 +73,7 @@ class PeekingMember(ByzantineMember):
             self.rows = self.rows or tuple(digest(made_of + bytes([k])) for k in range(len(round.encoded or ())))
             commit = replace(round.update.commit(round.attempt), root=merkle_root(self.rows))
         self.spoke, self.said, self.given = round.attempt, self.notary.sign(commit), set()
-        said = CommitAnnouncement(self.round, round.attempt, round.plan.trace, self.said)
+        said = UpdateCommitmentMessage(self.round, round.attempt, round.plan.trace, self.said)
         return [Send(peer, said) for peer in self.others]
 
     def _share(self, round: RoundMachine) -> list[Effect]:
@@ -89,13 +95,13 @@ class PeekingMember(ByzantineMember):
 def peek(villain: ByzantineMember, send: Send) -> list[Effect]:
     """Drop messages about its own update and its results, and the evidence of its double commitment."""
     match send.message:
-        case CommitAnnouncement(statement=said) | RowContribution(statement=said) | PartResult(statement=said):
+        case UpdateCommitmentMessage(statement=said) | RowContribution(statement=said) | PartResult(statement=said):
             return [] if said.signer == villain.peer.me else [send]
         case RowResponse(statement=said):
             return [] if said.signer == villain.peer.me else [send]
         case ProposalMessage():
             return []  # the vertex would contain all of that
-        case MemberReport(statement=said):
+        case ReportMessage(statement=said):
             return [] if isinstance(decode_statement(said.body, said.signer), Accusation) else [send]
         case _:
             return [send]

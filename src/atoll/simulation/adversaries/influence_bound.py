@@ -30,7 +30,7 @@ from atoll.peer.tasks import (
 from atoll.protocol.allreduce.tasks import CombineRows, RowsCombined
 from atoll.simulation import symbolic_openings
 from atoll.simulation.invariants import InvariantBroken
-from atoll.simulation.simulated_audit_chain import VirtualChain
+from atoll.simulation.simulated_audit_chain import VirtualTrainingChain
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 from atoll.training.exchange.statistic import OF_COLUMNS
 from atoll.wire.codec import decode_statement
@@ -49,7 +49,7 @@ Row = tuple[PeerId, int, int]  # (author, round, part)
 
 
 @dataclass(frozen=True)
-class ComputedAnswer:
+class CombinedResultRecord:
     """One result that a worker computed."""
 
     rows: tuple[tuple[PeerId, Digest], ...]
@@ -59,29 +59,29 @@ class ComputedAnswer:
 
 
 @dataclass
-class RowLedger:
+class SimulatedRowValues:
     """Values of all rows of one world by digest, their authors, and the rows of each result."""
 
     authors: dict[Digest, Row] = field(default_factory=dict[Digest, Row])
     poisoned: dict[Digest, float] = field(default_factory=dict[Digest, float])
-    made: dict[Digest, ComputedAnswer] = field(default_factory=dict[Digest, ComputedAnswer])
+    made: dict[Digest, CombinedResultRecord] = field(default_factory=dict[Digest, CombinedResultRecord])
 
     def worth(self, row: Digest) -> float:
         found = self.poisoned.get(row)
         return int.from_bytes(row[:6], "big") / 2**47 - 1 if found is None else found
 
     def islands(
-        self, poisons: dict[PeerId, str], chains: Callable[[PeerId], VirtualChain]
+        self, poisons: dict[PeerId, str], chains: Callable[[PeerId], VirtualTrainingChain]
     ) -> Callable[[PeerId, WorkerKnobs, Random], VirtualWorker]:
         """Workers of each peer: these send poison, all others honest rows."""
 
         def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
-            return NumericRowWorker(me, knobs, draw, self, poisons.get(me), chains(me))
+            return ScalarRowWorker(me, knobs, draw, self, poisons.get(me), chains(me))
 
         return make
 
 
-class NumericRowWorker(VirtualWorker):
+class ScalarRowWorker(VirtualWorker):
     """Symbolic worker with valued rows."""
 
     def __init__(
@@ -89,9 +89,9 @@ class NumericRowWorker(VirtualWorker):
         me: PeerId,
         knobs: WorkerKnobs,
         draw: Random,
-        ledger: RowLedger,
+        ledger: SimulatedRowValues,
         poison: str | None,
-        chain: VirtualChain,
+        chain: VirtualTrainingChain,
     ) -> None:
         super().__init__(me, knobs, draw, chain=chain)
         self.ledger, self.poison = ledger, poison
@@ -131,7 +131,9 @@ class NumericRowWorker(VirtualWorker):
         if done.payload.digest not in self.ledger.made:
             among = set(counted)
             worths = [self.ledger.worth(digest) for peer, digest in rows if peer in among]
-            made = ComputedAnswer(rows, counted, combined_worth(work.statistic, work.liars, worths), work.liars)
+            made = CombinedResultRecord(
+                rows, counted, combined_worth(work.statistic, work.liars, worths), work.liars
+            )
             self.ledger.made[done.payload.digest] = made
         return done
 
@@ -166,7 +168,7 @@ class InfluenceMeter:
     `moved` is the distance between results and the same rule over the honest rows alone; `most` its bound.
     """
 
-    ledger: RowLedger
+    ledger: SimulatedRowValues
     villains: frozenset[PeerId]
     rounds: set[int] = field(default_factory=set[int])
     parts: int = 0

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId
 from atoll.peer.tasks import TrainingResult, TrainRound
-from atoll.simulation.simulated_audit_chain import VirtualChain
+from atoll.simulation.simulated_audit_chain import VirtualTrainingChain
 from atoll.simulation.worker import VirtualWorker, WorkerKnobs
 
 IDLE = 10  # an idler takes one step of this many
@@ -45,7 +45,7 @@ def islands(kinds: dict[PeerId, str], audited: bool) -> Callable[[PeerId, Worker
     """Workers of a swarm in which these trainers are of these kinds."""
 
     def make(me: PeerId, knobs: WorkerKnobs, draw: Random) -> VirtualWorker:
-        chain = VirtualChain(me) if audited else None
+        chain = VirtualTrainingChain(me) if audited else None
         if chain is not None:
             chain.cheats = kinds.get(me) == "cheat"
         island = LowReputationWorker(me, knobs, draw, chain=chain)

@@ -23,8 +23,8 @@ from atoll.protocol.allreduce.verified import CrossCheckedOwners
 from atoll.simulation.adversaries.byzantine import MISCHIEF, ByzantineMember, Twist
 from atoll.simulation.worker import whole_of
 from atoll.wire.codec import decode_statement
-from atoll.wire.messages.membership import MemberReport
-from atoll.wire.messages.round import CommitAnnouncement, PartResult, RowContribution, RowResponse
+from atoll.wire.messages.membership import ReportMessage
+from atoll.wire.messages.round import PartResult, RowContribution, RowResponse, UpdateCommitmentMessage
 from atoll.wire.messages.statements import Accusation, Commitment, OwnerComplaint, OwnerResult
 from atoll.wire.opening import rows_digest
 
@@ -96,7 +96,7 @@ def mute(villain: ByzantineMember, send: Send) -> list[Effect]:
 def two_promises(villain: ByzantineMember, send: Send) -> list[Effect]:
     message, others, round = send.message, villain.others, villain.peer.round
     if (
-        not isinstance(message, CommitAnnouncement | RowContribution | RowResponse)
+        not isinstance(message, UpdateCommitmentMessage | RowContribution | RowResponse)
         or message.statement.signer != villain.peer.me
     ):
         return [send]
@@ -106,7 +106,7 @@ def two_promises(villain: ByzantineMember, send: Send) -> list[Effect]:
     assert isinstance(commit, Commitment)
     rows = tuple(second_promise(part.digest) for part in round.encoded)
     signed = villain.notary.sign(replace(commit, root=merkle_root(rows)))
-    if isinstance(message, CommitAnnouncement):
+    if isinstance(message, UpdateCommitmentMessage):
         return [replace(send, message=replace(message, statement=signed))]
     if send.payload is None:
         return [replace(send, message=replace(message, statement=signed))]
@@ -140,7 +140,7 @@ def _frame(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
             OwnerComplaint(round.plan.round, word.statement.signer, "withheld"),
         ]
     )
-    return [Send(to, MemberReport(villain.notary.sign(said)))]
+    return [Send(to, ReportMessage(villain.notary.sign(said)))]
 
 
 MISCHIEF[frame] = _frame

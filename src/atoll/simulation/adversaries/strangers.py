@@ -40,7 +40,7 @@ from atoll.wire.messages.history import (
     VerticesRequest,
     VerticesResponse,
 )
-from atoll.wire.messages.membership import Hello, JoinRefused, MemberReport, Ping, RefusalCode
+from atoll.wire.messages.membership import Hello, JoinRefused, Ping, RefusalCode, ReportMessage
 from atoll.wire.messages.preference import PreferenceRequest
 from atoll.wire.messages.round import PartRequest, RowRequest
 from atoll.wire.messages.statements import JoinRequest
@@ -105,7 +105,7 @@ class StrangerAdversary:
             PartRequest(round, 0, "", invented),
             RowRequest(round, 0, "", 0, self.draw.choice(self.members)),
             VerticesResponse((Vertex(self.draw.randbytes(30), None),), 2**40),
-            MemberReport(self.notary.sign(join)),
+            ReportMessage(self.notary.sign(join)),
         ]
 
 

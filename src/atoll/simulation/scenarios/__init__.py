@@ -67,7 +67,7 @@ A failing run ends with one line that replays it, with as few faults as still ma
 from __future__ import annotations
 
 from atoll.peer.settings import TopologyName
-from atoll.simulation.fault_schedule import FaultSchedule
+from atoll.simulation.fault_schedule import FaultSelection
 from atoll.simulation.scenarios.all_owners_lost import orphans
 from atoll.simulation.scenarios.archive import pieces
 from atoll.simulation.scenarios.basic import blackout, broken_links, calm, frozen, growth, late_joiner
@@ -202,7 +202,7 @@ def run_scenario(
     protocol: str = "bft",
     topology: TopologyName | None = None,
     *,
-    faults: FaultSchedule | None = None,
+    faults: FaultSelection | None = None,
 ) -> ScenarioReport:
     """Play one scenario. Raises ScenarioFailed, with the line that replays it last, if an invariant breaks.
 

@@ -11,7 +11,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Payload
 from atoll.crypto.digest import digest
 from atoll.features.archive.policy import PlacementLedger
-from atoll.peer.events import ErasurePieceStored, StateRebuilt
+from atoll.peer.events import ArchivedStateRebuilt, ErasurePieceStored
 from atoll.policy.capability_terms import ErasureParams
 from atoll.protocol.transfer.download import CorruptBlobSourceDetected
 from atoll.protocol.transfer.tasks import ReadChunk
@@ -43,7 +43,7 @@ class CorruptArchiveWorker(VirtualWorker):
         return Payload(digest(b"wrong"), chunk.size_bytes, b"wrong")
 
 
-class ArchiveStory:
+class ArchiveRecorder:
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
         self.truth: dict[Digest, bytes] = {}  # digest → every state that ever existed
@@ -59,7 +59,7 @@ class ArchiveStory:
                 self.named[peer] += 1
             case ErasurePieceStored(of=of, index=index, repaired=True):
                 self.repaired.append((of, index))
-            case StateRebuilt(state=state):
+            case ArchivedStateRebuilt(state=state):
                 self.rebuilt.add((node.name, state))
                 self.wrong += [state] if node.island.blobs[state] != self.truth.get(state) else []
             case _:
@@ -91,7 +91,7 @@ def pieces(stage: ScenarioContext) -> None:
     Then three vanish and one lies, and every older state comes back, bit for bit, although no member holds it
     whole.
     """
-    told = ArchiveStory(stage)
+    told = ArchiveRecorder(stage)
 
     def island(me: PeerId, knobs: WorkerKnobs, draw: random.Random) -> VirtualWorker:
         return (CorruptArchiveWorker if me == peer_name(LIAR) else VirtualWorker)(me, knobs, draw)
@@ -140,7 +140,7 @@ def pieces(stage: ScenarioContext) -> None:
 
 def restore_everything(stage: ScenarioContext) -> None:
     """At the end a drawn member restores every state that is stored in pieces."""
-    told = ArchiveStory(stage)
+    told = ArchiveRecorder(stage)
     stage.world.watchers.append(told.watch)
     seeker = stage.draw.choice(stage.swarm.honest)
     told.until(lambda: any(e.placed for e in told.ledger.entries), 120.0, "no state was ever placed")
@@ -155,7 +155,7 @@ def restore_everything(stage: ScenarioContext) -> None:
     told.until(again, 120.0, f"not each of {len(states)} older states could be made again")
 
 
-def _old(told: ArchiveStory, of: int, older: list[Digest]) -> bool:
+def _old(told: ArchiveRecorder, of: int, older: list[Digest]) -> bool:
     entry = told.ledger.entry(of)
     return entry is not None and entry.state in older
 

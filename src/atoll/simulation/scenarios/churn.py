@@ -21,7 +21,7 @@ from atoll.policy.findings import REFUTING
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.adversaries.byzantine import usurp, villain
-from atoll.simulation.data_reading import DataCheckers, ReadingWorker
+from atoll.simulation.data_reading import DataPositionChecker, DatasetReadingWorker
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import islands as scored_islands
 from atoll.simulation.network import NetworkKnobs
@@ -164,8 +164,8 @@ def twinned_churn(stage: ScenarioContext) -> None:
 
 def data_churn(stage: ScenarioContext) -> None:
     """Churn while members read one data set: no sample is lost or counted again without a record of it."""
-    told = DataCheckers()
-    _through_weather(stage, None, told=told, island=ReadingWorker)
+    told = DataPositionChecker()
+    _through_weather(stage, None, told=told, island=DatasetReadingWorker)
     data = told.newest.data if told.newest is not None else UNSET
     if data is UNSET or not data.counted:
         raise InvariantBroken("no vertex counted a sample")
@@ -224,7 +224,7 @@ def _through_weather(
         stage.world.watchers.append(_RollbackStory(weather).watch)
     weather.begin()
     honest = [name for name in swarm.founders if name not in swarm.checkers.villains]
-    heads = FounderCount(swarm, stage.rounds - 1, honest)
+    heads = FounderProgressCount(swarm, stage.rounds - 1, honest)
     stage.until(
         lambda: heads() * 2 > stage.peers,
         60.0 * (stage.rounds + 10),
@@ -271,7 +271,7 @@ class _RollbackStory:
                 raise InvariantBroken(f"{node.name} takes {fact.steps} steps in round {fact.round}, not {steps}")
 
 
-class FounderCount:
+class FounderProgressCount:
     """Number of founders (or of `who`) that have reached a round, counted once per virtual second at most."""
 
     def __init__(self, swarm: VirtualSwarm, round: int, who: Sequence[PeerId] = ()) -> None:

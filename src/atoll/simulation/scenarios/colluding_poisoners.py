@@ -44,7 +44,9 @@ def poisoners(stage: ScenarioContext) -> None:
     play_poisoners(stage, stage.draw.sample(range(stage.peers), liars), attack, stage.draw.choice(fits))
 
 
-def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, statistic: StatisticName) -> PoisonHarm:
+def play_poisoners(
+    stage: ScenarioContext, places: list[int], attack: str, statistic: StatisticName
+) -> HonestMeanDeviation:
     from atoll.simulation.adversaries.colluding_poisoners import PoisonerGang
     from atoll.training.experiment.adversaries import aggregation_rule
 
@@ -57,7 +59,7 @@ def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, stati
     run = stage.settings(statistic=statistic, tolerance=TOLERANCE, witnessed=by_value)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), island=gang.islands())
     swarm.checkers.villains = liars
-    harm = PoisonHarm(gang, statistic)
+    harm = HonestMeanDeviation(gang, statistic)
     stage.world.watchers.append(harm.watch)
     stage.until_round(stage.rounds - 1, ROUND_S * stage.rounds)
     away = max(island.distance() for island in gang.crowd.values())
@@ -70,7 +72,7 @@ def play_poisoners(stage: ScenarioContext, places: list[int], attack: str, stati
     return harm
 
 
-class PoisonHarm:
+class HonestMeanDeviation:
     """Distance of each round's result from the mean of the honest rows in it, in units of their spread.
 
     The spread is the root of the mean squared distance of an honest row from that mean.

@@ -28,7 +28,7 @@ from atoll.peer.settings import RunSettings, TopologyName, features_of
 from atoll.policy.compatibility import problem_with
 from atoll.policy.plan import RoundPlan, RoundSettings
 from atoll.simulation.adversaries.byzantine import Twist, villain
-from atoll.simulation.fault_schedule import FaultSchedule
+from atoll.simulation.fault_schedule import FaultSelection
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.swarm import IslandMaker, PeerMaker, SwarmKnobs, VirtualSwarm, WorldKeys, peer_name
@@ -128,7 +128,7 @@ class ScenarioContext:
         quorum: str,
         protocol: str = "bft",
         topology: TopologyName | None = None,
-        schedule: FaultSchedule | None = None,
+        schedule: FaultSelection | None = None,
     ) -> None:
         self.schedule = schedule
         self.name, self.seed, self.peers, self.rounds = name, seed, peers, rounds
@@ -346,10 +346,10 @@ def play(
     *,
     protocol: str = "bft",
     topology: TopologyName | None = None,
-    faults: FaultSchedule | None = None,
+    faults: FaultSelection | None = None,
 ) -> ScenarioReport:
     """Play a scenario, with all of its faults or those that `faults` selects; `faults` then names them."""
-    faults = faults or FaultSchedule()
+    faults = faults or FaultSelection()
     stage = ScenarioContext(name, seed, peers, rounds, quorum, protocol, topology, faults)
     wall, cpu = time.perf_counter(), time.process_time()
     try:

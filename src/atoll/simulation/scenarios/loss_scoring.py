@@ -27,7 +27,7 @@ def scores(stage: ScenarioContext) -> None:
     play_scores(stage, stage.draw_villains((*SHIRKING, *LYING)))
 
 
-class ScoringReports:
+class ScoringReportRecorder:
     """Scoring reports in the vertices of one honest peer."""
 
     def __init__(self, stage: ScenarioContext) -> None:
@@ -48,11 +48,11 @@ class ScoringReports:
 
 def play_scores(
     stage: ScenarioContext, kinds: dict[int, str], network: NetworkKnobs | None = None
-) -> ScoringReports:
+) -> ScoringReportRecorder:
     stage.quorum = "two-thirds"
     run = stage.settings(reputation=True, score_rate=SHARE)
     twist_of = lambda kind: (SHIRKERS | SQUATTER).get(kind, as_it_is)  # noqa: E731
-    told = stage.play_beside(kinds, twist_of, islands, run, ScoringReports, network)
+    told = stage.play_beside(kinds, twist_of, islands, run, ScoringReportRecorder, network)
     names = {stage.swarm.keys.name(place): kind for place, kind in kinds.items()}
     machine = stage.swarm.honest[0].machine
     assert machine is not None and machine.history is not None
@@ -60,7 +60,7 @@ def play_scores(
     return told
 
 
-def _judge(worth: dict[PeerId, int], names: dict[PeerId, str], told: ScoringReports) -> None:
+def _judge(worth: dict[PeerId, int], names: dict[PeerId, str], told: ScoringReportRecorder) -> None:
     """A member with undecided scores stays where its own reports bring it, however good its work is.
 
     A good score before that is worth no more than these reports.

@@ -23,13 +23,13 @@ from atoll.policy.fault_tolerance import STRIKE_ROUNDS, liars_among
 from atoll.policy.findings import REFUTING
 from atoll.policy.plan import plan_round
 from atoll.simulation.adversaries.byzantine import KINDS, Twist, villain
-from atoll.simulation.adversaries.influence_bound import POISONS, InfluenceMeter, RowLedger
+from atoll.simulation.adversaries.influence_bound import POISONS, InfluenceMeter, SimulatedRowValues
 from atoll.simulation.adversaries.lying_owners import CROOKS
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.replay_audits import SHIRKERS, TRAINERS, as_it_is
-from atoll.simulation.scenarios.churn import WEATHER, FaultInjector, FounderCount
+from atoll.simulation.scenarios.churn import WEATHER, FaultInjector, FounderProgressCount
 from atoll.simulation.scenarios.harness import ScenarioContext
-from atoll.simulation.simulated_audit_chain import VirtualChain
+from atoll.simulation.simulated_audit_chain import VirtualTrainingChain
 from atoll.simulation.swarm import SwarmKnobs, peer_name
 from atoll.simulation.worker import WorkerKnobs
 from atoll.simulation.world import VirtualComputer
@@ -58,7 +58,7 @@ def siege_opened(stage: ScenarioContext) -> None:
     siege(stage, CAPTURED)
 
 
-def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.0) -> ByzantineFaultBudget:
+def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 0.0) -> MixedByzantineChecker:
     """`kinds`: place → kind of villain."""
     plan = replace(stage.settings().round, committee=COMMITTEE_MOST)
     trust = {"witnessed": True, "tolerance": 0.33, "statistic": "trimmed_mean", "audit_rate": AUDITED}
@@ -73,10 +73,10 @@ def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 
     )
     names = {peer_name(place): kind for place, kind in kinds.items()}
     poisons = {name: stage.draw.choice(sorted(POISONS)) for name in names}
-    ledger = RowLedger()
+    ledger = SimulatedRowValues()
 
-    def chain(me: PeerId) -> VirtualChain:
-        chain = VirtualChain(me)
+    def chain(me: PeerId) -> VirtualTrainingChain:
+        chain = VirtualTrainingChain(me)
         chain.cheats, chain.starts = names.get(me) == "cheat", names.get(me) == "starter"
         return chain
 
@@ -84,7 +84,7 @@ def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 
     swarm = stage.gather(knobs, villains=mouths, island=ledger.islands(poisons, chain))
     for kind in kinds.values():
         stage.fault(kind)
-    siege = ByzantineFaultBudget(stage, names, InfluenceMeter(ledger, swarm.checkers.villains))
+    siege = MixedByzantineChecker(stage, names, InfluenceMeter(ledger, swarm.checkers.villains))
     stage.world.watchers.append(siege.watch)
     weather = FaultInjector(stage, siege.spare)
     siege.weather = weather
@@ -93,7 +93,7 @@ def play_siege(stage: ScenarioContext, kinds: dict[int, str], captured: float = 
         if kind == "churner":
             siege.come_and_go(name)
     honest = [p for p in swarm.founders if p not in names]
-    heads = FounderCount(swarm, stage.rounds - 1, honest)
+    heads = FounderProgressCount(swarm, stage.rounds - 1, honest)
     try:
         stage.until(
             lambda: heads() * 2 > len(honest),
@@ -112,7 +112,7 @@ class OutsideFaultBound(Exception):
     """The weather left fewer honest members than the run is built for."""
 
 
-class ByzantineFaultBudget:
+class MixedByzantineChecker:
     """Checks of this scenario beside those of every run, and the weather that it can still bear."""
 
     def __init__(self, stage: ScenarioContext, kinds: dict[PeerId, str], influence: InfluenceMeter) -> None:

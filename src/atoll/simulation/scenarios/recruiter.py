@@ -38,13 +38,15 @@ def recruiter(stage: ScenarioContext) -> None:
     play_recruiter(stage, AFTER_ROUNDS, SPONSOR_ROUNDS)
 
 
-def play_recruiter(stage: ScenarioContext, after_rounds: int, sponsor_rounds: int) -> Votes:
+def play_recruiter(stage: ScenarioContext, after_rounds: int, sponsor_rounds: int) -> RecruitedVoterRecorder:
     stage.quorum, first = "two-thirds", stage.peers
     terms = {"vote_after_rounds": after_rounds or UNSET, "sponsor_rounds": sponsor_rounds or UNSET}
     run = replace(stage.settings(open_to_all=False), **terms)
     places = range(first, first + 1 + NAMES)
     swarm = stage.gather(SwarmKnobs(stage.peers, run=run), villains=dict.fromkeys(places, villain(as_it_is)))
-    votes = Votes(frozenset(swarm.keys.name(place) for place in places), after_rounds, sponsor_rounds)
+    votes = RecruitedVoterRecorder(
+        frozenset(swarm.keys.name(place) for place in places), after_rounds, sponsor_rounds
+    )
     stage.world.watchers.append(votes.watch)
     stage.until_round(2)
     recruiter = swarm.join(first, swarm.founders[0], swarm.invite(swarm.founders[0]))
@@ -68,7 +70,7 @@ def play_recruiter(stage: ScenarioContext, after_rounds: int, sponsor_rounds: in
     return votes
 
 
-class Votes:
+class RecruitedVoterRecorder:
     """Voting names of the recruiter in every closed vertex."""
 
     def __init__(self, names: frozenset[PeerId], after_rounds: int, sponsor_rounds: int) -> None:

@@ -21,7 +21,7 @@ from atoll.base.machine import Fact
 from atoll.peer.events import AuditFindingRecorded, MemberAccused, RoundClosed, UpdateSharingBegan
 from atoll.peer.settings import PIECES_BY_SIZE
 from atoll.policy.findings import REFUTING
-from atoll.protocol.allreduce.topology import ReducePart
+from atoll.protocol.allreduce.topology import PartReductionTree
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
 from atoll.simulation.replay_audits import islands
@@ -140,7 +140,7 @@ def _play(stage: ScenarioContext, check: Checks) -> None:
     stage.until_round(stage.rounds - 1, within_s=600.0 * stage.rounds)
 
 
-def _needed_s(stage: ScenarioContext, parts: tuple[ReducePart, ...]) -> Seconds:
+def _needed_s(stage: ScenarioContext, parts: tuple[PartReductionTree, ...]) -> Seconds:
     """Seconds that the busiest link needs for its bytes."""
     network, whole = stage.world.network, sum(part.share for part in parts)
     units = {

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Fact
-from atoll.base.workload import WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy
 from atoll.peer.events import RoundClosed
 from atoll.policy.plan import StragglerPolicy
 from atoll.simulation.invariants import InvariantBroken
@@ -57,7 +57,7 @@ def tell(
     if acceptance is not None:
         round = replace(round, acceptance=acceptance)
     if by_speed:
-        effort = WorkloadPolicy(BATCH, steps_min=overlap + 1, by_speed=True)
+        effort = AdaptiveWorkloadPolicy(BATCH, steps_min=overlap + 1, by_speed=True)
         round = replace(round, inner_steps=2 * round.inner_steps, effort=effort)
     settings = stage.settings(round=round)
     island = WorkerKnobs(step_s=STEP_S, overlap=overlap, carries=True, update_bytes=400_000)

@@ -24,7 +24,7 @@ from atoll.base.errors import PeerFault
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, pack_spans
 from atoll.training.codec.blocks import Room, lend_spans, new_wire, spans_of
-from atoll.training.exchange.statistic import MEAN, RowStatistic, order_statistics
+from atoll.training.exchange.statistic import MEAN, RowCombinationRule, order_statistics
 
 WEIGHT_MAX = 2**48  # samples or tokens of one peer in one round; a higher weight is a lie
 
@@ -37,7 +37,7 @@ class CombinedPart(NamedTuple):
     why: str = ""  # reason for a missing result
 
 
-class GatheredMean(NamedTuple):
+class WeightedRowMean(NamedTuple):
     mean_N: Tensor | None  # weighted mean, fp32; None if no row had any weight
     counted: tuple[int, ...]
     faults: tuple[tuple[int, str], ...]
@@ -61,7 +61,7 @@ def combine(
     n: int,
     codec: Codec | Sequence[Codec],
     reply: Codec,
-    statistic: RowStatistic = MEAN,
+    statistic: RowCombinationRule = MEAN,
     room: Room = new_wire,
 ) -> CombinedPart:
     """Statistic of n values over (weight, wire) rows, encoded with `reply` into `room`.
@@ -107,7 +107,7 @@ def combine_remembering(
     return CombinedPart(wire, kept.counted, kept.faults), left_N
 
 
-def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> GatheredMean:
+def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> WeightedRowMean:
     """The weighted mean itself, for members that all hold every row: no encoded result, so no second loss.
 
     Equal rows in equal order give equal bits; members agree elsewhere on which rows those are. A member downloads
@@ -119,7 +119,7 @@ def gather(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec) -> Gathered
         mean_N = torch.empty(n, dtype=torch.float32)
         for (lo, hi), mean_S in zip(spans_of(n), _means(kept, n), strict=True):
             mean_N[lo:hi] = mean_S
-    return GatheredMean(mean_N, kept.counted, kept.faults)
+    return WeightedRowMean(mean_N, kept.counted, kept.faults)
 
 
 def opened_rows(rows: Sequence[tuple[int, Buffer]], n: int, codec: Codec | Sequence[Codec]) -> OpenRows:

@@ -2,7 +2,7 @@
 
 `compare` is the part owner's work: the inner products of its rows, which the owner signs. Products add up over
 parts, so `weigh` sees whole updates without holding any of their values. It returns one weight per row, or the rows
-to mix before values are sorted; `statistic.RowStatistic` takes either.
+to mix before values are sorted; `statistic.RowCombinationRule` takes either.
 Products are about the origin, because the reference point must be the same in all parts. A row as reference point
 could be chosen by its sender. In fp64, distances have a relative error below 1e-8 (4 million values) even if rows
 differ by a thousandth of their length.

@@ -44,7 +44,7 @@ AFTER_MIXING = {f"nnm + {name}": name for name in OF_COLUMNS}
 
 
 @dataclass(frozen=True)
-class RowStatistic:
+class RowCombinationRule:
     name: str = "mean"
     liars: int = 0  # f: Byzantine rows tolerated
     weights: RowWeights = ()  # weights of the rows, in their order, if computed from distances
@@ -78,10 +78,12 @@ class RowStatistic:
         return f"{self.name} needs {least} rows to withstand {self.liars} liars, not {rows}"
 
 
-MEAN = RowStatistic()
+MEAN = RowCombinationRule()
 
 
-def order_statistics(opened: Sequence[Any], n: int, codec: Codec, statistic: RowStatistic) -> Iterator[Tensor]:
+def order_statistics(
+    opened: Sequence[Any], n: int, codec: Codec, statistic: RowCombinationRule
+) -> Iterator[Tensor]:
     """The statistic of n values over opened wires, span by span. A span is valid until the next one is taken."""
     work, rows_RS = OF_COLUMNS[statistic.by_value], torch.empty(len(opened), min(n, SPAN), dtype=torch.float32)
     mix = statistic.mixtures(len(opened))

@@ -38,7 +38,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class TensorSpan(NamedTuple):
+class TensorFileEntry(NamedTuple):
     dtype: torch.dtype
     shape: list[int]
     begin: int  # offset of its bytes in the file
@@ -61,12 +61,12 @@ def pieces_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> lis
 
 def header_of(
     kinds: Mapping[str, tuple[torch.dtype, list[int]]], metadata: Mapping[str, str]
-) -> tuple[bytes, dict[str, TensorSpan]]:
+) -> tuple[bytes, dict[str, TensorFileEntry]]:
     """(header with its length, place of each tensor) of the file of tensors with these dtypes and shapes."""
     header, at, spans = {"__metadata__": dict(sorted(metadata.items()))}, 0, {}
     for name in sorted(kinds):
         dtype, shape = kinds[name]
-        spans[name] = TensorSpan(dtype, shape, at, at + prod(shape) * dtype.itemsize)
+        spans[name] = TensorFileEntry(dtype, shape, at, at + prod(shape) * dtype.itemsize)
         header[name], at = _entry(NAMES[dtype], shape, at, spans[name].end), spans[name].end
     text = _header_bytes(header)
     body = 8 + len(text)
@@ -81,7 +81,7 @@ def load(data: Buffer) -> tuple[dict[str, Tensor], dict[str, str]]:
     return {name: tensor_over(view[s.begin : s.end], s.dtype).view(s.shape) for name, s in spans.items()}, metadata
 
 
-def read_header(view: memoryview) -> tuple[dict[str, TensorSpan], dict[str, str]]:
+def read_header(view: memoryview) -> tuple[dict[str, TensorFileEntry], dict[str, str]]:
     """(place of each tensor, metadata) of these bytes. PeerFault unless their header is canonical."""
     size_bytes, header_bytes = len(view), int.from_bytes(view[:8], "little")
     if size_bytes < 8 or header_bytes > min(HEADER_MAX, size_bytes - 8):
@@ -104,7 +104,7 @@ def read_header(view: memoryview) -> tuple[dict[str, TensorSpan], dict[str, str]
     return spans, metadata
 
 
-def _span_of(entry: dict[str, Any], body: int, at: int, size_bytes: int) -> TensorSpan:
+def _span_of(entry: dict[str, Any], body: int, at: int, size_bytes: int) -> TensorFileEntry:
     dtype, shape = DTYPES[entry["dtype"]], [int(size) for size in entry["shape"]]
     if min(shape, default=0) < 0 or len(shape) > 16:
         raise ValueError("bad shape")
@@ -112,7 +112,7 @@ def _span_of(entry: dict[str, Any], body: int, at: int, size_bytes: int) -> Tens
     if end > size_bytes or entry != _entry(entry["dtype"], shape, at - body, end - body):
         raise ValueError("bad offsets")
     torch.empty(shape, dtype=dtype, device="meta")  # RuntimeError if torch has no such shape
-    return TensorSpan(dtype, shape, at, end)
+    return TensorFileEntry(dtype, shape, at, end)
 
 
 def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:

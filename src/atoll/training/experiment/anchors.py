@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.experiment.two_level import RegionServers
-from atoll.training.recipe.local_anchor import LocalAnchor
+from atoll.training.recipe.local_anchor import EagerUpdateAnchor
 from atoll.training.recipe.outer import (
     Outer,
     OuterStepInputs,
@@ -55,7 +55,7 @@ class AnchorSet:
         self.outers = [[fresh_outer(recipe.outer, self.parameters_in(*f)) for f in fragments] for _ in range(count)]
         self.momentum_P = torch.zeros(layout.parameters, dtype=torch.float32)  # shared knowledge of codecs
         eager = recipe.reducer.own == "fresh"
-        self.local = [LocalAnchor(first_F, self.momentum_P.clone()) for _ in range(peers)] if eager else []
+        self.local = [EagerUpdateAnchor(first_F, self.momentum_P.clone()) for _ in range(peers)] if eager else []
 
     def parameters_in(self, lo: int, hi: int) -> int:
         """Number of parameters in lo … hi; the other values are buffers."""
@@ -79,7 +79,7 @@ class AnchorSet:
         if paired and present:  # another member's: its own is old
             self.anchors[peer].copy_(self.anchors[present[0]])
         if self.local:
-            self.local[peer] = LocalAnchor(self.anchors[0].clone(), self.momentum_P.clone())
+            self.local[peer] = EagerUpdateAnchor(self.anchors[0].clone(), self.momentum_P.clone())
 
     def take_outer_step(self, flight: InFlightFragment, outer: Outer) -> list[Tensor]:
         """Move every anchor by the flight's update; returns the fragment before it. ValueError if not finite."""

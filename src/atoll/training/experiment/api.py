@@ -13,7 +13,7 @@ With Byzantine members (training/experiment/adversaries), and owners that tolera
 With batches that follow the loss (base/workload.py), and rates that follow the learned tokens
 (training/recipe/lr_position.py):
 
-    grows = WorkloadPolicy(batch=4, batches=BatchGrowth(target_loss=2.0, least=2, most=32))
+    grows = AdaptiveWorkloadPolicy(batch=4, batches=LossAdaptiveBatchSize(target_loss=2.0, least=2, most=32))
     atoll.experiment(over_tokens(diloco(rounds=30), 2_000_000), options=ExperimentOptions(effort=grows))
 
 The arithmetic is that of real rounds. Updates are encoded under error feedback; part owners decode, combine and
@@ -38,7 +38,7 @@ from msgspec import UNSET
 from torch import nn
 
 from atoll.base.arguments import Count, Peers, arguments
-from atoll.base.workload import BatchGrowth, WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.training.data import Data, ImageDataset, TextDataset, load_data
 from atoll.training.exchange.parameter_names import parameters_of
 from atoll.training.exchange.parameter_selection import exchanged_names
@@ -172,14 +172,14 @@ def _loaded(data: object) -> Data:
 
 
 __all__ = [
-    "BatchGrowth",
+    "AdaptiveWorkloadPolicy",
     "ExperimentOptions",
     "ExperimentResult",
     "ExperimentSimulator",
     "FaultSpec",
+    "LossAdaptiveBatchSize",
     "MemberAbsence",
     "SyncRecord",
-    "WorkloadPolicy",
     "built_in_loss",
     "experiment",
 ]

@@ -22,7 +22,7 @@ from atoll.training.recipe.outer import AgreementNesterov, RegionalNesterov, mom
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import fragments_of
 from atoll.training.recipe.state import SharedState
-from atoll.training.recipe.update import Bounds, RoundInputs, moved, part_bounds, part_codecs
+from atoll.training.recipe.update import Bounds, RoundCodingInputs, moved, part_bounds, part_codecs
 
 SIDE_PER_LAYER = (
     128  # a GPT of L layers is about 128 L wide and has 12 L width² values (Kaplan et al. 2020, fig. 5)
@@ -31,7 +31,7 @@ COUNT_MIN = 10_000  # values: below it the shapes of a GPT mean nothing
 
 
 @dataclass(frozen=True)
-class SliceExchange:
+class SliceTraffic:
     """One synchronization of one slice of the flat vector."""
 
     dense_bytes: int  # slice in fp32
@@ -44,7 +44,7 @@ class SliceExchange:
 
 @dataclass(frozen=True)
 class TrafficForecast:
-    exchanges: tuple[SliceExchange, ...]
+    exchanges: tuple[SliceTraffic, ...]
     up_bytes: float  # per round, average peer
     down_bytes: float
     up_ratio: float | None  # reduction factor against ring data parallelism in fp32; None if no byte is sent
@@ -67,7 +67,7 @@ def forecast(recipe: Recipe, layout: ModelLayout, peers: int) -> TrafficForecast
         for peer in range(peers):
             traffic.count_region([peer], range(peers), size)
         exchanges.append(
-            SliceExchange(size, size, size, traffic.upload_bytes, traffic.download_bytes, recipe.outer.every)
+            SliceTraffic(size, size, size, traffic.upload_bytes, traffic.download_bytes, recipe.outer.every)
         )
     for one in exchanges:
         for peer in range(peers):
@@ -91,7 +91,7 @@ def layout_of_size(parameters: int) -> ModelLayout:
     return ModelLayout(tuple(slots), parameters, parameters, 0)
 
 
-def _exchange(recipe: Recipe, layout: ModelLayout, lo: int, hi: int, peers: int) -> SliceExchange:
+def _exchange(recipe: Recipe, layout: ModelLayout, lo: int, hi: int, peers: int) -> SliceTraffic:
     traffic, coding, group = TrafficCounter(peers), recipe.coding, recipe.reducer.group
     regions = recipe.outer.regions if isinstance(recipe.outer, RegionalNesterov) else 1
     owners = 1 if group in ("pair", "server") else -(-peers // regions)
@@ -113,7 +113,7 @@ def _exchange(recipe: Recipe, layout: ModelLayout, lo: int, hi: int, peers: int)
             for owner, (row, answer) in enumerate(zip(rows, answers, strict=True)):
                 traffic.count_part(owner, dict.fromkeys(range(peers), row), range(peers), answer or None)
     sent, heard = traffic.upload_bytes, traffic.download_bytes
-    return SliceExchange(4 * (hi - lo), sum(rows), sum(answers), sent, heard)
+    return SliceTraffic(4 * (hi - lo), sum(rows), sum(answers), sent, heard)
 
 
 def _sizes(recipe: Recipe, layout: ModelLayout, name: str, bounds: Bounds, lo: int) -> list[int]:
@@ -123,6 +123,6 @@ def _sizes(recipe: Recipe, layout: ModelLayout, name: str, bounds: Bounds, lo: i
         return torch.empty(values, dtype=dtype, device="meta")
 
     state = SharedState(empty(layout.floats), empty(layout.parameters), empty(layout.counters, torch.int64))
-    common = RoundInputs(0, state, Digest(bytes(32)), layout, momentum_of(recipe.outer))
+    common = RoundCodingInputs(0, state, Digest(bytes(32)), layout, momentum_of(recipe.outer))
     codecs = part_codecs(name, common, moved(bounds, lo))
     return [codec.wire_bytes(b - a) for codec, (a, b) in zip(codecs, bounds, strict=True)]

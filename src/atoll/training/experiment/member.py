@@ -18,7 +18,7 @@ from atoll.training.exchange.parameter_selection import FrozenBaseGuard
 from atoll.training.models import loss_of
 from atoll.training.recipe.gradient import PLAIN, ComputeOptions, GradientComputer, Loss
 from atoll.training.recipe.inner import (
-    GradientAccumulation,
+    GradientSumOptimizer,
     Inner,
     InnerState,
     fresh_inner,
@@ -66,7 +66,7 @@ class SimulatedMember:
         self.cursor += recipe.batch
         self.losses.append(self.gradient.compute(found))
         x_P = self.x_F[: self.layout.parameters]
-        if isinstance(recipe.inner, GradientAccumulation):
+        if isinstance(recipe.inner, GradientSumOptimizer):
             self.inner.first_P.add_(self.gradient_P)  # exact; the difference of two anchors would round it away
         else:
             inner_step(recipe.inner, self.inner, x_P, self.gradient_P, step, self.matrices)
@@ -79,7 +79,7 @@ class SimulatedMember:
         if problem := self.still.problem():
             raise ValueError(problem)
         base_F = anchor_F if self.base_F is None else self.base_F
-        if isinstance(inner, GradientAccumulation):
+        if isinstance(inner, GradientSumOptimizer):
             gathered_P = self.inner.first_P[lo:hi].clone()
             self.inner.first_P[lo:hi] = 0
             # buffers have no gradient: their update is their own movement

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.base.arguments import Whole, arguments
-from atoll.base.workload import WorkloadPolicy
+from atoll.base.workload import AdaptiveWorkloadPolicy
 from atoll.training.models import loss_of
 from atoll.training.recipe.gradient import Loss, Precision
 
@@ -15,7 +15,7 @@ from atoll.training.recipe.gradient import Loss, Precision
 class ExperimentOptions:
     """Options of `atoll.experiment`. UsageError (E-EXP-01) for a value of the wrong kind."""
 
-    effort: WorkloadPolicy | None = None
+    effort: AdaptiveWorkloadPolicy | None = None
     """Length of rounds and batch sizes. Its `train_s` is not needed: every round lasts the same number of steps of
     the run's clock, and slow peers (`trouble`) take fewer."""
     evaluate_every: Whole = 0  # steps between validations; 0: only at the end

@@ -13,9 +13,9 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from atoll.base.workload import (
-    AgreedWorkload,
+    AdaptiveWorkloadPolicy,
+    AdaptiveWorkloadState,
     RoundWorkload,
-    WorkloadPolicy,
     effort_problem,
     fastest_of,
     progress_after,
@@ -28,9 +28,9 @@ from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.schedule import SyncSchedule, due
 
 
-class RoundClock:
+class RoundSchedule:
     def __init__(
-        self, recipe: Recipe, steps: int, peers: int, effort: WorkloadPolicy | None, trouble: FaultSpec
+        self, recipe: Recipe, steps: int, peers: int, effort: AdaptiveWorkloadPolicy | None, trouble: FaultSpec
     ) -> None:
         self.recipe = recipe  # recipe of the round in progress, with its batch size
         self.trouble = trouble
@@ -44,7 +44,7 @@ class RoundClock:
         self._taken = [0] * peers  # samples of each member since its last round
         self._quota: RoundWorkload | None = None  # None: between two rounds
         self._own: dict[int, int] = {}  # steps of each member in this round, if they follow its speed
-        self._reached: AgreedWorkload | UnsetType = UNSET
+        self._reached: AdaptiveWorkloadState | UnsetType = UNSET
 
     def begin_round(self, members: Sequence[int]) -> None:
         """Called before every step. If a round begins with it, `members` take part."""
@@ -133,7 +133,7 @@ class RoundClock:
         return self._quota.steps
 
 
-def misfit(effort: WorkloadPolicy, recipe: Recipe) -> str:
+def misfit(effort: AdaptiveWorkloadPolicy, recipe: Recipe) -> str:
     """Why an experiment cannot run this recipe with `effort`; empty if it can."""
     schedule, whole = recipe.schedule, recipe.reducer.group == "all" and not recipe.own_anchors
     plain = SyncSchedule(schedule.inner_steps, schedule.rounds, total_tokens=schedule.total_tokens)

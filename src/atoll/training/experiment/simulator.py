@@ -30,7 +30,7 @@ from atoll.training.experiment.faults import FaultSpec
 from atoll.training.experiment.member import SimulatedMember
 from atoll.training.experiment.options import ExperimentOptions
 from atoll.training.experiment.results import ExperimentResult, SyncRecord
-from atoll.training.experiment.round_clock import RoundClock
+from atoll.training.experiment.round_clock import RoundSchedule
 from atoll.training.experiment.traffic import TrafficCounter
 from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, settle_error_feedback
 from atoll.training.recipe.gradient import ComputeOptions, Loss
@@ -45,7 +45,7 @@ from atoll.training.recipe.schedule import fragments_of, moments_due, phase_at
 from atoll.training.recipe.state import SharedState, state_bytes, state_hash
 from atoll.training.recipe.update import (
     Bounds,
-    RoundInputs,
+    RoundCodingInputs,
     moved,
     part_bounds,
     part_codecs,
@@ -73,7 +73,7 @@ class ExperimentSimulator:
         options = options or ExperimentOptions()
         self.recipe, self.steps, self.trouble, self.loss = recipe, steps, trouble, loss or options.loss
         self.order = range(peers) if options.order is None else options.order
-        self.round_clock = RoundClock(recipe, steps, peers, options.effort, trouble)
+        self.round_clock = RoundSchedule(recipe, steps, peers, options.effort, trouble)
         self.own_data = isinstance(data, list)
         # (data set, shard, shards) of each member
         self.shares = (
@@ -482,7 +482,7 @@ class ExperimentSimulator:
         head, round = digest(self._seed()), self.first_round + self.launched - 1
         if "randk" in name:  # it draws by the state hash, as in real rounds
             head = state_hash(state_bytes(self.shared(), self.layout))
-        common = RoundInputs(round, state, head, self.layout, momentum_of(self.recipe.outer))
+        common = RoundCodingInputs(round, state, head, self.layout, momentum_of(self.recipe.outer))
         return part_codecs(name, common, moved(bounds, lo))
 
     def _sizes(self, lo: int, hi: int) -> tuple[int, ...]:

@@ -69,11 +69,11 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd"):
     floor: Share = 0.1
 
 
-class GradientAccumulation(msgspec.Struct, frozen=True, tag="accumulate"):
+class GradientSumOptimizer(msgspec.Struct, frozen=True, tag="accumulate"):
     """x <- x - gradient: the pseudo-gradient is then the sum of gradients, and the outer step is the optimizer."""
 
 
-class PipelinedGradients(GradientAccumulation, frozen=True, tag="pipelined"):
+class PipelinedGradients(GradientSumOptimizer, frozen=True, tag="pipelined"):
     """Gradient accumulation with `depth` sums in flight (Pipe-SGD, 1811.03619, algorithm 1).
 
     Gradients are computed without waiting, on parameters that lack the last `depth` sums.
@@ -82,7 +82,7 @@ class PipelinedGradients(GradientAccumulation, frozen=True, tag="pipelined"):
     depth: Annotated[int, msgspec.Meta(ge=1, le=QUEUE_MAX)] = 3  # 1 to QUEUE_MAX
 
 
-Inner = AdamW | Muon | SGD | GradientAccumulation | PipelinedGradients
+Inner = AdamW | Muon | SGD | GradientSumOptimizer | PipelinedGradients
 
 
 @dataclass
@@ -104,7 +104,7 @@ def lasting(spec: Inner, steps: int) -> Inner:
     tenth.
     """
     match spec:
-        case GradientAccumulation():
+        case GradientSumOptimizer():
             return spec
         case Muon():
             return msgspec.structs.replace(spec, rest=lasting(spec.rest, steps))
@@ -159,7 +159,7 @@ def inner_step(
             _clip(gradient_P, spec.clip_norm)
             state.first_P.mul_(spec.momentum).add_(gradient_P)
             x_P.add_(state.first_P, alpha=-rate_at(spec, global_step))
-        case GradientAccumulation():
+        case GradientSumOptimizer():
             x_P.sub_(gradient_P)
 
 

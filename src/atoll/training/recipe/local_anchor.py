@@ -16,7 +16,7 @@ from torch import Tensor
 from atoll.training.recipe.outer import PLAIN, outer_step
 
 
-class LocalAnchor:
+class EagerUpdateAnchor:
     """Begins as the agreed anchor (F,) and outer momentum (P,); neither is changed in place."""
 
     def __init__(self, anchor_F: Tensor, momentum_P: Tensor) -> None:
@@ -57,4 +57,4 @@ class LocalAnchor:
         self.anchor_F = torch.cat([anchor_P, self.anchor_F[inside:] - update_F[inside:]])
 
 
-__all__ = ["LocalAnchor"]
+__all__ = ["EagerUpdateAnchor"]

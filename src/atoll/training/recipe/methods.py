@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 
 from msgspec import UNSET
 
-from atoll.training.recipe.inner import SGD, AdamW, GradientAccumulation, Muon, PipelinedGradients
+from atoll.training.recipe.inner import SGD, AdamW, GradientSumOptimizer, Muon, PipelinedGradients
 from atoll.training.recipe.merge import MixMerge
 from atoll.training.recipe.outer import (
     AVERAGE,
@@ -38,7 +38,7 @@ from atoll.training.recipe.recipes import (
     nesterov_for,
     recipe_for,
 )
-from atoll.training.recipe.reducer import RecipeReducer
+from atoll.training.recipe.reducer import ReductionSettings
 from atoll.training.recipe.schedule import SyncSchedule
 
 
@@ -62,7 +62,7 @@ EXACT = UpdateCoding("fp32", "fp32", beta=0.0)  # lossless, so there is nothing 
 
 def _every_step(model: str, rounds: int, outer: Outer, **pieces: Any) -> Recipe:
     """A recipe that agrees on the gradient of every step, in fp32 by default, and applies it with `outer`."""
-    defaults = {"inner": GradientAccumulation(), "coding": EXACT, "schedule": SyncSchedule(1, rounds)}
+    defaults = {"inner": GradientSumOptimizer(), "coding": EXACT, "schedule": SyncSchedule(1, rounds)}
     return recipe_for(model, outer=outer, **(defaults | pieces))
 
 
@@ -80,7 +80,7 @@ def parameter_server(
 
     Its links carry the bytes of all members. The baseline for all other methods.
     """
-    return _every_step(model, rounds, AdamW(lr=lr), reducer=RecipeReducer(group="server"), **setting)
+    return _every_step(model, rounds, AdamW(lr=lr), reducer=ReductionSettings(group="server"), **setting)
 
 
 def pipelined(
@@ -243,7 +243,7 @@ def sparseloco(
         schedule=SyncSchedule(inner_steps, rounds),
         coding=UpdateCoding(codec, "fp32", beta, "gathered"),
         outer=Nesterov(lr=outer_lr, momentum=0.0),
-        reducer=RecipeReducer(statistic="clipped" if clip else "mean"),
+        reducer=ReductionSettings(statistic="clipped" if clip else "mean"),
         **setting,
     )
 
@@ -284,7 +284,7 @@ def noloco(
         schedule=SyncSchedule(inner_steps, rounds),
         coding=UpdateCoding(up, "fp32", 0.0 if up == "fp32" else 1.0, "gathered"),
         outer=GossipNesterov(outer_lr, outer_momentum, gamma),
-        reducer=RecipeReducer(group="pair"),
+        reducer=ReductionSettings(group="pair"),
         **setting,
     )
 
@@ -312,7 +312,7 @@ def eager(
         schedule=SyncSchedule(inner_steps, rounds),
         coding=UpdateCoding(up, down),
         outer=nesterov_for(rounds, outer_lr, outer_momentum),
-        reducer=RecipeReducer(own="fresh"),
+        reducer=ReductionSettings(own="fresh"),
         **setting,
     )
 
@@ -403,7 +403,7 @@ def decoupled(
         schedule=SyncSchedule(inner_steps, rounds, fragments, overlap),
         coding=UpdateCoding(up, down),
         outer=nesterov_for(rounds, outer_lr, outer_momentum),
-        reducer=RecipeReducer(quorum=quorum, grace=grace, statistic="radial", weight="tokens"),
+        reducer=ReductionSettings(quorum=quorum, grace=grace, statistic="radial", weight="tokens"),
         **setting,
     )
 
@@ -437,7 +437,7 @@ def cooperative(
         coding=UpdateCoding(up, down),
         outer=AgreementNesterov(outer_lr, outer_momentum),
         merge=MixMerge(alpha),
-        reducer=RecipeReducer(peers_min=peers_min),
+        reducer=ReductionSettings(peers_min=peers_min),
         **setting,
     )
 
@@ -466,7 +466,7 @@ def delayed_nesterov(
         schedule=SyncSchedule(inner_steps, rounds),
         coding=UpdateCoding(up, "fp32", 0.0 if up == "fp32" else 1.0),
         outer=DelayedNesterov(outer_lr, outer_momentum, every),
-        reducer=RecipeReducer(group="one"),
+        reducer=ReductionSettings(group="one"),
         **setting,
     )
 
@@ -493,7 +493,7 @@ def halos(
         schedule=SyncSchedule(inner_steps, rounds),
         coding=UpdateCoding(up, "fp32", 0.0 if up == "fp32" else 1.0),
         outer=RegionalNesterov(regions=regions, every=every),
-        reducer=RecipeReducer(group="one"),
+        reducer=ReductionSettings(group="one"),
         **setting,
     )
 

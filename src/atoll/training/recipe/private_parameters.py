@@ -17,14 +17,14 @@ from atoll.training.recipe.merge import merge, where_moved
 
 
 @dataclass(frozen=True)
-class PrivateParameters:
+class PrivateModelCopy:
     x_F: Tensor
     state: Digest  # agreed state of the last merge
 
-    def with_moved(self, before_F: Tensor, after_F: Tensor, state: Digest) -> PrivateParameters:
+    def with_moved(self, before_F: Tensor, after_F: Tensor, state: Digest) -> PrivateModelCopy:
         """The parameters after the anchor moved from `before_F` (that of `self.state`) to `after_F` (that of
         `state`).
         """
         x_F = self.x_F.clone()
         merge("swap", x_F, self.x_F, where_moved(before_F, after_F))
-        return PrivateParameters(x_F, state)
+        return PrivateModelCopy(x_F, state)

@@ -18,7 +18,7 @@ from atoll.base.workload import Batch
 from atoll.training.codec import SharedKnowledge, check_codec_name, codec_named
 from atoll.training.models import label_of, spec_of
 from atoll.training.recipe.gradient import ComputeOptions
-from atoll.training.recipe.inner import QUEUE_MAX, AdamW, GradientAccumulation, Inner, PipelinedGradients
+from atoll.training.recipe.inner import QUEUE_MAX, AdamW, GradientSumOptimizer, Inner, PipelinedGradients
 from atoll.training.recipe.inner import lasting as inner_lasting
 from atoll.training.recipe.merge import Merge
 from atoll.training.recipe.outer import (
@@ -34,7 +34,7 @@ from atoll.training.recipe.outer import (
     RegionalNesterov,
     SignOuter,
 )
-from atoll.training.recipe.reducer import SCALED, RecipeReducer
+from atoll.training.recipe.reducer import SCALED, ReductionSettings
 from atoll.training.recipe.schedule import SyncSchedule, check_schedule, phase_at
 
 BATCH = 4  # samples per step of one peer, small for two cores
@@ -64,7 +64,7 @@ class Recipe(msgspec.Struct, frozen=True):
     coding: UpdateCoding
     outer: Outer
     merge: Merge
-    reducer: RecipeReducer = RecipeReducer()
+    reducer: ReductionSettings = ReductionSettings()
     computing: ComputeOptions | UnsetType = UNSET  # gradient computation; unset: fp32, uncompiled
 
     @property
@@ -107,12 +107,12 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if isinstance(recipe.inner, PipelinedGradients) and not 1 <= recipe.inner.depth <= QUEUE_MAX:
         raise ValueError(f"depth={recipe.inner.depth} is not between 1 and {QUEUE_MAX} gradients")
-    if isinstance(recipe.inner, PipelinedGradients) and recipe.reducer != RecipeReducer():
-        raise ValueError("pipelined gradients are means over all members: reducer=RecipeReducer()")
+    if isinstance(recipe.inner, PipelinedGradients) and recipe.reducer != ReductionSettings():
+        raise ValueError("pipelined gradients are means over all members: reducer=ReductionSettings()")
     if _moments_odd(recipe):
         raise ValueError(
             "moments are plain means in fp32, the second ones in some rounds of the first: "
-            "moments=(3, 6), outer=MomentAverage(), UpdateCoding('fp32', 'fp32', 0.0), RecipeReducer(), "
+            "moments=(3, 6), outer=MomentAverage(), UpdateCoding('fp32', 'fp32', 0.0), ReductionSettings(), "
             "no fragments or overlap"
         )
     alone = recipe.reducer.group == "one"
@@ -121,9 +121,9 @@ def check_recipe(recipe: Recipe) -> None:
         raise ValueError("this reducer or outer step needs whole models: fragments=1, overlap=0, closing=''")
     if whole and recipe.merge != "replace":
         raise ValueError("this reducer or outer step starts every round from the anchor: merge='replace'")
-    if isinstance(recipe.inner, GradientAccumulation) and (recipe.merge != "replace" or recipe.schedule.overlap):
+    if isinstance(recipe.inner, GradientSumOptimizer) and (recipe.merge != "replace" or recipe.schedule.overlap):
         raise ValueError("accumulated gradients do not move x: merge='replace', overlap=0")
-    if isinstance(recipe.inner, GradientAccumulation) and recipe.schedule.closing:
+    if isinstance(recipe.inner, GradientSumOptimizer) and recipe.schedule.closing:
         raise ValueError("accumulated gradients leave no live parameters to average: closing=''")
     if _swaps_more(recipe):
         raise ValueError("merge='swap' replaces moved values, so only sent values may move: outer=AVERAGE, beta=0")
@@ -134,10 +134,10 @@ def swarm_problem(recipe: Recipe) -> str:
     schedule, reducer, coding = recipe.schedule, recipe.reducer, recipe.coding
     # a run has one batch size, so tokens^2 / steps weighs rows as samples do
     ours = msgspec.structs.replace(reducer, group="server" if reducer.group == "server" else "all", own="sent")
-    fresh = RecipeReducer(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
+    fresh = ReductionSettings(own="fresh", quorum=reducer.quorum, grace=reducer.grace)
     cannot = {
         "accumulated gradients with fragments": (
-            isinstance(recipe.inner, GradientAccumulation) and schedule.fragments > 1
+            isinstance(recipe.inner, GradientSumOptimizer) and schedule.fragments > 1
         ),
         f"{schedule.fragments} fragments in rounds of {schedule.inner_steps} steps (they must divide them)": (
             schedule.inner_steps % schedule.fragments != 0
@@ -150,7 +150,7 @@ def swarm_problem(recipe: Recipe) -> str:
         and (
             schedule != SyncSchedule(schedule.inner_steps, schedule.rounds, phases=schedule.phases)
             or recipe.hidden_steps > 0
-            or isinstance(recipe.inner, GradientAccumulation)
+            or isinstance(recipe.inner, GradientSumOptimizer)
             or recipe.own_anchors
             or reducer.quorum > 0
         ),
@@ -206,8 +206,8 @@ def _moments_odd(recipe: Recipe) -> bool:
     if not (first or second or remembered):
         return False
     whole = (schedule.fragments, schedule.overlap, schedule.closing, recipe.merge) == (1, 0, "", "replace")
-    plain = recipe.coding == UpdateCoding("fp32", "fp32", beta=0.0) and recipe.reducer == RecipeReducer()
-    sums = isinstance(recipe.inner, GradientAccumulation)
+    plain = recipe.coding == UpdateCoding("fp32", "fp32", beta=0.0) and recipe.reducer == ReductionSettings()
+    sums = isinstance(recipe.inner, GradientSumOptimizer)
     return not (whole and plain and remembered and first > 0 and second > 0 and second % first == 0) or sums
 
 
@@ -256,7 +256,7 @@ def _in_rounds(recipe: Recipe, outer: DelayedNesterov) -> Recipe:
         recipe,
         outer=msgspec.structs.replace(outer, every=outer.every * tokens),
         coding=msgspec.structs.replace(recipe.coding, beta=1.0),
-        reducer=RecipeReducer(quorum=1),
+        reducer=ReductionSettings(quorum=1),
     )
 
 
@@ -377,7 +377,7 @@ def recipe_for(
     coding: UpdateCoding,
     outer: Outer,
     merge: Merge = "replace",
-    reducer: RecipeReducer | None = None,
+    reducer: ReductionSettings | None = None,
     batch: int = BATCH,
     seq_len: int | None = None,
     seed: int = 0,
@@ -387,7 +387,9 @@ def recipe_for(
     Default merge and reducer: x becomes the new anchor, moved by the mean over all members.
     """
     seq_len = fitting_seq_len(model, seq_len)
-    recipe = Recipe(model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or RecipeReducer())
+    recipe = Recipe(
+        model, seed, batch, seq_len, inner, schedule, coding, outer, merge, reducer or ReductionSettings()
+    )
     check_recipe(recipe)
     return with_length(recipe, schedule.steps)
 
@@ -414,7 +416,7 @@ def for_custom_loop(recipe: Recipe, believed: bool = True) -> Recipe:
     why = ""
     if recipe.schedule.total_tokens is not UNSET:
         why = "its rates follow the tokens of all members, but in a custom loop your scheduler sets the rate"
-    inner = recipe.inner if isinstance(recipe.inner, GradientAccumulation) else LOOPS_OWN
+    inner = recipe.inner if isinstance(recipe.inner, GradientSumOptimizer) else LOOPS_OWN
     recipe = msgspec.structs.replace(recipe, model="attached", seed=0, batch=1, seq_len=1, inner=inner)
     recipe = for_real_run(recipe, believed=believed)  # an update then counts by samples instead of tokens
     if why:

@@ -40,7 +40,7 @@ SCALED: tuple[Statistic, ...] = ("mean", "radial", "clipped")
 """Sums of rows, each tensor of a row times one number (`scales_of`)."""
 
 
-class RecipeReducer(msgspec.Struct, frozen=True):
+class ReductionSettings(msgspec.Struct, frozen=True):
     group: Literal["all", "server", "pair", "one"] = "all"
     """`server`: one member owns all parts, as in a star. `pair`: random pairs, every member has its own anchor.
     `one`: each update is applied alone on arrival.
@@ -54,13 +54,13 @@ class RecipeReducer(msgspec.Struct, frozen=True):
     peers_min: Peers = 1  # minimum number of members for a round
 
 
-def weight_of(reducer: RecipeReducer, samples: int, tokens: int, steps: int) -> int:
+def weight_of(reducer: ReductionSettings, samples: int, tokens: int, steps: int) -> int:
     if reducer.weight == "samples":
         return samples
     return round(tokens * tokens / steps) if steps else 0
 
 
-def arrived(reducer: RecipeReducer, late: Sequence[int], overlap: int) -> tuple[list[bool], int]:
+def arrived(reducer: ReductionSettings, late: Sequence[int], overlap: int) -> tuple[list[bool], int]:
     """(counted?, steps until the round closes) for updates that are in flight for `late` steps each."""
     in_order = sorted(late)
     close = in_order[-1]
@@ -77,7 +77,7 @@ class ReducedAnswer(NamedTuple):
 
 
 def reduced(
-    reducer: RecipeReducer,
+    reducer: ReductionSettings,
     rows: Sequence[tuple[int, Buffer]],
     n: int,
     up: Codec,

@@ -35,7 +35,7 @@ from atoll.training.exchange.combine import CombinedPart, opened_rows
 from atoll.training.recipe.outer import AgreementNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.reducer import Statistic, agreement_of, scales_of
-from atoll.training.recipe.update import Bounds, RoundInputs, part_codec, tensor_sizes, tensors_of
+from atoll.training.recipe.update import Bounds, RoundCodingInputs, part_codec, tensor_sizes, tensors_of
 
 # G rows, T tensors that the part touches, N values of the part
 
@@ -146,7 +146,7 @@ def has_owner_feedback(recipe: Recipe) -> bool:
     return recipe.coding.answer == "remembered"
 
 
-def reply_format_of(recipe: Recipe, common: RoundInputs, bounds: Bounds, part: int) -> ReplyFormat:
+def reply_format_of(recipe: Recipe, common: RoundCodingInputs, bounds: Bounds, part: int) -> ReplyFormat:
     """Reply format of one part in one round. `bounds` are positions in the whole vector."""
     coding, sizes = recipe.coding, tensor_sizes(tensors_of(common.layout), *bounds[part])
     down = None if coding.answer == "gathered" else part_codec(coding.down, common, bounds, part)

@@ -25,7 +25,7 @@ from atoll.training.recipe.update import Bounds
 BETWEEN_CODECS = re.compile(r":(?!\d[\d./e-]*(?:[:+]|$))", re.ASCII)
 
 
-class SchedulePhase(msgspec.Struct, frozen=True):
+class SyncSchedulePhase(msgspec.Struct, frozen=True):
     """A later part of the run with another rhythm: shorter rounds, or finer codecs."""
 
     since: Share  # share of the run's steps, 0 … 1
@@ -44,7 +44,7 @@ class SyncSchedule(msgspec.Struct, frozen=True):
     """tau: steps between sending and applying; 0 waits. Below inner_steps, and in real runs below those of a turn,
     since they have one fragment in flight.
     """
-    phases: tuple[SchedulePhase, ...] = ()
+    phases: tuple[SyncSchedulePhase, ...] = ()
     closing: str = ""  # codec of one last average of live parameters, both ways; empty: no such average
     moments: tuple[Whole, Whole] = (0, 0)  # rounds between averages of inner moments (first, second); 0: never
     epochs: Count | UnsetType = UNSET
@@ -120,9 +120,9 @@ def longest_turn(schedule: SyncSchedule, layout: ModelLayout) -> int:
     return layout.floats + (2 * layout.parameters if any(schedule.moments) else 0)
 
 
-def phase_at(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, SchedulePhase]:
+def phase_at(schedule: SyncSchedule, step: int, steps: int) -> tuple[int, SyncSchedulePhase]:
     """(first step, phase) in effect after `step` steps of a run of `steps`."""
-    found = (0, SchedulePhase(0.0, schedule.inner_steps))
+    found = (0, SyncSchedulePhase(0.0, schedule.inner_steps))
     for phase in schedule.phases:
         begins = round(phase.since * steps)
         if step > begins:
@@ -148,16 +148,16 @@ def phase_rounds(schedule: SyncSchedule) -> tuple[tuple[int, int], ...]:
     return tuple((rounds, steps) for rounds, steps in found if rounds and steps)
 
 
-def parse_phases(text: str) -> tuple[SchedulePhase, ...]:
+def parse_phases(text: str) -> tuple[SyncSchedulePhase, ...]:
     """Phases from since:inner_steps[:up[:down]], separated by commas: "0.8:16,0.9:8:topk:0.1:int8". ValueError if
     malformed.
     """
-    found = list[SchedulePhase]()
+    found = list[SyncSchedulePhase]()
     for piece in filter(None, text.split(",")):
         since, steps, codecs, *_ = [*piece.split(":", 2), "", ""]
         up, down, *more = [*BETWEEN_CODECS.split(codecs), "", ""]
         try:
-            found.append(SchedulePhase(float(since), int(steps), up, down))
+            found.append(SyncSchedulePhase(float(since), int(steps), up, down))
         except ValueError:
             more = [piece]
         if any(more):

@@ -30,7 +30,7 @@ from atoll.training.exchange.layout import (
     layout_of,
     tensors_by_name,
 )
-from atoll.training.exchange.tensorfile import TensorSpan, header_of, load, pieces_of
+from atoll.training.exchange.tensorfile import TensorFileEntry, header_of, load, pieces_of
 from atoll.training.recipe.inner import AdamW
 from atoll.training.recipe.outer import SHARED, DelayedNesterov, agreed_moments, delayed_step, outer_step
 from atoll.training.recipe.outer_adamw import adamw_step
@@ -242,7 +242,7 @@ def state_pieces(state: SharedState, layout: ModelLayout) -> list[Buffer]:
     return pieces_of(tensors_in(state), _metadata(state, layout))
 
 
-def state_header(state: SharedState, layout: ModelLayout) -> tuple[bytes, dict[str, TensorSpan]]:
+def state_header(state: SharedState, layout: ModelLayout) -> tuple[bytes, dict[str, TensorFileEntry]]:
     """(first bytes, place of each tensor) of the canonical bytes of a state with these counters and shapes."""
     kinds = {name: (value.dtype, list(value.shape)) for name, value in tensors_in(state).items()}
     return header_of(kinds, _metadata(state, layout))

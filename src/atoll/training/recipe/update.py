@@ -1,6 +1,6 @@
 """Parts of a flat update vector, their codecs, and the values that all members of a round share.
 
-`RoundInputs` holds the shared values that codecs may use. `randk` then draws the same indices, `delta` and
+`RoundCodingInputs` holds the shared values that codecs may use. `randk` then draws the same indices, `delta` and
 `lowrank` start from the same vector, and `changed` sees the same tensors everywhere.
 Not responsible for: encoding an update (`error_feedback.py`).
 """
@@ -40,7 +40,7 @@ EXPECTED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class RoundInputs:
+class RoundCodingInputs:
     """Values that all members of a round share when they encode and combine: the head and the round number."""
 
     round: int
@@ -51,7 +51,7 @@ class RoundInputs:
 
 
 def part_codecs(
-    name: str, common: RoundInputs, bounds: Bounds, link_bytes_s: float | None = None
+    name: str, common: RoundCodingInputs, bounds: Bounds, link_bytes_s: float | None = None
 ) -> tuple[Codec, ...]:
     """The codec `name` for each part, with the shared knowledge that it needs. ValueError if there is none.
 
@@ -61,7 +61,7 @@ def part_codecs(
 
 
 def part_codec(
-    name: str, common: RoundInputs, bounds: Bounds, part: int, link_bytes_s: float | None = None
+    name: str, common: RoundCodingInputs, bounds: Bounds, part: int, link_bytes_s: float | None = None
 ) -> Codec:
     lo, hi = bounds[part]
     words = {stage.partition(":")[0] for stage in name.split("+")}
@@ -77,7 +77,7 @@ def part_codec(
     return codec_named(name, known)
 
 
-def _expected(common: RoundInputs, lo: int, hi: int) -> Tensor:
+def _expected(common: RoundCodingInputs, lo: int, hi: int) -> Tensor:
     """Prediction of the next update (hi - lo,): a share of the mean of past ones. Buffers have no momentum."""
     momentum_P = common.state.momentum_P[lo:hi] * ((1 - common.momentum) * EXPECTED_SHARE)
     return torch.cat([momentum_P, momentum_P.new_zeros(hi - lo - len(momentum_P))])

@@ -1,6 +1,6 @@
 """The user's optimizer as a source of gradients, or of Adam moments, for a recipe.
 
-If members agree on the gradient of every step (`GradientAccumulation`), the recipe's outer optimizer takes the
+If members agree on the gradient of every step (`GradientSumOptimizer`), the recipe's outer optimizer takes the
 step. Every member computes it to the same bits, moments included, so joiners and members with other processors stay
 identical. The user's `step()` then only marks the time: gradients are summed and hidden from the optimizer, so it
 moves nothing. If members average Adam's moments (`outer.MomentAverage`), these are read from and written to the
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from atoll.training.exchange.layout import ModelLayout, TensorSlot
 from atoll.training.exchange.parameter_names import parameters_of
 from atoll.training.exchange.parameter_selection import join_names
-from atoll.training.recipe.inner import GradientAccumulation, InnerState, fresh_inner
+from atoll.training.recipe.inner import GradientSumOptimizer, InnerState, fresh_inner
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.recipes import Recipe
 
@@ -34,7 +34,7 @@ def optimizer_problem(
     recipe: Recipe, optimizer: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout
 ) -> str:
     """Why the recipe cannot work with this optimizer, and the remedy; empty if it can."""
-    gathers, moments = isinstance(recipe.inner, GradientAccumulation), isinstance(recipe.outer, MomentAverage)
+    gathers, moments = isinstance(recipe.inner, GradientSumOptimizer), isinstance(recipe.outer, MomentAverage)
     if not (gathers or moments):
         return ""
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}

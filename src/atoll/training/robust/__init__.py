@@ -11,7 +11,7 @@ Invariants:
 """
 
 from atoll.training.robust.default import default, liars_of
-from atoll.training.robust.gram import GramMatrix, StreamedRows, gram_of
+from atoll.training.robust.gram import GramMatrix, IncrementalGramRows, gram_of
 from atoll.training.robust.rules import (
     RULES,
     aggregate,
@@ -38,7 +38,7 @@ from atoll.training.robust.weights import arc, bucketing, clip, nnm
 __all__ = [
     "RULES",
     "GramMatrix",
-    "StreamedRows",
+    "IncrementalGramRows",
     "aggregate",
     "arc",
     "blended_caf",

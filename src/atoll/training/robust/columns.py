@@ -34,7 +34,7 @@ CHUNK_MIN, CHUNK_MAX = 4096, SPAN  # columns: calls cost more than work below, t
 EXACT, DROPPED = "exact", "dropped"
 
 
-class Comparator(NamedTuple):
+class SortingNetworkComparator(NamedTuple):
     low: int
     high: int
     wants_low: bool  # the lesser goes to `low`
@@ -72,13 +72,13 @@ def batcher(n: int) -> list[tuple[int, int]]:
 
 
 @lru_cache(maxsize=64)
-def comparators(wanted: tuple[str, ...]) -> tuple[Comparator, ...]:
+def comparators(wanted: tuple[str, ...]) -> tuple[SortingNetworkComparator, ...]:
     """The comparators that are needed if rank i is used as `wanted[i]` says."""
-    labels, kept = list(wanted), list[Comparator]()
+    labels, kept = list(wanted), list[SortingNetworkComparator]()
     for low, high in reversed(batcher(len(wanted))):
         if labels[low] == labels[high] != EXACT:
             continue  # both dropped, or both in one sum: their order does not matter
-        kept.append(Comparator(low, high, labels[low] != DROPPED, labels[high] != DROPPED))
+        kept.append(SortingNetworkComparator(low, high, labels[low] != DROPPED, labels[high] != DROPPED))
         labels[low] = labels[high] = EXACT
     return tuple(reversed(kept))
 

@@ -164,7 +164,7 @@ def _placed(sums: Square, center: int) -> GramMatrix:
     return GramMatrix(products, center)
 
 
-class StreamedRows(Sequence[Tensor]):
+class IncrementalGramRows(Sequence[Tensor]):
     """Rows added one by one, usable as the rows of any rule: `krum(arrivals, f=2)`.
 
     Each row costs one pass over the earlier ones, while the next is in flight. Rows are kept, not copied. Products

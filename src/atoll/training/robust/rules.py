@@ -1,8 +1,8 @@
 """Robust aggregation rules: one vector out of n, of which up to f may be Byzantine.
 
-Rows may be `StreamedRows`: their distances are known when the last row arrives. `pre` lists pre-aggregations,
-applied in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm); these functions are for `pre` only.
-If n is below the bound of the paper, the error states the required n.
+Rows may be `IncrementalGramRows`: their distances are known when the last row arrives. `pre` lists
+pre-aggregations, applied in order: "nnm", "arc", "bucketing", bucketing(size, seed), clip(norm); these functions
+are for `pre` only. If n is below the bound of the paper, the error states the required n.
 Invariants:
 - Rows are never changed; the result has their dtype (arrays for arrays).
 - Equal rows in any order give equal bits (plain means add rows in the given order, which may round otherwise).
@@ -25,7 +25,7 @@ from torch import Tensor
 from atoll.base.arguments import did_you_mean
 from atoll.training.codec.compiled import native
 from atoll.training.robust import columns, weights
-from atoll.training.robust.gram import GramMatrix, Square, StreamedRows, gram_of, times, with_origin
+from atoll.training.robust.gram import GramMatrix, IncrementalGramRows, Square, gram_of, times, with_origin
 from atoll.training.robust.rows import (
     DOT,
     SQUARED_MAX,
@@ -53,7 +53,7 @@ class PreparedRows(NamedTuple):
     places: list[int]  # index of each in the caller's rows
     norms2: list[float]
     f: int  # liars that may still be among them
-    arrived: StreamedRows | None  # rows with known distances
+    arrived: IncrementalGramRows | None  # rows with known distances
 
     @property
     def middle(self) -> int:
@@ -80,7 +80,7 @@ def ready(rows: Rows, f: int) -> PreparedRows:
         [finite[i] for i in order],
         [kept2[i] for i in order],
         left,
-        rows if isinstance(rows, StreamedRows) else None,
+        rows if isinstance(rows, IncrementalGramRows) else None,
     )
 
 

@@ -22,8 +22,8 @@ from atoll.peer.tasks import ScoreUpdate
 from atoll.peer.verify.interface import Verifier
 from atoll.verification.loss_scoring.policy import ScoreLedger, ScoringCase, SettledScore
 from atoll.verification.review_ledger import Numbers
-from atoll.verification.update_review import ReviewMethod, UpdateReview
-from atoll.wire.messages.statements import ScoreReport, Statement
+from atoll.verification.update_review import ReviewMethod, UpdateReviewMachine
+from atoll.wire.messages.statements import BaseStatement, ScoreReport
 
 
 class LossScoring(ReviewMethod):
@@ -64,12 +64,12 @@ class LossScoring(ReviewMethod):
     def missed(self, author: PeerId, round: int, why: str) -> Fact:
         return LocalUpdateScoringFailed(peer=author, of=round, why=why)
 
-    def report_of(self, fact: Fact) -> Statement | None:
+    def report_of(self, fact: Fact) -> BaseStatement | None:
         return ScoreReport(fact.of, fact.peer, fact.falls) if isinstance(fact, UpdateScoreReported) else None
 
 
 LOSS_SCORING = Verifier(
     "score",
     lambda settings: ScoreLedger(settings.scored_share, settings.round.quorum) if settings.scored_share else None,
-    lambda context: UpdateReview(context, LossScoring()) if context.settings.scored_share else None,
+    lambda context: UpdateReviewMachine(context, LossScoring()) if context.settings.scored_share else None,
 )

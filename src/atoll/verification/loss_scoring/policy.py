@@ -24,7 +24,7 @@ from atoll.base.ids import Digest, PeerId
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.reputation import WorkFindings, audit_factor, scores_of
 from atoll.verification.case import CHANCES
-from atoll.verification.review_ledger import ReviewCase, ReviewLedger, judges_of
+from atoll.verification.review_ledger import DrawnUpdateReview, ReviewLedger, judges_of
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, ScoreReport
 from atoll.wire.messages.vertex import VertexBody
@@ -48,7 +48,7 @@ def opinion_of(falls: Falls) -> Opinion:
     return "taught" if own - others > ERRORS_LEAST * error else "unclear"
 
 
-class ScoringCase(ReviewCase):
+class ScoringCase(DrawnUpdateReview):
     """One scored update; the vertex that drew it also draws the samples."""
 
     @property

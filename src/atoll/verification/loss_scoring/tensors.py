@@ -34,7 +34,7 @@ from atoll.crypto.digest import Buffer, merkle_root
 from atoll.training.codec import Codec
 from atoll.training.codec.chain import NICKNAMES
 from atoll.training.models import scores_of
-from atoll.training.recipe.inner import GradientAccumulation
+from atoll.training.recipe.inner import GradientSumOptimizer
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.update import Bounds
 
@@ -157,7 +157,7 @@ def scoring_problem(recipe: Recipe) -> str:
     """Why single updates of this recipe cannot be scored; empty if they can."""
     if recipe.model == "attached":
         return "members train a model of their own on data of their own, which no other member can read"
-    if isinstance(recipe.inner, GradientAccumulation):
+    if isinstance(recipe.inner, GradientSumOptimizer):
         return "updates are sums of gradients, which say a direction and not how far to go"
     if recipe.own_anchors:
         return "members have anchors of their own, which no other member holds"

@@ -47,7 +47,7 @@ JUDGE = "unreadable/judge/"
 
 
 @dataclass
-class ReportedRow:
+class AccusedRowAuthor:
     """A member that the local peer accused of a malformed row."""
 
     round: int
@@ -59,7 +59,7 @@ class MalformedUpdates(VerifierMachine):
     def __init__(self, context: VerifierContext) -> None:
         self.me, self.settings, self.history = context.me, context.settings, context.history
         self.pool, self.evidence = context.pool, context.evidence
-        self.known: dict[PeerId, ReportedRow] = {}
+        self.known: dict[PeerId, AccusedRowAuthor] = {}
         self.judging: dict[
             str, tuple[PeerId, SignedStatement]
         ] = {}  # by job: the sender, and the commitment to the row
@@ -130,7 +130,7 @@ class MalformedUpdates(VerifierMachine):
         held_to = self._lately(commit) and one_branch(commit.round, self.history)
         if not looked.why or peer in self.known or not held_to:
             return []
-        self.known[peer] = ReportedRow(commit.round, looked.shown if mine else b"")
+        self.known[peer] = AccusedRowAuthor(commit.round, looked.shown if mine else b"")
         word = Accusation(statement, None, UNSET if looked.blob is None else looked.blob)
         kept = [StoredEvidence(commit.round, peer, looked.blob)] if looked.blob is not None else []
         return [

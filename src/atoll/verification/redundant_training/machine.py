@@ -27,8 +27,8 @@ from atoll.verification.redundant_training.policy import (
     RedundancyVerdict,
 )
 from atoll.verification.review_ledger import Numbers
-from atoll.verification.update_review import ReviewMethod, UpdateReview
-from atoll.wire.messages.statements import RedundancyReport, Statement
+from atoll.verification.update_review import ReviewMethod, UpdateReviewMachine
+from atoll.wire.messages.statements import BaseStatement, RedundancyReport
 
 
 class RedundancyReview(ReviewMethod):
@@ -75,7 +75,7 @@ class RedundancyReview(ReviewMethod):
     def missed(self, author: PeerId, round: int, why: str) -> Fact:
         return LocalRedundancyCheckFailed(peer=author, of=round, why=why)
 
-    def report_of(self, fact: Fact) -> Statement | None:
+    def report_of(self, fact: Fact) -> BaseStatement | None:
         return (
             RedundancyReport(fact.of, fact.peer, fact.apart) if isinstance(fact, RedundantUpdatesCompared) else None
         )
@@ -86,5 +86,5 @@ REDUNDANT_TRAINING = Verifier(
     lambda settings: (
         RedundancyLedger(settings.twinned_share, settings.round.quorum) if settings.twinned_share else None
     ),
-    lambda context: UpdateReview(context, RedundancyReview()) if context.settings.twinned_share else None,
+    lambda context: UpdateReviewMachine(context, RedundancyReview()) if context.settings.twinned_share else None,
 )

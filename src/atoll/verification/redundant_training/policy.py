@@ -29,7 +29,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.crypto.digest import digest
 from atoll.policy.reputation import WorkFindings, audit_factor, scores_of
 from atoll.verification.case import CHANCES
-from atoll.verification.review_ledger import ReviewCase, ReviewLedger, judges_of
+from atoll.verification.review_ledger import DrawnUpdateReview, ReviewLedger, judges_of
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw
 from atoll.wire.messages.vertex import VertexBody
@@ -80,7 +80,7 @@ def _commits(body: VertexBody) -> dict[PeerId, Commitment]:
     return {peer: commit for peer, commit in said if isinstance(commit, Commitment)}
 
 
-class RedundancyCase(ReviewCase):
+class RedundancyCase(DrawnUpdateReview):
     """Two different updates of one round, of guest and host, that should come from the same samples.
 
     Both secrets draw the referees. A report holds the distance of each update, in millionths.

@@ -22,7 +22,7 @@ from atoll.training.codec.byte_compression import AUTO, METHODS
 from atoll.training.data import Data, batch
 from atoll.training.exchange.layout import ModelLayout, bind, unflatten
 from atoll.training.recipe.gradient import ComputeOptions, GradientComputer
-from atoll.training.recipe.inner import SGD, GradientAccumulation, Inner, fresh_inner, inner_step
+from atoll.training.recipe.inner import SGD, GradientSumOptimizer, Inner, fresh_inner, inner_step
 from atoll.training.recipe.lr_position import ScheduleHorizon, later, step_at
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.update import Bounds
@@ -79,14 +79,14 @@ def taking_again(
         cursor = told.cursor + step * told.batch_samples
         inputs, targets = batch(data, told.shard, told.shards, cursor, told.batch_samples, told.seq_len, told.seed)
         gradient.compute((inputs.to(device), targets.to(device)))
-        if isinstance(told.inner, GradientAccumulation):
+        if isinstance(told.inner, GradientSumOptimizer):
             inner.first_P.add_(gradient_P)
         else:
             at = step_at(told.horizon, later(told.horizon, told.position, step, together))
             inner_step(told.inner, inner, x_P, gradient_P, at)
         yield
     update_F = began_F - x_F
-    if isinstance(told.inner, GradientAccumulation):  # x rests, except buffers
+    if isinstance(told.inner, GradientSumOptimizer):  # x rests, except buffers
         update_F[: layout.parameters].copy_(inner.first_P)
     return update_F
 
@@ -106,7 +106,7 @@ def twins_problem(recipe: Recipe) -> str:
         return "members pass over data of their own"
     if isinstance(inner, SGD) and inner.momentum:
         return f"SGD with a momentum of {inner.momentum:g} carries it from round to round, each member its own"
-    if not isinstance(inner, SGD | GradientAccumulation):
+    if not isinstance(inner, SGD | GradientSumOptimizer):
         return (
             f"{type(inner).__name__} carries moments from round to round, each member its own, and honest updates "
             "of the same samples are half as far apart as those of others"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault, RunFailedError
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdate, UpdateDistances
+from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdate, RedundantUpdateDistances
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, position_of
 from atoll.training.recipe.state import SharedState
@@ -37,7 +37,7 @@ def handlers(context: WorkerContext) -> Handlers:
 class RedundancyWorker:
     context: WorkerContext
 
-    async def compare(self, work: CompareRedundantUpdates) -> UpdateDistances:
+    async def compare(self, work: CompareRedundantUpdates) -> RedundantUpdateDistances:
         """Distances of both updates, in millionths. RunFailedError if a state or an update is gone here."""
         context = self.context
         before = await context.find_state(work.before, context.spec_of(work.round))
@@ -54,13 +54,13 @@ class RedundancyWorker:
                 why = why or fault.what
         guest_F, host_F = rows_F
         if guest_F is None or host_F is None:
-            return UpdateDistances((_missing(guest_F), _missing(host_F)), why)
+            return RedundantUpdateDistances((_missing(guest_F), _missing(host_F)), why)
         steps = tuple(row.steps for row in work.rows)
         between = _millionths(max(distance(guest_F, host_F), distance(host_F, guest_F)))
         if steps[0] == steps[1] and between <= TOLERANCE:
-            return UpdateDistances((between, between))
+            return RedundantUpdateDistances((between, between))
         made_F = {count: await self._replay(work, before, count) for count in sorted(set(steps))}
-        return UpdateDistances(
+        return RedundantUpdateDistances(
             (
                 _millionths(distance(guest_F, made_F[steps[0]])),
                 _millionths(distance(host_F, made_F[steps[1]])),

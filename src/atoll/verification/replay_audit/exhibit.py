@@ -21,7 +21,7 @@ from atoll.base.limits import PARTS_OF_ANY
 from atoll.crypto.digest import Buffer
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.exchange.tensorfile import dump, load
-from atoll.verification.replay_audit.judge import ChainMismatch
+from atoll.verification.replay_audit.judge import ExhibitHashMismatch
 from atoll.verification.replay_audit.replay import ChainLink, TrainerSnapshot, live_from_bytes
 from atoll.verification.replay_audit.state_chain import ChainClaim, claim_name
 
@@ -82,8 +82,8 @@ def why_not_said(shown: SegmentExhibit, claim: Digest, last: Digest | None) -> s
     return ""
 
 
-def why_contradicts(shown: SegmentExhibit, steps: int, root: Digest) -> ChainMismatch | None:
+def why_contradicts(shown: SegmentExhibit, steps: int, root: Digest) -> ExhibitHashMismatch | None:
     """A contradiction between the claim and the commitment that names it."""
     if (shown.claim.steps, shown.claim.root) != (steps, root):
-        return ChainMismatch("its claim is of other steps, or of another update, than its commitment")
+        return ExhibitHashMismatch("its claim is of other steps, or of another update, than its commitment")
     return None

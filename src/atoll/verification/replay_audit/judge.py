@@ -1,6 +1,6 @@
 """Judgment of one audit: from assignment, claim and exhibit to a verdict.
 
-Hashes are exact: an exhibit that contradicts its own chain is a `ChainMismatch`. Replays are not: a
+Hashes are exact: an exhibit that contradicts its own chain is an `ExhibitHashMismatch`. Replays are not: a
 `ReplayMismatch` may be the auditor's fault, so alone it accuses no member (`verification/replay_audit/policy.py`).
 Invariants:
 - Comparisons are relative to the *auditor's* numbers, never to claimed ones. NaN is a mismatch.
@@ -57,7 +57,7 @@ class ReplayMismatch(msgspec.Struct, frozen=True, tag="ReplayMismatch"):
     what: str  # the differing component of the state
 
 
-class ChainMismatch(msgspec.Struct, frozen=True, tag="ChainMismatch"):
+class ExhibitHashMismatch(msgspec.Struct, frozen=True, tag="ExhibitHashMismatch"):
     """The exhibit does not hash to the commitment, or starts from another state than the agreed one."""
 
     why: str
@@ -71,7 +71,7 @@ class EndStateNeeded(msgspec.Struct, frozen=True, tag="EndStateNeeded"):
     """The bits differ, as is allowed: the distance can be measured only with the state at the segment's end."""
 
 
-Verdict = ReplayAccepted | ReplayMismatch | ChainMismatch | ReplayImpossible | EndStateNeeded
+Verdict = ReplayAccepted | ReplayMismatch | ExhibitHashMismatch | ReplayImpossible | EndStateNeeded
 
 
 def judging(
@@ -93,19 +93,19 @@ def judging(
     here = here or profile_here()
     asked = assignment.recipe.computing or PLAIN
     if asked == PLAIN and (why := why_unreplayable(claim.profile)):
-        return ChainMismatch(f"it is no unaudited member, and claims what cannot be replayed: {why}")
+        return ExhibitHashMismatch(f"it is no unaudited member, and claims what cannot be replayed: {why}")
     if why := why_unauditable(assignment, claim.profile, here, tolerance=tolerance):
         return ReplayImpossible(why)
     if replica.data_name != assignment.data or replica.recipe != assignment.recipe:
         return ReplayImpossible("this auditor holds other data or another recipe than the run's")
     if why := _why_wrong(assignment, claim, links, replica.layout):
-        return ChainMismatch(why)
+        return ExhibitHashMismatch(why)
     assert 0 <= segment < len(links) - 1
     for which, live, link in (("begin", begin, links[segment]), ("end", end, links[segment + 1])):
         if live is not None and (why := why_no_state(live, replica.layout)):
-            return ChainMismatch(f"the state at the segment's {which} is none: {why}")
+            return ExhibitHashMismatch(f"the state at the segment's {which} is none: {why}")
         if live is not None and name_of(live) != link:
-            return ChainMismatch(f"the state at the segment's {which} is not the one in the chain")
+            return ExhibitHashMismatch(f"the state at the segment's {which} is not the one in the chain")
     bits = pinned(claim.profile, here)
     bound = 0.0 if bits else tolerance_of(assignment) if tolerance is None else tolerance
     assert bound is not None, "why_unauditable has looked"
@@ -185,16 +185,16 @@ def judge_update(
     the name of a wire in commitments of this run.
     """
     if why := _why_wrong(assignment, claim, links, layout):
-        return ChainMismatch(why)
+        return ExhibitHashMismatch(why)
     for name, shown, owed in (
         ("the anchor", name_of_x(anchor_F), assignment.anchor),
         ("x", name_of_x(x_F), links[-1].x),
         ("the error feedback", memory_name(memory_F), claim.memory),
     ):
         if shown != owed:
-            return ChainMismatch(f"{name} is not the one in the chain")
+            return ExhibitHashMismatch(f"{name} is not the one in the chain")
     if claim.memory not in (ZERO_DIGEST, assignment.memory) and assignment.memory is not None:
-        return ChainMismatch("its error feedback is neither what its last update left nor fresh")
+        return ExhibitHashMismatch("its error feedback is neither what its last update left nor fresh")
     try:
         update = encode_update(anchor_F, x_F, memory_F, bounds, codec, assignment.recipe.coding.beta)
     except ValueError as why:
@@ -205,7 +205,7 @@ def judge_update(
     if all(one.same_everywhere for one in codecs):
         same = _root(update.wires, named) == claim.root
     elif len(wires) != len(bounds) or _root(wires, named) != claim.root:
-        return ChainMismatch("the parts shown are not those committed to")
+        return ExhibitHashMismatch("the parts shown are not those committed to")
     else:
         each = zip(codecs, bounds, update.wires, wires, strict=True)
         same = all(torch.equal(c.decode(a, hi - lo), c.decode(b, hi - lo)) for c, (lo, hi), a, b in each)

@@ -44,17 +44,17 @@ from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFai
 from atoll.verification.case import NOTHING
 from atoll.verification.evidence_download import EvidenceDownloads, tried
 from atoll.verification.replay_audit.policy import AuditCase, AuditLedger, Key, key_of
-from atoll.verification.sum_check.policy import Place, SumCheckCase, words_against
+from atoll.verification.sum_check.policy import Place, SumSpotCheck, words_against
 from atoll.verification.sum_check.tasks import lay_open, made_here, makers
 from atoll.verification.task_builder import ground_of, twice_promised, work_for
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
 from atoll.wire.messages.statements import (
     Accusation,
     AuditReport,
+    BaseStatement,
     Finding,
     OwnerComplaint,
     SignedStatement,
-    Statement,
 )
 from atoll.wire.messages.vertex import VertexBody
 
@@ -67,7 +67,7 @@ LAID = "laid/"  # prefix of the row, before the round, that lists the blobs of o
 EXHIBIT_UPDATES = 10  # longest exhibit, in updates in fp32: two states, x, feedback, parts
 
 
-class LaidOpening(msgspec.Struct, frozen=True, array_like=True):
+class PersistedSumOpening(msgspec.Struct, frozen=True, array_like=True):
     """An opening that the local peer shows."""
 
     peer: PeerId  # named owner of the result
@@ -79,7 +79,7 @@ class LaidOpening(msgspec.Struct, frozen=True, array_like=True):
 class LocalAuditDuty:
     """An audit or an opening that the local peer has to judge."""
 
-    case: AuditCase | SumCheckCase
+    case: AuditCase | SumSpotCheck
     since: int  # head at the start of the turn
     since_s: Seconds
     makers: tuple[PeerId, ...]  # peers that can show the exhibit, the checked one first
@@ -94,7 +94,7 @@ class LocalAuditDuty:
 
     @property
     def give_up(self) -> int:
-        return OPENING_GIVE_UP if isinstance(self.case, SumCheckCase) else GIVE_UP
+        return OPENING_GIVE_UP if isinstance(self.case, SumSpotCheck) else GIVE_UP
 
 
 class ReplayAudits(VerifierMachine):
@@ -133,7 +133,7 @@ class ReplayAudits(VerifierMachine):
             effects += [_fact(self._verdict(by, said), body.round) for by, said in news]
             effects += self._name_seconders()
         for case in (case for case in self.docket.cases.values() if case.round == body.round):
-            if isinstance(case, SumCheckCase):
+            if isinstance(case, SumSpotCheck):
                 continue  # the round still holds its rows, and hands them over when it closes
             effects.append(
                 _fact(TrainerDrawnForAudit(peer=case.peer, segment=case.segment, auditors=case.order), case.round)
@@ -176,18 +176,18 @@ class ReplayAudits(VerifierMachine):
         turns = (turn for turn in self.turns.values() if turn.said is None and self._knows(turn.case))
         return [effect for turn in turns for effect in self._end(turn, "accepted", "the local peer made it")]
 
-    def _knows(self, case: AuditCase | SumCheckCase) -> bool:
-        return isinstance(case, SumCheckCase) and case.place in self.known
+    def _knows(self, case: AuditCase | SumSpotCheck) -> bool:
+        return isinstance(case, SumSpotCheck) and case.place in self.known
 
-    def _openings(self, round: int) -> list[SumCheckCase]:
+    def _openings(self, round: int) -> list[SumSpotCheck]:
         cases = (
-            case for case in self.docket.cases.values() if isinstance(case, SumCheckCase) and case.round == round
+            case for case in self.docket.cases.values() if isinstance(case, SumSpotCheck) and case.round == round
         )
         return sorted(cases, key=lambda case: case.number)
 
     def _verdict(self, by: PeerId, said: AuditReport) -> Fact:
         case = self.docket.cases.get(key_of(said))
-        if isinstance(case, SumCheckCase):
+        if isinstance(case, SumSpotCheck):
             part = case.answered.part
             return SumCheckFindingRecorded(
                 peer=said.peer, of=said.round, part=part, checker=by, finding=said.finding
@@ -200,7 +200,7 @@ class ReplayAudits(VerifierMachine):
         For a result that no owner shows it is a complaint, and not the first time, since a crash loses rows.
         """
         cases = self.docket.cases.values()
-        opened = [case for case in cases if isinstance(case, SumCheckCase) and not self._knows(case)]
+        opened = [case for case in cases if isinstance(case, SumSpotCheck) and not self._knows(case)]
         lies = words_against(opened, self.seconded, REFUTING)
         liars = {word.signer for word in lies.values()}
         unshown = sorted(words_against(opened, self.seconded, AGAINST).keys() - self.unshown)
@@ -236,7 +236,7 @@ class ReplayAudits(VerifierMachine):
         self.ahead.setdefault(case.key, {}).setdefault(by, report.finding)
         return self._work(now)
 
-    def _asked(self, case: AuditCase | SumCheckCase) -> tuple[PeerId, ...]:
+    def _asked(self, case: AuditCase | SumSpotCheck) -> tuple[PeerId, ...]:
         return case.asked(self.history.head, self.ahead.get(case.key, NOTHING))
 
     def _work(self, now: Seconds) -> list[Effect]:
@@ -258,9 +258,9 @@ class ReplayAudits(VerifierMachine):
                 effects += self._end(turn, "withheld", "nothing was shown in time")
         return [*effects, *self._believe()]
 
-    def _makers(self, case: AuditCase | SumCheckCase) -> tuple[PeerId, ...]:
+    def _makers(self, case: AuditCase | SumSpotCheck) -> tuple[PeerId, ...]:
         """Peers that can show the exhibit, as far as the vertices at hand name them."""
-        if isinstance(case, SumCheckCase) and self.settings.witnessed:
+        if isinstance(case, SumSpotCheck) and self.settings.witnessed:
             ground = ground_of(case.round, self.history, self.settings)
             if ground is not None:
                 return tuple(peer for peer in makers(case, ground) if peer != self.me)
@@ -313,7 +313,7 @@ class ReplayAudits(VerifierMachine):
     def _remember_laid(self, round: int) -> list[Effect]:
         """Write to disk where the openings of this round lie, for use after a restart."""
         here = ((case, self.exhibits.get(case.key)) for case in self._openings(round))
-        laid = [LaidOpening(case.peer, case.number, blob) for case, blob in here if blob is not None]
+        laid = [PersistedSumOpening(case.peer, case.number, blob) for case, blob in here if blob is not None]
         self.laid.add(round)
         return [Persist(f"{LAID}{round}", msgspec.msgpack.encode(laid))]
 
@@ -322,7 +322,7 @@ class ReplayAudits(VerifierMachine):
         self.laid.difference_update(over)
         return [Persist(f"{LAID}{round}", None) for round in over]
 
-    def report_of(self, fact: Fact) -> Statement | None:
+    def report_of(self, fact: Fact) -> BaseStatement | None:
         """A report that the ledger admits: a checker reports "accepted" for an opening only if others doubt it."""
         if not isinstance(fact, LocalAuditCompleted):
             return None
@@ -366,7 +366,7 @@ class ReplayAudits(VerifierMachine):
             turn.tries = 0
         turn.blob, turn.shower, turn.shown_s = None, sender, now
         most = EXHIBIT_UPDATES * self.settings.update_bytes + MIB
-        if isinstance(turn.case, SumCheckCase):
+        if isinstance(turn.case, SumSpotCheck):
             most = turn.case.bytes_most
         fetch, effects = self.arriving.point(turn, response.blob, sender, most, under_way, now)
         return fetch, [*self._hold(), *effects]
@@ -438,7 +438,7 @@ class ReplayAudits(VerifierMachine):
     def _end(self, turn: LocalAuditDuty, finding: Finding, why: str, exhibit: Digest | None = None) -> list[Effect]:
         """End the turn with this finding. `exhibit`: the judged blob; None if there was nothing to judge."""
         turn.judging, turn.said = False, finding
-        case, opening = turn.case, turn.case.number if isinstance(turn.case, SumCheckCase) else None
+        case, opening = turn.case, turn.case.number if isinstance(turn.case, SumSpotCheck) else None
         turn.told = opening is None or finding in AGAINST or bool(case.against)
         segment = case.segment if isinstance(case, AuditCase) else -1
         ended = LocalAuditCompleted(
@@ -467,10 +467,10 @@ REPLAY_AUDIT = Verifier(
     lambda context: ReplayAudits(context) if context.pool.ledgers.find(AuditLedger) is not None else None,
 )
 
-_LAID = msgspec.msgpack.Decoder(list[LaidOpening])
+_LAID = msgspec.msgpack.Decoder(list[PersistedSumOpening])
 
 
-def _read(data: bytes) -> list[LaidOpening]:
+def _read(data: bytes) -> list[PersistedSumOpening]:
     try:
         return _LAID.decode(data)
     except UNREADABLE:
@@ -481,8 +481,8 @@ def _fact(fact: Fact, round: int) -> Emit:
     return Emit(replace(fact, round=round))
 
 
-def _number(case: AuditCase | SumCheckCase) -> int | UnsetType:
-    return case.number if isinstance(case, SumCheckCase) else UNSET
+def _number(case: AuditCase | SumSpotCheck) -> int | UnsetType:
+    return case.number if isinstance(case, SumSpotCheck) else UNSET
 
 
 def _key(round: int, peer: PeerId, opening: int | UnsetType) -> Key:

@@ -29,11 +29,11 @@ from atoll.base.limits import AUDIT_ROUNDS, AUDIT_TURN, SEGMENT_STEPS
 from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.duplicate_updates import alike_in
 from atoll.policy.findings import AGAINST, voices_needed
-from atoll.policy.ledger import Ledger
+from atoll.policy.ledger import CapabilityLedger
 from atoll.policy.plan import QuorumRule
 from atoll.policy.reputation import audit_factor, by_tier, scores_of
-from atoll.verification.case import CHANCES, NOTHING, VerificationCase
-from atoll.verification.sum_check.policy import SumCheckCase, openings_of
+from atoll.verification.case import CHANCES, NOTHING, SpotCheck
+from atoll.verification.sum_check.policy import SumSpotCheck, openings_of
 from atoll.wire.codec import statement_in
 from atoll.wire.messages.statements import AuditReport, Commitment, Finding
 from atoll.wire.messages.vertex import VertexBody
@@ -53,7 +53,7 @@ def drawn_segment(vertex: Digest, peer: PeerId, steps: int, share: float) -> int
 
 
 @dataclass
-class AuditCase(VerificationCase):
+class AuditCase(SpotCheck):
     """One audit: the drawn segment, the trainer's commitment, and the findings since."""
 
     round: int
@@ -98,7 +98,7 @@ def key_of(report: AuditReport) -> Key:
     return report.round, report.peer, report.opening
 
 
-class AuditLedger(Ledger[AuditReport]):
+class AuditLedger(CapabilityLedger[AuditReport]):
     """The audits and openings of recent rounds; forgets those older than AUDIT_ROUNDS."""
 
     report, duty, is_about_member = AuditReport, "audit members", True
@@ -106,7 +106,7 @@ class AuditLedger(Ledger[AuditReport]):
     def __init__(self, share: float, rule: QuorumRule, terms: SumCheckTerms | None = None) -> None:
         self.share, self.terms = share, terms
         self.rule: QuorumRule = rule
-        self.cases: dict[Key, AuditCase | SumCheckCase] = {}
+        self.cases: dict[Key, AuditCase | SumSpotCheck] = {}
         self.head = -2
         self.lost = -2  # newest round without a vertex here: reports about draws up to it are believed
 
@@ -190,7 +190,7 @@ class AuditLedger(Ledger[AuditReport]):
             return "is not by one who was drawn"
         if not case.asked(self.head) and case.against < case.needed:
             return "is of an audit that is over"
-        if isinstance(case, SumCheckCase) and report.finding not in AGAINST and not case.against:
+        if isinstance(case, SumSpotCheck) and report.finding not in AGAINST and not case.against:
             return "says that nothing is wrong, which is not in doubt"
         may_repeat = self.rule == "two-thirds" and report.finding in AGAINST
         if by not in case.said or (may_repeat and case.repeats(by, report)):

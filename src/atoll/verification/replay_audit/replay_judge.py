@@ -33,7 +33,7 @@ from atoll.verification.replay_audit.exhibit import (
     why_not_said,
 )
 from atoll.verification.replay_audit.judge import (
-    ChainMismatch,
+    ExhibitHashMismatch,
     ReplayAccepted,
     ReplayImpossible,
     ReplayMismatch,
@@ -107,14 +107,14 @@ class ReplayJudge:
         )
 
 
-class SecondJudgment(NamedTuple):
+class OfflineJudgment(NamedTuple):
     """Result of judging an exhibit a second time."""
 
     said: JudgmentResult
     proven: bool  # the peer's signature fixes the judged bytes: no other peer can have made them
 
 
-def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) -> SecondJudgment:
+def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) -> OfflineJudgment:
     """Judge the whole exhibit, without trust in any report that the peer showed it.
 
     `replica` is called only if steps are to be replayed. PeerFault for bytes without a commitment.
@@ -123,11 +123,11 @@ def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) 
     assignment, (_, codecs) = trial.assignment(), trial.codecs()
     unbound = why_update_unbound(shown, assignment, work.claim, work.last_claim, codecs, layout, trial.name)
     if unbound:
-        return SecondJudgment(JudgmentResult("withheld", unbound), proven=False)
+        return OfflineJudgment(JudgmentResult("withheld", unbound), proven=False)
     verdict = trial.update(assignment)
     if isinstance(verdict, ReplayAccepted):
         if unbound := why_states_unbound(shown, work.segment, layout):
-            return SecondJudgment(JudgmentResult("withheld", unbound), proven=False)
+            return OfflineJudgment(JudgmentResult("withheld", unbound), proven=False)
         begin, end = states_of(shown, layout)
         verdict = judge_segment(
             assignment, shown.claim, shown.links, work.segment, begin, end, replica(assignment.recipe)
@@ -147,7 +147,7 @@ def judge_again(trial: ReplayJudge, replica: Callable[[Recipe], ReplayReplica]) 
             f"come out alike only with torch {profile.torch}, one thread and "
             + " ".join(f"{name}={value}" for name, value in PINS.items())
         )
-    return SecondJudgment(in_words(verdict), proven=True)
+    return OfflineJudgment(in_words(verdict), proven=True)
 
 
 def in_words(verdict: Verdict) -> JudgmentResult:
@@ -157,7 +157,7 @@ def in_words(verdict: Verdict) -> JudgmentResult:
             return JudgmentResult("accepted", f"distance {distance:.1e}")
         case ReplayMismatch(distance=distance, what=what):
             return JudgmentResult("mismatch", f"{what}, distance {distance:.1e}")
-        case ChainMismatch(why=why):
+        case ExhibitHashMismatch(why=why):
             return JudgmentResult("wrong", why)
         case ReplayImpossible(why=why):
             return JudgmentResult("unauditable", why)

@@ -24,10 +24,10 @@ from atoll.verification.replay_audit.exhibit import (
     states_of,
     vector_bytes,
 )
-from atoll.verification.replay_audit.judge import ChainMismatch, Verdict, judging
+from atoll.verification.replay_audit.judge import ExhibitHashMismatch, Verdict, judging
 from atoll.verification.replay_audit.replay import ReplayReplica, TrainerSnapshot, TrainingAssignment, live_bytes
 from atoll.verification.replay_audit.state_chain import KEEP_EVERY, StateChain
-from atoll.verification.replay_audit.trainer_commands import AuditStepCompleted, JudgeSegment, ShowSegment
+from atoll.verification.replay_audit.trainer_commands import AuditStepCompleted, JudgeSegment, WriteSegmentExhibit
 
 RECORDS_HELD = 2  # rounds: the last agreed one and the current one, besides those still to be shown
 KEEP_ALL_BYTES = 256 * 2**20  # states of a round up to this size are all kept, so that showing takes no steps
@@ -66,8 +66,8 @@ class SegmentReplayer:
 
     # ---- chores --------------------------------------------------------------------------------------------
 
-    def start(self, command: ShowSegment | JudgeSegment) -> AuditStepCompleted:
-        if isinstance(command, ShowSegment):
+    def start(self, command: WriteSegmentExhibit | JudgeSegment) -> AuditStepCompleted:
+        if isinstance(command, WriteSegmentExhibit):
             self.chores.append(self._show(command))
         else:
             self.chores = [self._judge(command)]
@@ -87,7 +87,7 @@ class SegmentReplayer:
             raise
         return AuditStepCompleted(False)
 
-    def _show(self, wish: ShowSegment) -> Chore:
+    def _show(self, wish: WriteSegmentExhibit) -> Chore:
         record = self.records.get(wish.round)
         if record is None or not wish.segment + 1 < len(record.links):
             raise ValueError(f"the chain of round {wish.round} is no longer kept")
@@ -121,7 +121,7 @@ class SegmentReplayer:
             shown = shown_from_bytes(Path(wish.path).read_bytes())
             begin, end = states_of(shown, replica.layout)
         except PeerFault as fault:
-            return ChainMismatch(fault.what)
+            return ExhibitHashMismatch(fault.what)
         except (MemoryError, RuntimeError):
             raise  # too little memory here is no evidence against the audited member
         except Exception as why:  # bytes of a remote peer: no verdict, and this process continues

@@ -9,7 +9,7 @@ from atoll.verification.replay_audit.replay import TrainingAssignment
 from atoll.verification.replay_audit.state_chain import ChainClaim
 
 
-class ShowSegment(msgspec.Struct, frozen=True, tag="ShowSegment"):
+class WriteSegmentExhibit(msgspec.Struct, frozen=True, tag="WriteSegmentExhibit"):
     """Write the exhibit of this segment of a round into this file."""
 
     round: int
@@ -38,4 +38,4 @@ class AuditStepCompleted(msgspec.Struct, frozen=True, tag="AuditStepCompleted"):
     verdict: Verdict | None = None
 
 
-AuditCommand = ShowSegment | JudgeSegment | NextAuditStep
+AuditCommand = WriteSegmentExhibit | JudgeSegment | NextAuditStep

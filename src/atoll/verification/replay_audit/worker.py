@@ -39,10 +39,10 @@ from atoll.verification.replay_audit.trainer_commands import (
     AuditStepCompleted,
     JudgeSegment,
     NextAuditStep,
-    ShowSegment,
+    WriteSegmentExhibit,
 )
 from atoll.worker.context import Handlers, WorkerContext
-from atoll.worker.trainer_commands import TrainerFailed
+from atoll.worker.trainer_commands import TrainerCommandError
 
 MADE_HELD = 2  # rounds that can still be shown; each holds one more vector
 SHOWING_MAX = 2  # rounds that wait to be shown: the trainer keeps the states of each
@@ -170,7 +170,9 @@ class ReplayAuditWorker:
         self.showing.add(wish.round)
         try:
             async with self._show:
-                await self._run_steps(ShowSegment(wish.round, wish.segment, made.claim, made.last, str(path)))
+                await self._run_steps(
+                    WriteSegmentExhibit(wish.round, wish.segment, made.claim, made.last, str(path))
+                )
                 return ExhibitBuilt(await asyncio.to_thread(self._store_exhibit, path, made))
         finally:
             self.showing.discard(wish.round)
@@ -214,7 +216,7 @@ class ReplayAuditWorker:
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
-    async def _run_steps(self, work: ShowSegment | JudgeSegment) -> Verdict | None:
+    async def _run_steps(self, work: WriteSegmentExhibit | JudgeSegment) -> Verdict | None:
         """Step by step; between two steps a round that needs the trainer comes first.
 
         A show does not wait for the end of a replay: a late exhibit counts as withheld. If rounds are shorter than
@@ -248,7 +250,7 @@ class ReplayAuditWorker:
             if life not in (None, tended.lives):
                 raise RunFailedError("E-AUD-04", "the trainer was restarted in the middle of an audit")
             return await self.audit(command)
-        except TrainerFailed as failed:
+        except TrainerCommandError as failed:
             if not failed.alive:
                 await tended.failed(failed)
             raise

@@ -1,7 +1,7 @@
 """State validation, one peer's side: it evaluates the states that it was drawn for and reports the losses.
 
     every vertex     draws validators of its state, and settles verdicts (`verification/state_validation/policy.py`)
-    validator        `ValidateState` ─► losses ─► a signed `ValidationReport` for a later vertex
+    validator        `MeasureValidationLoss` ─► losses ─► a signed `HeldOutLossReport` for a later vertex
 
 A validator evaluates one state at a time; if it is slower than the rounds, the newest. A round waits for none of
 this. States that the run may roll back to stay on disk.
@@ -20,24 +20,24 @@ from atoll.base.limits import VALIDATION_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, TaskDone, TaskFailed
 from atoll.peer.events import BadStateRolledBack, StateValidationDecided, ValidationLossReported
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import PinBlobs, ValidateState, ValidationLosses
+from atoll.peer.tasks import MeasureValidationLoss, PinBlobs, ValidationLosses
 from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.verification.state_validation.policy import (
     Opinion,
-    ValidatedState,
+    ValidationCandidate,
     ValidationLedger,
     fixed_point,
     fixed_share,
 )
 from atoll.verification.state_validation.statistics import refusal_in
-from atoll.wire.messages.statements import Statement, ValidationReport
+from atoll.wire.messages.statements import BaseStatement, HeldOutLossReport
 from atoll.wire.messages.vertex import VertexBody
 
 
-class StateValidators(VerifierMachine):
+class StateValidationMachine(VerifierMachine):
     def __init__(self, context: VerifierContext) -> None:
         self.me, self.history, self.pool = context.me, context.history, context.pool
-        self.looking: ValidatedState | None = None  # the state under evaluation
+        self.looking: ValidationCandidate | None = None  # the state under evaluation
         self.at = self.seen = -2  # newest rounds: state held here, evaluation tried
         self.told: dict[int, Opinion] = {}  # round → opinion last emitted
         self.held: tuple[Digest, ...] = ()
@@ -87,7 +87,7 @@ class StateValidators(VerifierMachine):
             return []
         self.looking = open[-1]
         self.seen = self.looking.round
-        return [RunTask(_job(self.looking), ValidateState(self.looking.round, self.looking.state))]
+        return [RunTask(_job(self.looking), MeasureValidationLoss(self.looking.round, self.looking.state))]
 
     def _hold(self) -> list[Effect]:
         needed = self._ledger.needed_states()
@@ -119,10 +119,10 @@ class StateValidators(VerifierMachine):
         back = BadStateRolledBack(back_to=found.back_to, refused=found.refused, contributors=found.contributors)
         return [self._fact(back)]
 
-    def report_of(self, fact: Fact) -> Statement | None:
+    def report_of(self, fact: Fact) -> BaseStatement | None:
         if not isinstance(fact, ValidationLossReported):
             return None
-        return ValidationReport(fact.of, fact.state, fact.losses, fact.right or UNSET)
+        return HeldOutLossReport(fact.of, fact.state, fact.losses, fact.right or UNSET)
 
     def _fact(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.history.head))
@@ -136,9 +136,9 @@ def _ledger_of(settings: RunSettings) -> ValidationLedger | None:
 STATE_VALIDATION = Verifier(
     "validate",
     _ledger_of,
-    lambda context: StateValidators(context) if context.settings.validated is not None else None,
+    lambda context: StateValidationMachine(context) if context.settings.validated is not None else None,
 )
 
 
-def _job(candidate: ValidatedState) -> str:
+def _job(candidate: ValidationCandidate) -> str:
     return f"validate/{candidate.round}"

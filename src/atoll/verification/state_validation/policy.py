@@ -25,10 +25,10 @@ from atoll.base.draw import shuffled
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import VALIDATION_OPEN, VALIDATION_ROUNDS
 from atoll.policy.capability_terms import SETS_MAX, StateValidationTerms
-from atoll.policy.ledger import Ledger
+from atoll.policy.ledger import CapabilityLedger
 from atoll.policy.plan import QuorumRule
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import ChangedSettings, RollbackOrder, ValidationReport
+from atoll.wire.messages.statements import ChangedSettings, HeldOutLossReport, RollbackOrder
 from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # losses travel in millionths
@@ -61,7 +61,7 @@ def voices(voters: int, rule: QuorumRule) -> int:
 
 
 @dataclass
-class ValidatedState:
+class ValidationCandidate:
     """An agreed state, its drawn validators, and their reports."""
 
     round: int
@@ -105,15 +105,15 @@ class ValidatedState:
         self.bounds, self.opinion = bounds, "bad" if bad else "good" if good else "open"
 
 
-class ValidationLedger(Ledger[ValidationReport]):
+class ValidationLedger(CapabilityLedger[HeldOutLossReport]):
     """The candidates of recent rounds; drops those that leave the window."""
 
-    report, duty = ValidationReport, "validate states"
+    report, duty = HeldOutLossReport, "validate states"
 
     def __init__(self, rule: StateValidationTerms | None, quorum: QuorumRule) -> None:
         self.rule = rule
         self.quorum: QuorumRule = quorum
-        self.candidates: dict[int, ValidatedState] = {}  # by round, oldest first
+        self.candidates: dict[int, ValidationCandidate] = {}  # by round, oldest first
         self.returns: list[int] = []  # rounds that validators rolled back
         self.head, self.head_id = -2, ZERO_DIGEST
         self.lost = -2  # newest round without a vertex here; reports on draws up to it are accepted unchecked
@@ -155,11 +155,11 @@ class ValidationLedger(Ledger[ValidationReport]):
         elif body.trained % rule.every == 0 and (body.parts or not body.trained):
             self.candidates[round] = self._candidate(round, vertex, body)
 
-    def _candidate(self, round: int, vertex: Digest, body: VertexBody) -> ValidatedState:
+    def _candidate(self, round: int, vertex: Digest, body: VertexBody) -> ValidationCandidate:
         needed = voices(sum(m.votes for m in body.members), self.quorum)
         able = [m.peer for m in body.members if m.votes and m.standing == "member"]
         drawn = tuple(shuffled(vertex, "validators", able)[: 2 * needed - 1])
-        return ValidatedState(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
+        return ValidationCandidate(round, vertex, body.state, body.trained, drawn, needed, tuned=body.tuned)
 
     def _judge(self, rule: StateValidationTerms) -> None:
         """Judge each candidate against the least value of those before it."""
@@ -170,7 +170,7 @@ class ValidationLedger(Ledger[ValidationReport]):
             if values is not None:
                 least = values if least is None else tuple(map(min, least, values))
 
-    def problem(self, by: PeerId, report: ValidationReport) -> str | None:
+    def problem(self, by: PeerId, report: HeldOutLossReport) -> str | None:
         """None if this report may stand in the next vertex."""
         candidate = self.candidates.get(report.round)
         if self.head - VALIDATION_OPEN < report.round <= self.lost:
@@ -197,7 +197,7 @@ class ValidationLedger(Ledger[ValidationReport]):
     # ---- what follows --------------------------------------------------------------------------------------
 
     @property
-    def good(self) -> ValidatedState | None:
+    def good(self) -> ValidationCandidate | None:
         """The newest state that enough validators found good."""
         return next((c for c in reversed(self.candidates.values()) if c.opinion == "good"), None)
 
@@ -233,13 +233,13 @@ def _margin(low: int, rule: StateValidationTerms) -> int:
     return max(low * rule.margin_percent // 100, MARGIN_LEAST)
 
 
-def _words(body: VertexBody) -> Iterator[tuple[PeerId, RollbackOrder | ValidationReport]]:
+def _words(body: VertexBody) -> Iterator[tuple[PeerId, RollbackOrder | HeldOutLossReport]]:
     """Validation messages in a vertex, each with its sender."""
     for signed in body.reports:
         if (
-            b"ValidationReport" not in signed.body and b"RollbackOrder" not in signed.body
+            b"HeldOutLossReport" not in signed.body and b"RollbackOrder" not in signed.body
         ):  # tags; most reports are not opened
             continue
         statement = statement_in(signed)
-        if isinstance(statement, RollbackOrder | ValidationReport):
+        if isinstance(statement, RollbackOrder | HeldOutLossReport):
             yield signed.signer, statement

@@ -22,7 +22,7 @@ from atoll.verification.state_validation.policy import (
     LOSS_MOST,
     NAT,
     Opinion,
-    ValidatedState,
+    ValidationCandidate,
     ValidationLedger,
 )
 from atoll.wire.messages.vertex import VertexBody
@@ -40,7 +40,7 @@ class StateValidationRecord(msgspec.Struct, frozen=True):
     accuracy: tuple[float, ...] = ()
 
 
-class StateRefusal(msgspec.Struct, frozen=True):
+class ValidationRollback(msgspec.Struct, frozen=True):
     """A round that went back, since validators found the model bad. Contributors since then are named, not
     judged."""
 
@@ -50,7 +50,7 @@ class StateRefusal(msgspec.Struct, frozen=True):
     contributors: tuple[PeerId, ...]  # to any of them
 
 
-def refusal_in(body: VertexBody, before: Iterable[VertexBody]) -> StateRefusal | None:
+def refusal_in(body: VertexBody, before: Iterable[VertexBody]) -> ValidationRollback | None:
     """The refusal in this vertex of those `before` it, oldest first; None unless validators ordered it.
 
     A round that went back moved nothing itself, and updates that it left behind are not refused a second time.
@@ -67,13 +67,13 @@ def refusal_in(body: VertexBody, before: Iterable[VertexBody]) -> StateRefusal |
         elif b.parts:
             refused.append(b)
     who = {signed.signer for b in refused for signed in b.commits}
-    return StateRefusal(body.round, back.round, tuple(b.round for b in refused), tuple(sorted(who)))
+    return ValidationRollback(body.round, back.round, tuple(b.round for b in refused), tuple(sorted(who)))
 
 
-def refusals(bodies: Iterable[VertexBody]) -> list[StateRefusal]:
+def refusals(bodies: Iterable[VertexBody]) -> list[ValidationRollback]:
     """All refusals of a history; `bodies` in the order of rounds."""
     recent: deque[VertexBody] = deque(maxlen=VALIDATION_ROUNDS)
-    found: list[StateRefusal] = []
+    found: list[ValidationRollback] = []
     for body in bodies:
         if (refusal := refusal_in(body, recent)) is not None:
             found.append(refusal)
@@ -89,7 +89,7 @@ def blame_by_validation(
     `bodies` in the order of rounds; `validations` is fresh, and of the run's own rule.
     """
     found: dict[
-        int, tuple[ValidatedState, ValidatedState | None, set[PeerId]]
+        int, tuple[ValidationCandidate, ValidationCandidate | None, set[PeerId]]
     ] = {}  # with the state before, and the contributors
     moved: list[tuple[int, set[PeerId]]] = []  # rounds that no later one abandoned
     members: dict[PeerId, str] = {}
@@ -126,7 +126,7 @@ def blame_by_validation(
     return sorted(peers, key=lambda s: -(s.rise or 0.0)), judged
 
 
-def _nats(candidate: ValidatedState) -> tuple[float | None, ...]:
+def _nats(candidate: ValidationCandidate) -> tuple[float | None, ...]:
     return tuple(v / NAT if v < LOSS_MOST else None for v in candidate.values or ())
 
 

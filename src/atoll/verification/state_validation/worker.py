@@ -9,14 +9,14 @@ from msgspec import UNSET, UnsetType
 
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
-from atoll.peer.tasks import ValidateState, ValidationLosses
+from atoll.peer.tasks import MeasureValidationLoss, ValidationLosses
 from atoll.worker.context import BlobStore, Handlers, WorkerContext
 from atoll.worker.evaluation import SAMPLES, measure_losses
 from atoll.worker.trainer_commands import BeginValidation
 
 
 def handlers(context: WorkerContext) -> Handlers:
-    async def validate(work: ValidateState) -> ValidationLosses:
+    async def validate(work: MeasureValidationLoss) -> ValidationLosses:
         """Mean losses in nats and shares of right answers, one per set of data."""
         spec = context.genesis_spec()
         state = await context.find_state(work.state, spec)
@@ -26,7 +26,7 @@ def handlers(context: WorkerContext) -> Handlers:
         found = await measure_losses(context, BeginValidation(SAMPLES, canary), state.anchor_F)
         return ValidationLosses(found.losses, found.right)
 
-    return {ValidateState: validate}
+    return {MeasureValidationLoss: validate}
 
 
 def _canary_path(blobs: BlobStore, canary: Digest | UnsetType) -> str:

@@ -25,7 +25,7 @@ from atoll.policy.capability_terms import SumCheckTerms
 from atoll.policy.findings import AGAINST, voices_needed
 from atoll.policy.plan import QuorumRule
 from atoll.policy.signing import MLDSA65
-from atoll.verification.case import CHANCES, NOTHING, VerificationCase
+from atoll.verification.case import CHANCES, NOTHING, SpotCheck
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement
 from atoll.wire.messages.vertex import VertexBody
@@ -34,7 +34,7 @@ Place: TypeAlias = tuple[int, int]  # round and part
 
 
 @dataclass
-class SumCheckCase(VerificationCase):
+class SumSpotCheck(SpotCheck):
     """Blocks of one part drawn for one checker, and the reports on them."""
 
     round: int
@@ -80,7 +80,7 @@ class SumCheckCase(VerificationCase):
 
 
 def words_against(
-    openings: Iterable[SumCheckCase], seconded: Mapping[Place, Sequence[SignedStatement]], findings: Set[Finding]
+    openings: Iterable[SumSpotCheck], seconded: Mapping[Place, Sequence[SignedStatement]], findings: Set[Finding]
 ) -> dict[tuple[int, PeerId], SignedStatement]:
     """Signers of these results, and rounds, with a finding from enough checkers.
 
@@ -101,7 +101,7 @@ def words_against(
     return enough
 
 
-def openings_of(vertex: Digest, body: VertexBody, terms: SumCheckTerms, rule: QuorumRule) -> Iterator[SumCheckCase]:
+def openings_of(vertex: Digest, body: VertexBody, terms: SumCheckTerms, rule: QuorumRule) -> Iterator[SumSpotCheck]:
     """All openings that this vertex draws. Its id is unknown until every result in it is signed and durable."""
     voters = sum(m.votes for m in body.members)
     able = [m.peer for m in body.members if m.votes and m.standing == "member"]
@@ -115,7 +115,7 @@ def openings_of(vertex: Digest, body: VertexBody, terms: SumCheckTerms, rule: Qu
         for slot in range(min(slots, len(checkers), len(drawn))):
             order = (checkers[slot:] + checkers[:slot])[: 2 * needed - 1]
             blocks = tuple(sorted(drawn[slot::slots]))
-            yield SumCheckCase(
+            yield SumSpotCheck(
                 body.round, signed.signer, part * slots + slot, answered, blocks, tuple(order), needed
             )
 

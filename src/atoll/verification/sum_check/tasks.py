@@ -17,17 +17,17 @@ from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening
 from atoll.protocol.allreduce.buffers import ComputedResult, ComputedResults, weights_of
 from atoll.protocol.allreduce.tasks import TaskRow
-from atoll.verification.sum_check.policy import SumCheckCase
+from atoll.verification.sum_check.policy import SumSpotCheck
 from atoll.wire.messages.statements import SignedStatement
 from atoll.wire.messages.vertex import VertexBody
 from atoll.wire.weights import RowWeights
 
 
 def lay_open(
-    openings: Sequence[SumCheckCase], body: VertexBody, made: ComputedResults
+    openings: Sequence[SumSpotCheck], body: VertexBody, made: ComputedResults
 ) -> list[tuple[int, BuildSumOpening]]:
     """(part, work) for each part of these openings, all of locally made results, in their order."""
-    by_part: dict[int, list[SumCheckCase]] = {}
+    by_part: dict[int, list[SumSpotCheck]] = {}
     for opening in openings:
         by_part.setdefault(opening.answered.part, []).append(opening)
     held = {signed.signer: signed for signed in body.commits}
@@ -36,21 +36,21 @@ def lay_open(
     ]
 
 
-def made_here(opening: SumCheckCase, made: ComputedResults) -> bool:
+def made_here(opening: SumSpotCheck, made: ComputedResults) -> bool:
     """True if the local peer made the same result from the same rows: as its owner or another owner of its part."""
     answered = opening.answered
     mine = made.get((answered.part, answered.digest))
     return mine is not None and replace(mine.answered, owner_index=answered.owner_index) == answered
 
 
-def makers(opening: SumCheckCase, ground: RoundContext) -> tuple[PeerId, ...]:
+def makers(opening: SumSpotCheck, ground: RoundContext) -> tuple[PeerId, ...]:
     """Peers that can open the result, if they made the same: its owner, then others that combined the part."""
     first = ground.owners[opening.answered.part][: ground.witnesses + 1]
     return tuple(dict.fromkeys((opening.peer, *first)))
 
 
 def _work(
-    mine: ComputedResult, drawn: Sequence[SumCheckCase], held: Mapping[PeerId, SignedStatement]
+    mine: ComputedResult, drawn: Sequence[SumSpotCheck], held: Mapping[PeerId, SignedStatement]
 ) -> BuildSumOpening:
     answered = mine.answered
     each = list(zip(answered.contributors, mine.rows, strict=True))
@@ -70,7 +70,7 @@ def _work(
 
 
 def judge_opening(
-    opening: SumCheckCase, blob: Digest, body: VertexBody, ground: RoundContext
+    opening: SumSpotCheck, blob: Digest, body: VertexBody, ground: RoundContext
 ) -> JudgeSumOpening | None:
     """None if the vertex does not name the inputs of the result."""
     answered = opening.answered

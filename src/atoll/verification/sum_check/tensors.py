@@ -25,11 +25,11 @@ from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import Buffer, MerkleTree, digest, merkle_holds, merkle_top
 from atoll.training.codec import Codec, codec_named
 from atoll.training.exchange.combine import combine
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.recipes import Recipe
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement
-from atoll.wire.opening import OpenedBlock, SumOpening, opening_from_bytes, rows_digest
+from atoll.wire.opening import SumOpening, SumOpeningBlock, opening_from_bytes, rows_digest
 
 LEAF_VALUES = 4096  # fp32: 16 KiB; at two bits a path of 15 digests is half as long as its leaf
 FAN = 4  # children of a node: a third of the calls of two; eight would make paths half as long again
@@ -163,8 +163,8 @@ def lay_out(
     answer_tree, trees = answer.tree or down.tree(answer.wire), [row.tree or up.tree(row.wire) for row in rows]
     paths = tuple(row.path for row in rows)
 
-    def block(index: int) -> OpenedBlock:
-        return OpenedBlock(
+    def block(index: int) -> SumOpeningBlock:
+        return SumOpeningBlock(
             index,
             bytes(down.leaf(answer.wire, index)),
             answer_tree.path(index),
@@ -176,18 +176,18 @@ def lay_out(
 
 
 @dataclass(frozen=True)
-class ExpectedPart:
+class PartResultClaim:
     """A part according to the vertex: contributors of the result, and how it was made."""
 
     answered: OwnerResult
     commits: tuple[SignedStatement, ...]  # of its contributors, as in the vertex
     values: int  # number of values in the part
     blocks: tuple[int, ...]  # drawn blocks
-    statistic: RowStatistic
+    statistic: RowCombinationRule
 
 
 def judge(
-    claimed: ExpectedPart, shown: Buffer, up: LeafLayout, down: LeafLayout
+    claimed: PartResultClaim, shown: Buffer, up: LeafLayout, down: LeafLayout
 ) -> tuple[Finding, tuple[SignedStatement, ...]]:
     """Judge whether the rows make the result in the drawn blocks. Also returns commitments that differ from the
     vertex's.
@@ -214,7 +214,7 @@ def judge(
     return ("accepted", ""), opening.others
 
 
-def _commits(claimed: ExpectedPart, opening: SumOpening) -> list[Commitment]:
+def _commits(claimed: PartResultClaim, opening: SumOpening) -> list[Commitment]:
     """Commitments that the owner claims to have combined, by contributor."""
     answered, known = claimed.answered, dict[PeerId, Commitment]()
     for signed in (*claimed.commits, *opening.others):  # those from the owner come last, and count
@@ -233,7 +233,9 @@ def _commits(claimed: ExpectedPart, opening: SumOpening) -> list[Commitment]:
     return commits
 
 
-def _check_paths(claimed: ExpectedPart, opening: SumOpening, commits: list[Commitment], down: LeafLayout) -> None:
+def _check_paths(
+    claimed: PartResultClaim, opening: SumOpening, commits: list[Commitment], down: LeafLayout
+) -> None:
     answered, rows = claimed.answered, len(commits)
     if tuple(block.index for block in opening.blocks) != claimed.blocks:
         raise PeerFault("", "other blocks are shown than were drawn")
@@ -254,7 +256,7 @@ def _check_paths(claimed: ExpectedPart, opening: SumOpening, commits: list[Commi
 
 
 def _made(
-    claimed: ExpectedPart, block: OpenedBlock, commits: list[Commitment], up: LeafLayout, down: LeafLayout
+    claimed: PartResultClaim, block: SumOpeningBlock, commits: list[Commitment], up: LeafLayout, down: LeafLayout
 ) -> bytes | None:
     """Bytes of the result's block, by the arithmetic of the whole; None if a row does not decode."""
     values = min(down.leaf_values, claimed.values - block.index * down.leaf_values)

@@ -14,11 +14,11 @@ import asyncio
 from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import BuildSumOpening, JudgeSumOpening, JudgmentResult, SumOpeningBuilt
-from atoll.training.exchange.statistic import RowStatistic
+from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.update import part_bounds
 from atoll.training.spec import TrainingSpec
-from atoll.verification.sum_check.tensors import ExpectedPart, judge
+from atoll.verification.sum_check.tensors import PartResultClaim, judge
 from atoll.verification.sum_check.wire_digests import WireDigestCache
 from atoll.wire.opening import opening_bytes
 from atoll.worker.context import Handlers, WorkerContext
@@ -61,7 +61,7 @@ def judge_opening(
     schedule, layout = spec.recipe.schedule, spec.layout
     begin, end = turn_of(schedule, layout, work.trained)
     lo, hi = part_bounds(end - begin, work.shares)[work.answered.part]
-    statistic = RowStatistic(work.statistic, work.liars, work.weights)
-    claimed = ExpectedPart(work.answered, work.commits, hi - lo, work.blocks, statistic)
+    statistic = RowCombinationRule(work.statistic, work.liars, work.weights)
+    claimed = PartResultClaim(work.answered, work.commits, hi - lo, work.blocks, statistic)
     (finding, why), others = judge(claimed, shown, names.up, names.down)
     return JudgmentResult(finding, why, others)

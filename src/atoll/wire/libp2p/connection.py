@@ -31,7 +31,7 @@ from atoll.crypto.frames import FRAME_PLAIN_MAX, FrameDecoder, framed
 from atoll.crypto.identity import Identity, PublicIdentity, no_peer_known
 from atoll.crypto.noise import SessionTicket
 from atoll.crypto.noise_pattern import CLASSICAL, HYBRID, PREFERENCE, RESUMPTION, HandshakeRole
-from atoll.crypto.seal import AeadCipher, KeysExhausted, SealingKey
+from atoll.crypto.seal import AeadAlgorithm, ConnectionKeysExhausted, SendingCipher
 from atoll.crypto.session_tickets import TicketStore
 from atoll.wire.libp2p import multistream, yamux
 from atoll.wire.libp2p.events import ConnectionEvent, ConnectionReady
@@ -59,7 +59,7 @@ class Libp2pTerms:
     known: Callable[[PeerId], PublicIdentity | None] = no_peer_known  # the agreed membership
     foreign: bool = False  # whether peers without a post-quantum identity are accepted, by libp2p's own Noise
     speaks: Callable[[str], bool] = speaks_nothing  # whether streams of a protocol are accepted
-    aeads: tuple[AeadCipher, ...] = tuple(AeadCipher)  # ciphers for the bulk lane
+    aeads: tuple[AeadAlgorithm, ...] = tuple(AeadAlgorithm)  # ciphers for the bulk lane
     tickets: TicketStore | None = None  # None: no session is resumed
 
 
@@ -76,7 +76,7 @@ class Libp2pConnection:
         self._out: list[Bytes] = []
         self._frames = FrameDecoder(self._who)
         self._handshake: noise.NoiseHandshake | None = None
-        self._established: noise.NoiseConnection | None = None
+        self._established: noise.NoiseHandshakeResult | None = None
         self._streams: NegotiatedYamuxSession | None = None
         # the ticket that this dialer presents; used up even if the connection fails
         tickets = terms.tickets if lane is Lane.CONTROL else None
@@ -132,7 +132,8 @@ class Libp2pConnection:
     def take_outgoing(self, budget: int = OUTGOING_BUDGET) -> list[Bytes]:
         """Return about `budget` bytes to write to the socket. Call it again after the socket has accepted them.
 
-        Like `receive` it raises KeysExhausted when the keys are used up (after 2^32 frames): open a new connection.
+        Like `receive` it raises ConnectionKeysExhausted when the keys are used up (after 2^32 frames): open a new
+        connection.
         """
         out, self._out = self._out, []
         if self._streams and self._established and (frames := self._streams.take_outgoing(budget)):
@@ -214,7 +215,7 @@ class Libp2pConnection:
                 self._out.append(framed(reply))
         self._begin_inside(self._handshake.result, events)
 
-    def _begin_inside(self, established: noise.NoiseConnection, events: list[ConnectionEvent]) -> None:
+    def _begin_inside(self, established: noise.NoiseHandshakeResult, events: list[ConnectionEvent]) -> None:
         self._established, self._who, self._handshake = established, established.peer, None
         if established.muxers:
             # spec: both lists are known to both ends, so the choice is made; without a common one it MUST fail
@@ -311,11 +312,11 @@ class Libp2pConnection:
         self._step = self._ignore
         if self._streams is not None:
             self._streams = None
-            with contextlib.suppress(KeysExhausted):
+            with contextlib.suppress(ConnectionKeysExhausted):
                 self._seal(pack(GO_AWAY, 0, SESSION, PROTOCOL_ERROR))
 
 
-def _sealed(seal: SealingKey, pieces: list[Bytes]) -> list[Bytes]:
+def _sealed(seal: SendingCipher, pieces: list[Bytes]) -> list[Bytes]:
     """Seal pieces, each at most a frame, into Noise frames; a byte is copied once and encrypted once."""
     out: list[Bytes] = []
     group: list[Bytes] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.base.machine import Lane
-from atoll.crypto.noise import NoiseConnection
+from atoll.crypto.noise import NoiseHandshakeResult
 
 
 class ConnectionReady(msgspec.Struct, frozen=True, gc=False):
@@ -17,11 +17,11 @@ class ConnectionReady(msgspec.Struct, frozen=True, gc=False):
     """
 
     lane: Lane
-    established: NoiseConnection
+    established: NoiseHandshakeResult
     rest: bytes = b""
 
 
-class StreamStarted(msgspec.Struct, frozen=True, gc=False):
+class UnnegotiatedStreamOpened(msgspec.Struct, frozen=True, gc=False):
     """The remote opened a stream without an agreed protocol yet. Used between yamux and streams only."""
 
     stream: int
@@ -42,7 +42,7 @@ class StreamData(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
-class StreamClosed(msgspec.Struct, frozen=True, gc=False):
+class StreamHalfClosed(msgspec.Struct, frozen=True, gc=False):
     """The remote sends nothing more on this stream; the local direction stays open until `close`."""
 
     stream: int
@@ -61,12 +61,12 @@ class PingAnswered(msgspec.Struct, frozen=True, gc=False):
     value: int
 
 
-class GoneAway(msgspec.Struct, frozen=True, gc=False):
+class GoAwayReceived(msgspec.Struct, frozen=True, gc=False):
     """The remote opens and accepts no more streams; existing ones may still end in good order."""
 
     reason: int
 
 
-StreamEvent = StreamOpened | StreamData | StreamClosed | StreamReset | PingAnswered | GoneAway
+StreamEvent = StreamOpened | StreamData | StreamHalfClosed | StreamReset | PingAnswered | GoAwayReceived
 ConnectionEvent = ConnectionReady | StreamEvent
-MuxerEvent = StreamStarted | StreamData | StreamClosed | StreamReset | PingAnswered | GoneAway
+MuxerEvent = UnnegotiatedStreamOpened | StreamData | StreamHalfClosed | StreamReset | PingAnswered | GoAwayReceived

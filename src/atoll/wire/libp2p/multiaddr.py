@@ -28,7 +28,7 @@ _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
 
 
-class DialEndpoint(NamedTuple):
+class DialAddress(NamedTuple):
     """Parsed address for a dialer."""
 
     host: str  # IP address or name
@@ -150,7 +150,7 @@ def from_bytes(data: Bytes, who: str = "") -> str:
     return text
 
 
-def endpoint(text: str) -> DialEndpoint:
+def endpoint(text: str) -> DialAddress:
     """Parse a dialable multiaddr. Raises ValueError with the correct form if it cannot be dialed."""
     to_bytes(text)  # checks every value
     names, values = zip(*_parts(text), strict=True)
@@ -161,10 +161,10 @@ def endpoint(text: str) -> DialEndpoint:
             f"{text[:99]!r} cannot be dialed; write a host, a port and perhaps the peer, "
             "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/443/wss"
         )
-    return DialEndpoint(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
+    return DialAddress(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
 
 
-def text_of(where: DialEndpoint) -> str:
+def text_of(where: DialAddress) -> str:
     """The canonical multiaddr of an endpoint."""
     kind = "ip6" if ":" in where.host else "ip4" if re.fullmatch(r"[0-9.]+", where.host) else "dns"
     text = f"/{kind}/{where.host}/tcp/{where.port}"
@@ -195,7 +195,7 @@ def _suggest_multiaddr(text: str) -> str:
     if match is None:
         return "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
     try:
-        return f"write {text_of(DialEndpoint(match[2], int(match[3]), match[1] or 'tcp', None))}"
+        return f"write {text_of(DialAddress(match[2], int(match[3]), match[1] or 'tcp', None))}"
     except ValueError:
         return "write for example /ip4/192.0.2.7/tcp/7071"
 

@@ -16,7 +16,14 @@ from collections.abc import Callable
 
 from atoll.base.errors import PeerFault
 from atoll.wire.libp2p import multistream
-from atoll.wire.libp2p.events import StreamClosed, StreamData, StreamEvent, StreamOpened, StreamReset, StreamStarted
+from atoll.wire.libp2p.events import (
+    StreamData,
+    StreamEvent,
+    StreamHalfClosed,
+    StreamOpened,
+    StreamReset,
+    UnnegotiatedStreamOpened,
+)
 from atoll.wire.libp2p.varint import Bytes
 from atoll.wire.libp2p.yamux import YamuxMuxer
 
@@ -61,14 +68,14 @@ class NegotiatedYamuxSession:
         gone: set[int] = set()  # streams dropped below, with possible later events in this batch
         for event in self._mux.receive(data):
             match event:
-                case StreamStarted(stream):
+                case UnnegotiatedStreamOpened(stream):
                     self._negotiating[stream] = multistream.MultistreamListener(self._speaks, self._who)
-                case StreamData(stream) | StreamClosed(stream) | StreamReset(stream) if stream in gone:
+                case StreamData(stream) | StreamHalfClosed(stream) | StreamReset(stream) if stream in gone:
                     pass
                 case StreamData(stream, piece) if stream in self._negotiating:
                     if not self._negotiate(stream, piece, events):
                         gone.add(stream)
-                case StreamClosed(stream) | StreamReset(stream) if stream in self._negotiating:
+                case StreamHalfClosed(stream) | StreamReset(stream) if stream in self._negotiating:
                     self._drop_stream(stream, "the remote ended it before a protocol was agreed", events)
                     gone.add(stream)
                 case _:

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from atoll.base.errors import PeerFault
 from atoll.base.limits import MIB
 from atoll.wire.libp2p.events import (
-    GoneAway,
+    GoAwayReceived,
     MuxerEvent,
     PingAnswered,
-    StreamClosed,
     StreamData,
+    StreamHalfClosed,
     StreamReset,
-    StreamStarted,
+    UnnegotiatedStreamOpened,
 )
 from atoll.wire.libp2p.varint import Bytes
 from atoll.wire.libp2p.yamux_frame import (
@@ -245,7 +245,7 @@ class YamuxMuxer:
             self._on_ping(flags, length, events)
         elif kind == GO_AWAY:
             self._gone_away = True
-            events.append(GoneAway(length))
+            events.append(GoAwayReceived(length))
         else:
             if flags & SYN:
                 self._accept_stream(name, events)
@@ -288,7 +288,7 @@ class YamuxMuxer:
             self._replies.append(pack(WINDOW_UPDATE, RST, name, 0))
             return  # the frame's body and later frames belong to an unknown stream and are skipped
         self._streams[name] = _YamuxStream(ACK)
-        events.append(StreamStarted(name))
+        events.append(UnnegotiatedStreamOpened(name))
 
     def _begin_body(self, header: YamuxHeader, stream: _YamuxStream | None, events: list[MuxerEvent]) -> None:
         window = WINDOW if stream is None else stream.receive_window  # late data for a reset stream is skipped
@@ -337,7 +337,7 @@ class YamuxMuxer:
             return
         stream.closed_there = True
         self._grants.pop(name, None)
-        events.append(StreamClosed(name))
+        events.append(StreamHalfClosed(name))
         self._remove_if_closed(name, stream)
 
     # ---- bookkeeping ----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class PingReply(Message, frozen=True, tag="PingReply"):
     head: int
 
 
-class MemberReport(Message, frozen=True, tag="MemberReport"):
+class ReportMessage(Message, frozen=True, tag="ReportMessage"):
     """A signed report for the next vertex, forwarded once to every member."""
 
     statement: SignedStatement

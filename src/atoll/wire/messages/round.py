@@ -25,7 +25,7 @@ class RoundMessage(Message, frozen=True, tag="RoundMessage"):
         return msgspec.structs.replace(self, attempt=0)
 
 
-class BroadcastMessage(RoundMessage, frozen=True, tag="BroadcastMessage"):
+class BroadcastMessageBase(RoundMessage, frozen=True, tag="BroadcastMessageBase"):
     """Base of messages that are broadcast without a request. A peer that lacks one sends a separate request."""
 
     @property
@@ -33,20 +33,20 @@ class BroadcastMessage(RoundMessage, frozen=True, tag="BroadcastMessage"):
         return self.round
 
 
-class CommitAnnouncement(RoundMessage, frozen=True, tag="CommitAnnouncement"):
+class UpdateCommitmentMessage(RoundMessage, frozen=True, tag="UpdateCommitmentMessage"):
     """A member's commitment to its update."""
 
     statement: SignedStatement  # Commitment
     asks: bool = False  # whether the sender lacks the receiver's commitment
 
 
-class CommitRequest(RoundMessage, frozen=True, tag="CommitRequest"):
-    """Request for a silent peer's commitment in this attempt. Answered by CommitAnnouncement."""
+class CommitmentRequest(RoundMessage, frozen=True, tag="CommitmentRequest"):
+    """Request for a silent peer's commitment in this attempt. Answered by UpdateCommitmentMessage."""
 
     peer: PeerId
 
 
-class RowContribution(BroadcastMessage, frozen=True, tag="RowContribution"):
+class RowContribution(BroadcastMessageBase, frozen=True, tag="RowContribution"):
     """The sender's row for a part's owner. Its encoded bytes are the payload."""
 
     part: int
@@ -60,7 +60,7 @@ class RowContribution(BroadcastMessage, frozen=True, tag="RowContribution"):
         return type(self), self.part
 
 
-class PartialSum(BroadcastMessage, frozen=True, tag="PartialSum"):
+class PartialSum(BroadcastMessageBase, frozen=True, tag="PartialSum"):
     """Rows of several peers, combined on the way to the owner. The encoded mean is the payload."""
 
     part: int
@@ -74,20 +74,20 @@ class PartialSum(BroadcastMessage, frozen=True, tag="PartialSum"):
         return type(self), self.part, self.by
 
 
-class PartDeclined(RoundMessage, frozen=True, tag="PartDeclined"):
+class PartReductionDeclined(RoundMessage, frozen=True, tag="PartReductionDeclined"):
     """Report of an owner that cannot combine this part."""
 
     part: int
 
 
-class ReachabilityHint(RoundMessage, frozen=True, tag="ReachabilityHint"):
+class RowReroutedHint(RoundMessage, frozen=True, tag="RowReroutedHint"):
     """Hint that the sender reaches `peer` and exchanges this part with it; the receiver may not reach it."""
 
     part: int
     peer: PeerId
 
 
-class PartResult(BroadcastMessage, frozen=True, tag="PartResult"):
+class PartResult(BroadcastMessageBase, frozen=True, tag="PartResult"):
     """The result of a part, for all members. The encoded bytes are the payload.
 
     Without a payload it carries only the owner's statement: from a witness, or from a holder after the owner died.
@@ -97,10 +97,10 @@ class PartResult(BroadcastMessage, frozen=True, tag="PartResult"):
     weighing: AgreedWeights | UnsetType = UNSET  # weights that the statement names, if rows are weighted
 
 
-class RowComparison(RoundMessage, frozen=True, tag="RowComparison"):
+class PartRowProducts(RoundMessage, frozen=True, tag="PartRowProducts"):
     """Inner products of a part's rows, for all owners that may compute weights."""
 
-    statement: SignedStatement  # OwnerComparison
+    statement: SignedStatement  # RowInnerProducts
 
 
 class PartStatementsRequest(RoundMessage, frozen=True, tag="PartStatementsRequest"):
@@ -163,7 +163,7 @@ class TimeoutMessage(RoundMessage, frozen=True, tag="TimeoutMessage"):
     high: QuorumCertificate | None  # proof of the claim inside the statement; None with Raft
 
 
-class PreVote(RoundMessage, frozen=True, tag="PreVote"):
+class ViewChangePreVote(RoundMessage, frozen=True, tag="ViewChangePreVote"):
     """The sender would close this view if a quorum would (specs/raft.md). Not signed: it binds no voter."""
 
     view: int

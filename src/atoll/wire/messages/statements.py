@@ -39,7 +39,7 @@ TicketUses = Annotated[int, msgspec.Meta(ge=0, le=PEERS_MAX)]
 TicketEnd = Annotated[float, msgspec.Meta(ge=0, le=2**53)]  # seconds, wall clock
 
 
-class Statement(msgspec.Struct, frozen=True, gc=False, tag=True):
+class BaseStatement(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Base of all signed statements."""
 
 
@@ -54,7 +54,7 @@ class SignedStatement(msgspec.Struct, frozen=True, gc=False, array_like=True):
 # ---- the round ---------------------------------------------------------------------------------------------
 
 
-class LateShare(msgspec.Struct, frozen=True):
+class StepsWhilePartitioned(msgspec.Struct, frozen=True):
     """Steps and samples of an update that were taken while partitioned (specs/apart.md)."""
 
     since: int  # first round that the author could not close
@@ -69,7 +69,7 @@ class SealedDraw(NamedTuple):
     sealed: Digest  # digest of the secret for the next round
 
 
-class Commitment(Statement, frozen=True, tag="Commitment"):
+class Commitment(BaseStatement, frozen=True, tag="Commitment"):
     """The signer has an update of this round with root `root`; sent before it receives other updates."""
 
     round: int
@@ -85,7 +85,7 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
     offset_s: float = 0.0  # seconds of the signer's clock from run time; beyond CLOCK_BOUND_S it owns no part
     values: int = 0  # number of values in the update, if the caller chooses it and not genesis
     links: bytes = b""  # measured uplink, and latency to each member: policy/links.py
-    claim: ClaimBytes | LateShare | SealedDraw | msgspec.UnsetType = msgspec.UNSET
+    claim: ClaimBytes | StepsWhilePartitioned | SealedDraw | msgspec.UnsetType = msgspec.UNSET
     """Training claim: digest of the training in audited runs, late share of a partitioned member, sealed draw in
     runs with redundancy checks, or a digest with more bytes: samples of the data set that user loops share; else
     unset. They exclude each other and share one field, since a msgpack map with more than 15 keys has another
@@ -106,9 +106,9 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
         return Digest(claim) if isinstance(claim, bytes) and not self.claims_data else None
 
     @property
-    def late(self) -> LateShare | None:
+    def late(self) -> StepsWhilePartitioned | None:
         """Steps and samples of earlier rounds."""
-        return self.claim if isinstance(self.claim, LateShare) else None
+        return self.claim if isinstance(self.claim, StepsWhilePartitioned) else None
 
     @property
     def draws(self) -> SealedDraw | None:
@@ -135,7 +135,7 @@ class Commitment(Statement, frozen=True, tag="Commitment"):
         return self.samples - (0 if self.late is None else self.late.samples)
 
 
-class OwnerResult(Statement, frozen=True, tag="OwnerResult"):
+class OwnerResult(BaseStatement, frozen=True, tag="OwnerResult"):
     """Result of owner number `owner_index` of `part`: digest of the contributors' combined rows."""
 
     round: int
@@ -152,7 +152,7 @@ class OwnerResult(Statement, frozen=True, tag="OwnerResult"):
     """With sum openings: digest of the contributors' commitments as combined."""
 
 
-class OwnerComparison(Statement, frozen=True, tag="OwnerComparison"):
+class RowInnerProducts(BaseStatement, frozen=True, tag="RowInnerProducts"):
     """Inner products of the contributors' rows, by owner number `owner_index` of `part`."""
 
     round: int
@@ -186,7 +186,7 @@ Finding = Literal["accepted", "mismatch", "wrong", "withheld", "unauditable"]
 Role = Literal["trainer", "client", "observer"]  # a client trains but cannot be dialed: no part, no vote
 
 
-class Proposal(Statement, frozen=True, tag="Proposal"):
+class Proposal(BaseStatement, frozen=True, tag="Proposal"):
     """Body proposed by the proposer of this view. Two different ones are evidence."""
 
     round: int
@@ -194,7 +194,7 @@ class Proposal(Statement, frozen=True, tag="Proposal"):
     digest: Digest
 
 
-class Vote(Statement, frozen=True, tag="Vote"):
+class Vote(BaseStatement, frozen=True, tag="Vote"):
     """Vote for a body at one stage of a view."""
 
     round: int
@@ -213,7 +213,7 @@ class QuorumCertificate(msgspec.Struct, frozen=True, array_like=True):
     votes: tuple[tuple[PeerId, Signature], ...]
 
 
-class ViewTimeout(Statement, frozen=True, tag="ViewTimeout"):
+class ViewTimeout(BaseStatement, frozen=True, tag="ViewTimeout"):
     """The signer has closed this view and holds this highest prepare certificate.
 
     With Raft (specs/raft.md): a ballot for the leader of the next view, naming the newest accepted body.
@@ -228,17 +228,17 @@ class ViewTimeout(Statement, frozen=True, tag="ViewTimeout"):
 # ---- reports that a vertex may carry -----------------------------------------------------------------------
 
 
-class JoinExtension(NamedTuple):
+class MemberRecordExtension(NamedTuple):
     """Named bytes that a member adds to its record. Peers that do not know the name keep them unread."""
 
     name: str
     data: Annotated[bytes, msgspec.Meta(max_length=EXTENSIONS_BYTES_MAX)]
 
 
-Extensions = tuple[JoinExtension, ...]  # sorted by name; bounds: policy/extensions.py
+Extensions = tuple[MemberRecordExtension, ...]  # sorted by name; bounds: policy/extensions.py
 
 
-class JoinRequest(Statement, frozen=True, tag="JoinRequest"):
+class JoinRequest(BaseStatement, frozen=True, tag="JoinRequest"):
     """Request to join. The vertex that records it makes the signer an observer of the next rounds."""
 
     peer: PeerId
@@ -253,7 +253,7 @@ class JoinRequest(Statement, frozen=True, tag="JoinRequest"):
     extensions: Extensions | msgspec.UnsetType = msgspec.UNSET  # unset: a former member keeps those of its record
 
 
-class ReadyReport(Statement, frozen=True, tag="ReadyReport"):
+class ReadyReport(BaseStatement, frozen=True, tag="ReadyReport"):
     """The signer holds the state agreed in this vertex, bit for bit, and is ready to train.
 
     In audited runs it also reports whether its work can be replayed, and sends it again when that changes.
@@ -264,20 +264,20 @@ class ReadyReport(Statement, frozen=True, tag="ReadyReport"):
     unaudited: bool | msgspec.UnsetType = msgspec.UNSET  # True: no auditor can replay the signer's steps
 
 
-class LeaveReport(Statement, frozen=True, tag="LeaveReport"):
+class LeaveReport(BaseStatement, frozen=True, tag="LeaveReport"):
     """The signer leaves on purpose."""
 
     round: int
     why: str
 
 
-class SkipRound(Statement, frozen=True, tag="SkipRound"):
+class RoundOptOutNotice(BaseStatement, frozen=True, tag="RoundOptOutNotice"):
     """The signer does not train in this round. Sent before it, another member is drawn; during it, no penalty."""
 
     round: int
 
 
-class SuspicionReport(Statement, frozen=True, tag="SuspicionReport"):
+class SuspicionReport(BaseStatement, frozen=True, tag="SuspicionReport"):
     """The signer suspects this peer: silent for longer than the run allows, or its redial was refused."""
 
     round: int
@@ -285,7 +285,7 @@ class SuspicionReport(Statement, frozen=True, tag="SuspicionReport"):
     why: Literal["silent", "refused"]
 
 
-class Accusation(Statement, frozen=True, tag="Accusation"):
+class Accusation(BaseStatement, frozen=True, tag="Accusation"):
     """A signed result is wrong: the signer of this report recomputed it from the contributors' committed rows.
 
     With `other`, a different statement by the same signer for the same slot, every peer can check the proof. For a
@@ -297,7 +297,7 @@ class Accusation(Statement, frozen=True, tag="Accusation"):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # for a commitment: blob with the evidence, if it is small
 
 
-class OwnerComplaint(Statement, frozen=True, tag="OwnerComplaint"):
+class OwnerComplaint(BaseStatement, frozen=True, tag="OwnerComplaint"):
     """An owner that was present failed in this round, and not for the first time."""
 
     round: int
@@ -305,7 +305,7 @@ class OwnerComplaint(Statement, frozen=True, tag="OwnerComplaint"):
     why: Lapse
 
 
-class AuditReport(Statement, frozen=True, tag="AuditReport"):
+class AuditReport(BaseStatement, frozen=True, tag="AuditReport"):
     """Finding of an auditor that was drawn to replay this peer's segment or to check its sum opening."""
 
     round: int
@@ -315,7 +315,7 @@ class AuditReport(Statement, frozen=True, tag="AuditReport"):
     exhibit: Digest | msgspec.UnsetType = msgspec.UNSET  # blob that was judged; unset: none was served
 
 
-class ValidationReport(Statement, frozen=True, tag="ValidationReport"):
+class HeldOutLossReport(BaseStatement, frozen=True, tag="HeldOutLossReport"):
     """Mean loss of this round's state on held-out data, measured by a drawn validator."""
 
     round: int
@@ -326,7 +326,7 @@ class ValidationReport(Statement, frozen=True, tag="ValidationReport"):
     """Correctly predicted tokens or pictures, in millionths, one per set; unset: not counted."""
 
 
-class ScoreReport(Statement, frozen=True, tag="ScoreReport"):
+class ScoreReport(BaseStatement, frozen=True, tag="ScoreReport"):
     """Loss drop after a step along this peer's update, measured by a drawn scorer."""
 
     round: int
@@ -336,7 +336,7 @@ class ScoreReport(Statement, frozen=True, tag="ScoreReport"):
     error of the difference. Empty: the peer served no update that matches its commitment."""
 
 
-class RedundancyReport(Statement, frozen=True, tag="RedundancyReport"):
+class RedundancyReport(BaseStatement, frozen=True, tag="RedundancyReport"):
     """Comparison of two updates from the same samples, by a drawn referee.
 
     If they differ, the referee compares both with its own update from these samples.
@@ -351,7 +351,7 @@ class RedundancyReport(Statement, frozen=True, tag="RedundancyReport"):
     """
 
 
-class PiecesStored(Statement, frozen=True, tag="PiecesStored"):
+class PiecesStored(BaseStatement, frozen=True, tag="PiecesStored"):
     """The signer stores piece `index` of the state agreed in this round. `pieces` names all pieces."""
 
     round: int
@@ -361,7 +361,7 @@ class PiecesStored(Statement, frozen=True, tag="PiecesStored"):
     since: int | msgspec.UnsetType = msgspec.UNSET  # round of the vertex that drew the signer, if it is later
 
 
-class TicketInvite(Statement, frozen=True, tag="TicketInvite"):
+class TicketInvite(BaseStatement, frozen=True, tag="TicketInvite"):
     """Invitation by a ticket, valid until it expires or is used up; `uses=0` revokes it."""
 
     ticket: TicketBytes
@@ -408,7 +408,7 @@ class ChangedSettings(msgspec.Struct, frozen=True, array_like=True):
     )
 
 
-class RollbackOrder(Statement, frozen=True, tag="RollbackOrder"):
+class RollbackOrder(BaseStatement, frozen=True, tag="RollbackOrder"):
     """Order of the recovery identity: the run continues from an earlier vertex of its own chain.
 
     A forwarding peer signs around it as around any report; the inner signature counts. Without an inner signature
@@ -432,7 +432,7 @@ class RollbackOrder(Statement, frozen=True, tag="RollbackOrder"):
         return () if self.without is msgspec.UNSET else self.without
 
 
-class PauseOrder(Statement, frozen=True, tag="PauseOrder"):
+class PauseOrder(BaseStatement, frozen=True, tag="PauseOrder"):
     """Order of the recovery identity: training pauses or resumes from the vertex that records it on."""
 
     after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
@@ -440,7 +440,7 @@ class PauseOrder(Statement, frozen=True, tag="PauseOrder"):
     signature: Signature  # recovery identity's signature over domain, run and all other fields
 
 
-class ChangeSettings(Statement, frozen=True, tag="ChangeSettings"):
+class ChangeSettings(BaseStatement, frozen=True, tag="ChangeSettings"):
     """Order of the recovery identity: these settings change from the vertex that records it on."""
 
     after: Digest  # head when it was signed: valid for a few rounds, and not after another order took effect
@@ -451,19 +451,19 @@ class ChangeSettings(Statement, frozen=True, tag="ChangeSettings"):
 AnyStatement = (
     Commitment
     | OwnerResult
-    | OwnerComparison
+    | RowInnerProducts
     | Proposal
     | Vote
     | ViewTimeout
     | JoinRequest
     | ReadyReport
     | LeaveReport
-    | SkipRound
+    | RoundOptOutNotice
     | SuspicionReport
     | Accusation
     | OwnerComplaint
     | AuditReport
-    | ValidationReport
+    | HeldOutLossReport
     | ScoreReport
     | RedundancyReport
     | PiecesStored

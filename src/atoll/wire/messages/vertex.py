@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.base.workload import AgreedWorkload
+from atoll.base.workload import AdaptiveWorkloadState
 from atoll.wire.data_ranges import DataPlace
 from atoll.wire.messages.statements import (
     AgreedWeights,
@@ -84,7 +84,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return self.standing not in ("away", "expelled")
 
 
-class TicketUse(msgspec.Struct, frozen=True, array_like=True):
+class IssuedTicketRecord(msgspec.Struct, frozen=True, array_like=True):
     """An agreed invitation."""
 
     ticket: TicketBytes
@@ -94,7 +94,7 @@ class TicketUse(msgspec.Struct, frozen=True, array_like=True):
     expires_s: TicketEnd
 
 
-class InvitationRecord(msgspec.Struct, frozen=True, array_like=True):
+class EarnedVoteRecord(msgspec.Struct, frozen=True, array_like=True):
     """Invitation roots and counted rounds of members, in runs with earned votes."""
 
     roots: tuple[Root, ...]  # per line of `members`: the founder's invitation that led to it; 0: a founder
@@ -109,7 +109,7 @@ class MemberExtensions(NamedTuple):
     extensions: Extensions
 
 
-class OpenShard(NamedTuple):
+class UnfinishedShard(NamedTuple):
     """A shard of the data set that is not used up."""
 
     shard: DataPlace
@@ -117,18 +117,18 @@ class OpenShard(NamedTuple):
     reader: Annotated[int, msgspec.Meta(ge=-1, le=PEERS_MAX)]  # line in `members`; -1: none
 
 
-class DataPositions(msgspec.Struct, frozen=True, array_like=True):
+class SharedDataProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far counted work is in the shared data set: policy/data/positions.py. Samples are summed over the run."""
 
     name: Digest
     next: DataPlace  # first shard that was never dealt; shards before it that are not in `open` are used up
-    open: tuple[OpenShard, ...]  # sorted by shard
+    open: tuple[UnfinishedShard, ...]  # sorted by shard
     counted: int = 0  # samples in counted updates
     dropped: int = 0  # samples that positions passed and no counted update holds
     repeated: int = 0  # samples in counted updates that their shard's position did not need
 
 
-class RoundMetrics(msgspec.Struct, frozen=True, array_like=True):
+class SwarmRoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of one round, recomputable from the commitments in the same body."""
 
     loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0 without samples
@@ -154,9 +154,9 @@ class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     state: Digest  # blob id of the shared state after this round: the version of the model
     commits: tuple[SignedStatement, ...]  # the commitment of every contributor
     members: tuple[Member, ...]  # the membership that plans the next round
-    tickets: tuple[TicketUse, ...]
+    tickets: tuple[IssuedTicketRecord, ...]
     reports: tuple[SignedStatement, ...]  # the member reports that changed membership or tickets
-    metrics: RoundMetrics
+    metrics: SwarmRoundMetrics
     trained: int = 0  # training rounds so far, this one included; rounds that only assemble members do not count
     epoch: int = 0  # grows when a recovery key starts over after a quorum was lost for good
     settings: bytes = b""  # genesis only: the run's config, encoded
@@ -165,12 +165,12 @@ class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
     window_s: Finite | UnsetType = UNSET  # adaptive windows: an owner's window in the next round, in seconds
     reputation: tuple[Score, ...] | UnsetType = UNSET  # reputation: score per line of `members`
     credits: tuple[tuple[Quarters, Quarters], ...] | UnsetType = UNSET  # drawn trainers: credits per member line
-    effort: AgreedWorkload | UnsetType = UNSET  # loss-driven workload: input of the next round's workload
+    effort: AdaptiveWorkloadState | UnsetType = UNSET  # loss-driven workload: input of the next round's workload
     paused: int | UnsetType = UNSET  # pause: round of the vertex with the pause order; unset: the run trains
-    invited: InvitationRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
+    invited: EarnedVoteRecord | UnsetType = UNSET  # earned votes, from the first vertex after genesis on
     tuned: ChangedSettings | UnsetType = UNSET  # numbers that members changed since genesis
     extensions: tuple[MemberExtensions, ...] | UnsetType = UNSET  # of members that have some, in member order
-    data: DataPositions | UnsetType = UNSET  # shared data set, from the first counted claim on
+    data: SharedDataProgress | UnsetType = UNSET  # shared data set, from the first counted claim on
 
     @property
     def extensions_by_peer(self) -> dict[PeerId, Extensions]:

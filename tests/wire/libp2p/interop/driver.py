@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from atoll.wire.libp2p.connection import Libp2pConnection
-from atoll.wire.libp2p.events import ConnectionReady, StreamClosed, StreamData, StreamOpened, StreamReset
+from atoll.wire.libp2p.events import ConnectionReady, StreamData, StreamHalfClosed, StreamOpened, StreamReset
 
 
 class Stream:
@@ -101,7 +101,7 @@ class Link:
                     self._opening[name].set_result(stream)
             case StreamData(name, data):
                 self.streams[name]._arrived.put_nowait(data)
-            case StreamClosed(name):
+            case StreamHalfClosed(name):
                 self.streams[name]._arrived.put_nowait(b"")
             case StreamReset(name, why):
                 trouble = ConnectionError(why)

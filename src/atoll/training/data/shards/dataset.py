@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from atoll.base.errors import UsageError
 from atoll.base.limits import DATA_SHARDS_MAX
 from atoll.training.data.shards.sources import ShardSource
-from atoll.wire.data_ranges import AssignedShard, DataRange, ShardsToRead, joined
+from atoll.wire.data_ranges import AssignedShard, DataRange, RoundDataShards, joined
 
 BACKLOG_STEPS = 8  # steps' worth of samples that a loader may read ahead
 FEW_SAMPLES = (
@@ -93,7 +93,7 @@ class AssignedShardsDataset(IterableDataset[Any]):
         """Whether samples were given out that no step has used."""
         return any(given.until > given.first for given in self._given)
 
-    def assign(self, shards: ShardsToRead, held: Iterable[DataRange]) -> None:
+    def assign(self, shards: RoundDataShards, held: Iterable[DataRange]) -> None:
         """Read these shards from now on. `held`: ranges behind steps that were not handed over."""
         unsettled = (*held, *self._given)
         self._places, self._again = {}, shards.again

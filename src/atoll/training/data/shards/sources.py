@@ -43,7 +43,7 @@ class ShardSource(Protocol):
         ...
 
 
-class MappedSource:
+class RandomAccessSource:
     """Data with a length and an index, in a seeded permutation per epoch."""
 
     def __init__(self, items: Any, shards: int, seed: int, shuffle: bool) -> None:
@@ -131,7 +131,7 @@ def source_of(data: Any, shards: int, seed: int, shuffle: bool, window: int) -> 
             raise ValueError("a row of tokens is read in windows: name their length, such as window=256")
         data = TokenWindows(data, window)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return MappedSource(data, shards, seed, shuffle)
+        return RandomAccessSource(data, shards, seed, shuffle)
     if not hasattr(data, "__iter__") or iter(data) is data:
         raise ValueError(f"{type(data).__name__} has neither a length nor a beginning to return to")
     return StreamSource(data, shards)
