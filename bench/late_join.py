@@ -37,7 +37,7 @@ from atoll.runtime.event_log import entries_in
 from atoll.training.recipe import methods
 
 INNER_STEPS, BEFORE, AFTER = 32, 4, 3  # rounds before the joiner comes, and after a round counted it
-PATIENCE_S = 900.0
+PATIENCE_S = 1500.0
 LATE = 2  # host of the joiner
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -45,8 +46,11 @@ class Peer:
         self.swarm.news.put({"by": self.index, "heard": time.time(), "line": {"fact": "Exit"}})
 
     def trainer(self) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(c for c in children if "atoll.runtime.trainer" in " ".join(c.cmdline()))
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+                if "atoll.runtime.trainer" in " ".join(child.cmdline()):
+                    return child
+        raise StopIteration
 
 
 class Swarm:

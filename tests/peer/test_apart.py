@@ -25,7 +25,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.wire.codec import decode_statement, encode
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.round import UpdateCommitmentMessage
-from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement, StepsWhilePartitioned
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement, StepsTakenWhilePartitioned
 from atoll.wire.messages.vertex import VertexBody
 
 ME, OTHER = peer_name(0), peer_name(2)
@@ -56,7 +56,7 @@ class Stand:
         return Commitment(self.plan.round, 0, digest(b"root"), 4, 20, 320, 2.0, 0.1, 320)
 
 
-def late(commit: Commitment, claim: StepsWhilePartitioned, **other: object) -> Commitment:
+def late(commit: Commitment, claim: StepsTakenWhilePartitioned, **other: object) -> Commitment:
     more = {"steps": commit.steps + claim.steps, "samples": commit.samples + claim.samples}
     return replace(commit, claim=claim, **(more | other))
 
@@ -64,7 +64,7 @@ def late(commit: Commitment, claim: StepsWhilePartitioned, **other: object) -> C
 def test_late_steps_are_counted_and_weigh_nothing():
     """Its row weighs the samples of this round; a member that claims the weight of all of them is at fault."""
     stand = Stand()
-    claim = StepsWhilePartitioned(0, 60, 960)
+    claim = StepsTakenWhilePartitioned(0, 60, 960)
     assert stand.blames(late(stand.commit, claim, weight=320 + 960)) == [OTHER]
     assert stand.blames(late(stand.commit, claim)) == []
 
@@ -72,18 +72,18 @@ def test_late_steps_are_counted_and_weigh_nothing():
 @pytest.mark.parametrize(
     ("claim", "other"),
     [
-        (StepsWhilePartitioned(2, 60, 960), {}),  # of this very round
-        (StepsWhilePartitioned(-1, 60, 960), {}),
-        (StepsWhilePartitioned(0, 0, 960), {}),
-        (StepsWhilePartitioned(0, 60, 0), {}),
-        (StepsWhilePartitioned(0, 60, 960), {"steps": 60}),  # nothing is left for this round
-        (StepsWhilePartitioned(0, 60, 960), {"samples": 960, "weight": 0}),
-        (StepsWhilePartitioned(0, 60, -960), {"samples": 320, "weight": 1280}),  # weight out of nothing
-        (StepsWhilePartitioned(0, -60, 960), {}),
-        (StepsWhilePartitioned(0, 60, 960), {"parts": 0, "weight": 0}),  # in a pass
+        (StepsTakenWhilePartitioned(2, 60, 960), {}),  # of this very round
+        (StepsTakenWhilePartitioned(-1, 60, 960), {}),
+        (StepsTakenWhilePartitioned(0, 0, 960), {}),
+        (StepsTakenWhilePartitioned(0, 60, 0), {}),
+        (StepsTakenWhilePartitioned(0, 60, 960), {"steps": 60}),  # nothing is left for this round
+        (StepsTakenWhilePartitioned(0, 60, 960), {"samples": 960, "weight": 0}),
+        (StepsTakenWhilePartitioned(0, 60, -960), {"samples": 320, "weight": 1280}),  # weight out of nothing
+        (StepsTakenWhilePartitioned(0, -60, 960), {}),
+        (StepsTakenWhilePartitioned(0, 60, 960), {"parts": 0, "weight": 0}),  # in a pass
     ],
 )
-def test_late_work_that_cannot_be_is_a_fault(claim: StepsWhilePartitioned, other: dict[str, object]):
+def test_late_work_that_cannot_be_is_a_fault(claim: StepsTakenWhilePartitioned, other: dict[str, object]):
     stand = Stand()
     assert stand.blames(late(stand.commit, claim, **other)) == [OTHER]
 
@@ -91,7 +91,7 @@ def test_late_work_that_cannot_be_is_a_fault(claim: StepsWhilePartitioned, other
 @pytest.mark.parametrize("apart", [None, PartitionPolicy("drop", 3)], ids=["wait", "drop"])
 def test_late_work_is_a_fault_where_genesis_does_not_have_it_merged(apart: PartitionPolicy | None):
     stand = Stand(apart)
-    assert stand.blames(late(stand.commit, StepsWhilePartitioned(0, 60, 960))) == [OTHER]
+    assert stand.blames(late(stand.commit, StepsTakenWhilePartitioned(0, 60, 960))) == [OTHER]
     assert stand.blames(stand.commit) == []
 
 
@@ -133,7 +133,7 @@ def test_how_a_round_that_was_left_counted_me_is_read_out_of_its_vertex():
     assert left_open(ME, 4, None) == AbandonedRoundSettlement((True,) * 4, late=True)
     assert left_open(ME, 0, body) == AbandonedRoundSettlement(None, late=False)
     assert left_open(ME, 4, replace(body, parts=())) == AbandonedRoundSettlement((False,) * 4, late=False)
-    claim = StepsWhilePartitioned(0, 60, 960)
+    claim = StepsTakenWhilePartitioned(0, 60, 960)
     commits = tuple(SignedStatement(s.signer, encode(late(Stand().commit, claim)), b"") for s in body.commits[:1])
     assert late_of(replace(body, commits=(*commits, SignedStatement(ME, b"\xc1", b"")))) == {
         body.commits[0].signer: claim

@@ -19,7 +19,7 @@ from atoll.peer.events import ProtocolFault, RollbackStateUnavailable, RoundAtte
 from atoll.peer.governance.orders import RollbackGoal, amend_of, amends_in, goal_of, word_bytes
 from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.vertex_body import _judge_reports
-from atoll.peer.tasks import AdoptState, CheckStateStored, ReadVertices, RollbackState
+from atoll.peer.tasks import AdoptState, CheckStateStored, ReadVertices, RestoreEarlierState
 from atoll.peer.verify.chain import RollbackRecord, StoredHistory, verify_history
 from atoll.policy.capability_terms import PartitionPolicy
 from atoll.policy.committee import on_circle
@@ -392,7 +392,7 @@ def test_a_full_disk_is_not_asked_for_ever(names: list[PeerId]):
     tries: list[int] = []
 
     def full(work: object, does: Callable[[object], object]) -> object:
-        if not isinstance(work, RollbackState):
+        if not isinstance(work, RestoreEarlierState):
             return does(work)
         tries.append(work.round)
         raise RuntimeError("the disk is full")
@@ -433,7 +433,9 @@ def test_all_make_a_large_state_at_the_same_time():
     reach(swarm, 6)
     for name in swarm.founders:
         island = swarm.world.nodes[name].island
-        island.takes_s = lambda work, takes=island.takes_s: 18.0 if isinstance(work, RollbackState) else takes(work)
+        island.takes_s = lambda work, takes=island.takes_s: (
+            18.0 if isinstance(work, RestoreEarlierState) else takes(work)
+        )
     failed = facts_of(swarm, RoundAttemptFailed)
     go_back(swarm, 2)
     body = until_returned(swarm)

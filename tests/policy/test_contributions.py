@@ -18,7 +18,7 @@ from atoll.wire.messages.statements import (
     Commitment,
     OwnerResult,
     SignedStatement,
-    StepsWhilePartitioned,
+    StepsTakenWhilePartitioned,
 )
 from atoll.wire.messages.vertex import SwarmRoundMetrics, VertexBody
 
@@ -29,7 +29,7 @@ def signed(by: PeerId, statement: BaseStatement) -> SignedStatement:
     return SignedStatement(by, encode(statement), b"")
 
 
-def commit(steps: int, samples: int, late: StepsWhilePartitioned | None = None) -> Commitment:
+def commit(steps: int, samples: int, late: StepsTakenWhilePartitioned | None = None) -> Commitment:
     plain = Commitment(3, 0, Digest(bytes([steps]) * 32), 2, steps, samples, 2.0, 0.1, samples)
     return plain if late is None else replace(plain, claim=late)
 
@@ -59,7 +59,7 @@ def body(parts: tuple[SignedStatement | None, ...], commits: tuple[SignedStateme
 def test_every_counted_update_and_combined_part_is_listed_once():
     """Ada counts in both parts, Bob in one; Dan combined both and sent no update."""
     parts = (signed(DAN, result(0, ADA, BOB)), signed(DAN, result(1, ADA)))
-    late = StepsWhilePartitioned(1, 4, 16)
+    late = StepsTakenWhilePartitioned(1, 4, 16)
     made = body(parts, (signed(ADA, commit(20, 80)), signed(BOB, commit(10, 40, late))))
     found = contributions_of(made)
     assert {peer: contribution_of(made, peer) for peer in found} == found

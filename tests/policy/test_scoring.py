@@ -14,7 +14,7 @@ from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, shif
 from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of
 from atoll.verification.review_ledger import judges_drawn
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commitment, ScoreReport, SignedStatement, StepsWhilePartitioned
+from atoll.wire.messages.statements import Commitment, ScoreReport, SignedStatement, StepsTakenWhilePartitioned
 from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five scorers
@@ -70,7 +70,7 @@ def test_so_many_are_scored_as_the_run_says_but_none_with_late_work():
         story.goes_on()
     assert 0.15 * SCORE_OPEN <= len(story.scores.cases) <= 0.6 * SCORE_OPEN
     story = Story()
-    story.goes_on(claim=StepsWhilePartitioned(0, 5, 20))
+    story.goes_on(claim=StepsTakenWhilePartitioned(0, 5, 20))
     assert not story.scores.cases
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
 from atoll.peer.settings import RunSettings
-from atoll.peer.tasks import RollbackState
+from atoll.peer.tasks import RestoreEarlierState
 from atoll.peer.tasks import TrainRound as TrainAsked
 from atoll.policy.plan import RoundSettings
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
@@ -109,7 +109,7 @@ def test_samples_are_counted_by_the_batch_that_was_asked_also_where_the_run_goes
         island = members.islands[0]
         done = await island.run(TrainAsked(1, 12, 600.0, 0, PEERS, 3))
         assert done.samples == 12 * 3
-        back = await island.run(RollbackState(1, members.state, first, 12, PEERS, 5))
+        back = await island.run(RestoreEarlierState(1, members.state, first, 12, PEERS, 5))
         assert island.states.load(back.state, members.learning.layout).samples == 2 * 12 * 5 * PEERS
 
     story(tell, Members(tmp_path, recipe_for(PLAIN), book))

@@ -22,7 +22,7 @@ from atoll.runtime.network.bulk_channel import BOXES_KEPT, STALLED_SWEEPS, Recor
 from atoll.runtime.network.bulk_record import BESIDE_SLAB_MAX, HEAD, MESSAGE, SLAB, SLAB_BYTES
 from atoll.runtime.network.connection_manager import SWEEP_S
 from atoll.runtime.network.control_channel import ControlFrameKind
-from atoll.runtime.network.file_slice import FileHandle, FileSlice
+from atoll.runtime.network.file_slice import FileSlice, SharedOpenFile
 from atoll.runtime.network.link_settings import LinkSettings
 from atoll.runtime.network.message_log import ResendQueue
 from atoll.runtime.network.tcp import TcpConnection
@@ -211,7 +211,7 @@ async def test_a_stretch_of_a_file_arrives_also_without_its_name_and_never_short
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
-            stretches.append(FileSlice(FileHandle(file.name), 1000, 1000 + 2 * MIB))
+            stretches.append(FileSlice(SharedOpenFile(file.name), 1000, 1000 + 2 * MIB))
             file.truncate(left)
     ada.links.send(bob.name, b"whole", Lane.BULK, stretches[0])
     await bob.until(lambda: bob.heard)

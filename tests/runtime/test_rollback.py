@@ -16,7 +16,7 @@ from torch import nn
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.peer.config.sections import KeepSection
-from atoll.peer.tasks import AdoptState, CheckStateStored, RollbackState, TrainRound
+from atoll.peer.tasks import AdoptState, CheckStateStored, RestoreEarlierState, TrainRound
 from atoll.runtime.control.rollback import roll_back, rounds_here
 from atoll.runtime.storage.blob_retention import STATES_KEPT_S, BlobRetention
 from atoll.runtime.storage.retention import SPACED_MAX, StateRetention
@@ -43,7 +43,9 @@ AVERAGED = for_real_run(des_loc("gpt-nano", rounds=9, inner_steps=12, batch=2, s
 async def to(members: Members, back_to: Digest) -> None:
     """A round that everybody trained in goes back instead."""
     recipe = members.recipe
-    work = RollbackState(members.round, members.state, back_to, recipe.schedule.turn_steps, len(members.islands))
+    work = RestoreEarlierState(
+        members.round, members.state, back_to, recipe.schedule.turn_steps, len(members.islands)
+    )
     states = {(await island.run(work)).state for island in members.islands}
     assert len(states) == 1
     (members.state,) = states
@@ -169,7 +171,7 @@ def test_a_state_that_is_not_here_or_not_whole_is_not_gone_back_to(tmp_path: Pat
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         assert not await island.run(CheckStateStored(first)) and not path.exists()
         with pytest.raises(RunFailedError, match="not on this disk"):
-            await island.run(RollbackState(members.round, members.state, first, 12, 2))
+            await island.run(RestoreEarlierState(members.round, members.state, first, 12, 2))
 
     asyncio.run(story())
 

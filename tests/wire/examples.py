@@ -68,7 +68,7 @@ from atoll.wire.messages.statements import (
     ScoreReport,
     SealedDraw,
     SignedStatement,
-    StepsWhilePartitioned,
+    StepsTakenWhilePartitioned,
     SuspicionReport,
     TicketInvite,
     ViewTimeout,
@@ -187,7 +187,7 @@ TUNED = ChangedSettings(ChangeableSettings(rounds=60, owner_s=12.0, lr=0.002), 7
 AMEND_TUNED = RollbackOrder(A, 3, B, A, 2, b"signature", tuned=TUNED)
 AMEND_WITHOUT = RollbackOrder(A, 3, B, A, 2, b"signature", (BOB,))
 COMMIT_DRAWN = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=SealedDraw(A, B))
-COMMIT_LATE = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=StepsWhilePartitioned(3, 64, 1024))
+COMMIT_LATE = Commitment(7, 1, A, 2, 96, 1536, 2.5, 0.25, 512, claim=StepsTakenWhilePartitioned(3, 64, 1024))
 COMMIT_READING = Commitment(7, 1, A, 2, 32, 512, 2.5, 0.25, 512, claim=A + b" 3:80-96! 5:0-496")
 MANIFEST_PARTLY = ManifestResponse(A, None, b"\x05")
 WANT_MANIFEST_KNOWN = ManifestRequest(A, True)

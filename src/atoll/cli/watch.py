@@ -23,7 +23,7 @@ from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.evaluation.facts import evaluation_text
 from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
-from atoll.runtime.supervisor import PeerOutput
+from atoll.runtime.supervisor import PeerDisplay
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ NO_TICKET = {"ticket": None}
 QR_BESIDE = 16  # lines of a terminal for the ticket above a QR code, and for the picture below it
 
 
-def watched(work: Callable[[PeerOutput], Awaitable[int]], output: OutputOptions) -> int:
+def watched(work: Callable[[PeerDisplay], Awaitable[int]], output: OutputOptions) -> int:
     """Run a peer with the fitting view; returns its exit status."""
     shell = view_of(output)
     if output.verbose:
@@ -48,7 +48,7 @@ def watched(work: Callable[[PeerOutput], Awaitable[int]], output: OutputOptions)
             shell.close()
 
 
-def view_of(output: OutputOptions) -> PeerOutput:
+def view_of(output: OutputOptions) -> PeerDisplay:
     """The view that these options ask for; on a terminal a live picture, unless another form is asked for."""
     if output.facts or output.json:
         return JsonLinesView() if output.facts else FinalJsonView()
@@ -62,7 +62,7 @@ def view_of(output: OutputOptions) -> PeerOutput:
 class LogFileTee:
     """Writes what a person would read into atoll.log, with times, and passes everything on to `shell`."""
 
-    def __init__(self, shell: PeerOutput) -> None:
+    def __init__(self, shell: PeerDisplay) -> None:
         self.shell, self.ends_with_stdin = shell, shell.ends_with_stdin
 
     def opened(self, news: dict[str, Any]) -> None:

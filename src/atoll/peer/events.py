@@ -221,7 +221,7 @@ class BadStateRolledBack(Fact, frozen=True, kw_only=True, tag="BadStateRolledBac
     contributors: tuple[PeerId, ...]  # contributors to any of them, without a verdict on one of these
 
 
-class UpdateDrawnForScoring(Fact, frozen=True, kw_only=True, tag="UpdateDrawnForScoring"):
+class ScorersDrawnForUpdate(Fact, frozen=True, kw_only=True, tag="ScorersDrawnForUpdate"):
     """The vertex of this round drew this peer's update for scoring by these members."""
 
     phase = "score"

@@ -18,7 +18,7 @@ from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Payload
 from atoll.protocol.allreduce.tasks import TaskRow
 from atoll.wire.data_ranges import AssignedShard, DataClaim
-from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement, StepsWhilePartitioned
+from atoll.wire.messages.statements import Finding, OwnerResult, SignedStatement, StepsTakenWhilePartitioned
 from atoll.wire.weights import RowWeights
 
 
@@ -85,7 +85,7 @@ class EncodeUpdate(msgspec.Struct, frozen=True):
 class UpdateEncoded(msgspec.Struct, frozen=True):
     parts: tuple[Payload, ...]
     claim: Digest | None = None  # claim about how it was trained, where rounds are audited
-    late: StepsWhilePartitioned | None = None  # late work in it
+    late: StepsTakenWhilePartitioned | None = None  # late work in it
 
 
 class AdvanceState(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class AdoptState(msgspec.Struct, frozen=True):
     mine: LocalUpdateOutcome | None = None  # None: whatever it counts is from this process
 
 
-class RollbackState(msgspec.Struct, frozen=True):
+class RestoreEarlierState(msgspec.Struct, frozen=True):
     """The shared state after a rollback: an earlier state at the current position in the data -> StateAdvanced.
 
     Written durably; fails if the earlier state is not on this disk.

@@ -17,7 +17,7 @@ from itertools import chain
 
 from atoll.base.ids import Digest, PeerId
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement, StepsWhilePartitioned
+from atoll.wire.messages.statements import Commitment, OwnerResult, SignedStatement, StepsTakenWhilePartitioned
 from atoll.wire.messages.vertex import VertexBody
 
 Results = tuple[OwnerResult | None, ...]  # one per part; None: the part has no result
@@ -100,7 +100,7 @@ def parts_counted(results: Iterable[OwnerResult | None]) -> Counter[PeerId]:
     return Counter(chain.from_iterable(result.contributors for result in results if result is not None))
 
 
-def late_of(body: VertexBody) -> dict[PeerId, StepsWhilePartitioned]:
+def late_of(body: VertexBody) -> dict[PeerId, StepsTakenWhilePartitioned]:
     """Late work that this vertex counted, by author."""
     said = ((signed.signer, statement_in(signed)) for signed in body.commits)
     return {peer: c.late for peer, c in said if isinstance(c, Commitment) and c.late is not None}

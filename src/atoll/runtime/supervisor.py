@@ -84,7 +84,7 @@ class PeerOptions:
     uses: int = 0  # uses of a founder's ticket; 0: the default of the run's trust
 
 
-class PeerOutput(Protocol):
+class PeerDisplay(Protocol):
     """Output of a peer: a terminal, or a pipe of a program."""
 
     ends_with_stdin: bool
@@ -95,7 +95,7 @@ class PeerOutput(Protocol):
     def ended(self, news: dict[str, Any]) -> None: ...
 
 
-async def run_up(start: PeerOptions, shell: PeerOutput) -> int:
+async def run_up(start: PeerOptions, shell: PeerDisplay) -> int:
     """Found a run in the folder, or resume the one in it."""
     made_here = not start.folder.exists()
     _check_addresses(start)
@@ -139,7 +139,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 async def _found_new_run(
-    start: PeerOptions, shell: PeerOutput, listening: Any, threads: int, name: str
+    start: PeerOptions, shell: PeerDisplay, listening: Any, threads: int, name: str
 ) -> tuple[Any, Ticket]:
     """Found a run. The first state, the data set and the base lie on disk afterwards, not in memory."""
     from atoll.runtime.bootstrap import TicketTerms, found_run
@@ -208,7 +208,7 @@ def _named_by(config: RunConfig, weights: str) -> RunConfig:
 
 
 async def run_join(
-    start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerOutput
+    start: PeerOptions, ticket: str, role: str, bootstrap: tuple[str, ...], shell: PeerDisplay
 ) -> int:
     """Join the ticket's run, or resume in a folder that belongs to it."""
     made_here = not start.folder.exists()
@@ -275,7 +275,7 @@ def _ready(start: PeerOptions, made_here: bool) -> tuple[Any, int, str]:
     return listening, threads, named(name, start.config.node.group)
 
 
-async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerOutput, resumed: bool = False) -> int:
+async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerDisplay, resumed: bool = False) -> int:
     """Run this peer until one of the reasons to end."""
     end: asyncio.Future[tuple[str, AtollError | None]] = asyncio.get_running_loop().create_future()
 
@@ -334,7 +334,7 @@ async def _run(host: Any, ticket: str | None, start: PeerOptions, shell: PeerOut
 class _EndWatcher:
     """Detects reasons to end in facts and timeouts."""
 
-    def __init__(self, host: Any, start: PeerOptions, shell: PeerOutput, leave: Callable[..., None]) -> None:
+    def __init__(self, host: Any, start: PeerOptions, shell: PeerDisplay, leave: Callable[..., None]) -> None:
         self.host, self.start, self.shell, self.leave = host, start, shell, leave
         self.over = asyncio.Event()
         self.join = JoinProgress(host, shell.notice)
@@ -426,7 +426,7 @@ def _trainer_failed(tended: Any, folder: Path) -> RunFailedError:
     )
 
 
-def _answer_signals(leave: Callable[[str], None], shell: PeerOutput) -> Callable[[], None]:
+def _answer_signals(leave: Callable[[str], None], shell: PeerDisplay) -> Callable[[], None]:
     """Leave in order on Ctrl-C or SIGTERM, exit at once on a Ctrl-C after that. Returns the undo function.
 
     A second SIGTERM is no second wish: `timeout` and process managers signal the process and its group.

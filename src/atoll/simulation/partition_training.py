@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atoll.base.ids import ZERO_DIGEST, Digest
 from atoll.peer.tasks import TrainWithoutQuorum
-from atoll.wire.messages.statements import StepsWhilePartitioned
+from atoll.wire.messages.statements import StepsTakenWhilePartitioned
 
 
 @dataclass
@@ -39,10 +39,10 @@ class OfflineSteps:
             self.kept(self.head)
         return steps
 
-    def late(self, round: int, batch: int) -> StepsWhilePartitioned | None:
+    def late(self, round: int, batch: int) -> StepsTakenWhilePartitioned | None:
         """Late share that rides on the update of this round."""
         return (
-            StepsWhilePartitioned(self.since, self.held, self.held * batch)
+            StepsTakenWhilePartitioned(self.since, self.held, self.held * batch)
             if self.held and self.since < round
             else None
         )

@@ -27,7 +27,7 @@ from atoll.peer.tasks import (
     JudgeSumOpening,
     JudgmentResult,
     MalformedRowJudged,
-    RollbackState,
+    RestoreEarlierState,
     StateAdvanced,
     SumOpeningBuilt,
     UpdateEncoded,
@@ -112,7 +112,7 @@ class TensorWorker(VirtualWorker):
             ComputeRowProducts: self._compared,
             WeighRows: self._weigh,
             AdvanceState: self._advanced,
-            RollbackState: self._rolled_back,
+            RestoreEarlierState: self._rolled_back,
             BuildMalformedRowEvidence: self._look_at_row,
             JudgeMalformedRow: self._look_at_row,
         }
@@ -134,7 +134,7 @@ class TensorWorker(VirtualWorker):
     def _weigh(self, work: WeighRows) -> ComputedWeights:
         return compute_weights(work)
 
-    def _rolled_back(self, work: RollbackState) -> StateAdvanced:
+    def _rolled_back(self, work: RestoreEarlierState) -> StateAdvanced:
         return self._put_values(work.round, self.anchor(work.back_to))
 
     def _encode(self, work: EncodeUpdate) -> UpdateEncoded:

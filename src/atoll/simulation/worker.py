@@ -39,10 +39,10 @@ from atoll.peer.tasks import (
     PinBlobs,
     ReadRow,
     ReadVertices,
+    RestoreEarlierState,
     RestoreState,
     RetainArchivedRows,
     RetainErasurePieces,
-    RollbackState,
     StateAdvanced,
     StateRestored,
     StoreArchivedRows,
@@ -199,7 +199,7 @@ class VirtualWorker:
             WeighRows: self._weigh_rows,
             AdvanceState: self._advance,
             AdoptState: self._adopt,
-            RollbackState: self._go_back,
+            RestoreEarlierState: self._go_back,
             CheckStateStored: self._find_state,
             RestoreState: self._restore,
             PinBlobs: self._pin_blobs,
@@ -446,7 +446,7 @@ class VirtualWorker:
         after = VirtualState(work.round, chain, before.steps + work.steps, dict(sorted(counted.items())))
         return self.stage_state(msgspec.msgpack.encode(after))
 
-    def _go_back(self, work: RollbackState) -> StateAdvanced:
+    def _go_back(self, work: RestoreEarlierState) -> StateAdvanced:
         """Counts of the earlier state; the chain continues from both, like the data position in real runs."""
         before = _SHARED.decode(self.read_state(work.before))
         old = _SHARED.decode(self.read_state(work.back_to))

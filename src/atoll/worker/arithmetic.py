@@ -22,7 +22,7 @@ from torch import Tensor
 from atoll.base.ids import Digest
 from atoll.base.machine import Payload
 from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import AdvanceState, RollbackState, StateAdvanced
+from atoll.peer.tasks import AdvanceState, RestoreEarlierState, StateAdvanced
 from atoll.protocol.allreduce.tasks import (
     CombineRows,
     ComputedWeights,
@@ -175,7 +175,7 @@ def stage_advance(
     return states.stage_spans(unchanged(before, **adds), layout, turn, spans), None
 
 
-def stage_rollback(work: RollbackState, learning: TrainingSpec, states: AgreedStateCache) -> StateAdvanced:
+def stage_rollback(work: RestoreEarlierState, learning: TrainingSpec, states: AgreedStateCache) -> StateAdvanced:
     """Stage the earlier state at the run's current position in the data."""
     before, earlier = (states.load(name, learning.layout) for name in (work.before, work.back_to))
     taken = work.steps * (work.batch or learning.recipe.batch)

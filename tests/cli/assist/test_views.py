@@ -20,7 +20,7 @@ from atoll.cli.picture import peer_picture
 from atoll.cli.watch import view_of
 from atoll.runtime.control.socket import door_path
 from atoll.runtime.event_log import EventLog, RunStatus
-from atoll.runtime.supervisor import PeerOutput
+from atoll.runtime.supervisor import PeerDisplay
 
 NEWS = {
     "fact": "Opened",
@@ -34,7 +34,7 @@ NEWS |= {"addresses": ["/ip4/10.0.0.5/tcp/7071"], "ticket_uses": 64}
 END = {"fact": "Ended", "why": "Ctrl-C", "trained": 1, "tokens": 512, "unit": "tokens", "bytes_data_parallel": 0}
 
 
-def told_by(view: PeerOutput) -> None:
+def told_by(view: PeerDisplay) -> None:
     """A short life: a ticket, a round, silence of a member, a fact without a line, a notice, the end."""
     closed = {"fact": "RoundClosed", "round": 4, "trained": 5, "loss": 2.5, "counted": ["ada"], "missing": []}
     progress = RunStatus(rounds=30, trained=5, round_s=12.0)

@@ -21,7 +21,7 @@ from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, later, position_of
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
-from atoll.wire.messages.statements import StepsWhilePartitioned
+from atoll.wire.messages.statements import StepsTakenWhilePartitioned
 from atoll.worker.context import TrainerAccess
 from atoll.worker.trainer_commands import TrainerCommandError
 
@@ -108,14 +108,14 @@ class PartitionedTrainer:
     def _plus(self, more: UpdateWithoutQuorum) -> UpdateWithoutQuorum:
         return more if self.held is None else self.held.plus(more)
 
-    def attach(self, fresh_F: Tensor, round: int) -> StepsWhilePartitioned | None:
+    def attach(self, fresh_F: Tensor, round: int) -> StepsTakenWhilePartitioned | None:
         """Attach late work of an earlier round to the update of this pseudo-gradient; `riding_F` (F,) is its part.
 
         Late work of the same round stays: after a crash the abandoned round is resumed.
         """
         held = self.held if self.held is not None and self.held.since < round else None
         self.riding_F = carried(held, fresh_F) if held is not None else None
-        return StepsWhilePartitioned(held.since, held.steps, held.samples) if held is not None else None
+        return StepsTakenWhilePartitioned(held.since, held.steps, held.samples) if held is not None else None
 
     def settled(self, left_F: Tensor, given: bool) -> Tensor:
         """Error feedback (F,) after a round, without late work that no vertex took (`given` is false)."""

@@ -82,7 +82,7 @@ class TrustTerms:
 
 
 @dataclass(frozen=True)
-class MemberWork:
+class AssignedMemberWork:
     """Training work that a round assigns to one member."""
 
     steps: int  # inner steps, at most
@@ -127,9 +127,9 @@ class RoundContext:
     def _asked(self) -> dict[str, RoundContext]:
         return {}
 
-    def work_of(self, peer: PeerId) -> MemberWork:
+    def work_of(self, peer: PeerId) -> AssignedMemberWork:
         """The work of this member; the one place for values that differ between members."""
-        return MemberWork(self.plan.steps_of(peer), self.plan.batch, self.plan.limit_s)
+        return AssignedMemberWork(self.plan.steps_of(peer), self.plan.batch, self.plan.limit_s)
 
     @cached_property
     def owners(self) -> tuple[tuple[PeerId, ...], ...]:

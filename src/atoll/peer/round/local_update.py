@@ -26,9 +26,9 @@ from atoll.peer.tasks import EncodeUpdate, EndTrainingEarly, TrainingResult, Tra
 from atoll.policy.data.positions import shards_of
 from atoll.policy.plan import HAND_OVER_S
 from atoll.wire.data_ranges import claim_bytes
-from atoll.wire.messages.statements import Commitment, SealedDraw, StepsWhilePartitioned
+from atoll.wire.messages.statements import Commitment, SealedDraw, StepsTakenWhilePartitioned
 
-NOT_LATE = StepsWhilePartitioned(0, 0, 0)
+NOT_LATE = StepsTakenWhilePartitioned(0, 0, 0)
 
 
 class LocalUpdate:
@@ -47,7 +47,7 @@ class LocalUpdate:
         self.encoded: tuple[Payload, ...] | None = None
         self.told = False  # a commitment to the encoded update was made and may have been received
         self.claim: Digest | None = None  # claim about how it was trained
-        self.late: StepsWhilePartitioned | None = None  # work done while partitioned that this update carries
+        self.late: StepsTakenWhilePartitioned | None = None  # work done while partitioned that this update carries
         self.passes: str | None = None  # reason for a pass
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from atoll.base.ids import Digest
 from atoll.base.machine import Effect, RunTask
 from atoll.peer.round.candidate import StateStep
-from atoll.peer.tasks import RollbackState
+from atoll.peer.tasks import RestoreEarlierState
 from atoll.policy.plan import RoundPlan
 from atoll.wire.messages.statements import RollbackOrder
 
@@ -40,7 +40,8 @@ class RollbackJobs:
         shards = len(self.plan.trainers)
         return [
             RunTask(
-                job, RollbackState(self.plan.round, self.before, back.state, step.steps, shards, self.plan.batch)
+                job,
+                RestoreEarlierState(self.plan.round, self.before, back.state, step.steps, shards, self.plan.batch),
             )
         ]
 

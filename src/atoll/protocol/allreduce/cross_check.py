@@ -81,7 +81,7 @@ class CommitmentsDiffer(Fact, frozen=True, kw_only=True, tag="CommitmentsDiffer"
     contributors: tuple[PeerId, ...]
 
 
-class ResultFingerprint(NamedTuple):
+class ResultComparisonKey(NamedTuple):
     """Forms of a result that are fast to compare."""
 
     named: Digest  # digest of the content, independent of the signer
@@ -89,10 +89,10 @@ class ResultFingerprint(NamedTuple):
     names: frozenset[PeerId]
 
 
-def _forms_of(answered: OwnerResult) -> ResultFingerprint:
+def _forms_of(answered: OwnerResult) -> ResultComparisonKey:
     content = replace(answered, owner_index=0)
     rows = digest(encode(replace(content, digest=ZERO_DIGEST, size_bytes=0)))
-    return ResultFingerprint(digest(encode(content)), (rows, answered.digest), frozenset(answered.contributors))
+    return ResultComparisonKey(digest(encode(content)), (rows, answered.digest), frozenset(answered.contributors))
 
 
 forms_of = memoize_by_identity(_forms_of, FORMS_MAX)

@@ -15,7 +15,7 @@ import os
 from contextlib import suppress
 
 
-class FileHandle:
+class SharedOpenFile:
     """An open file, closed with its last reference."""
 
     def __init__(self, path: str) -> None:
@@ -29,7 +29,7 @@ class FileHandle:
 class FileSlice:
     """Bytes `begin` to `end` of this file."""
 
-    def __init__(self, file: FileHandle, begin: int, end: int) -> None:
+    def __init__(self, file: SharedOpenFile, begin: int, end: int) -> None:
         self._file, self._begin, self._end = file, begin, end
 
     def __len__(self) -> int:

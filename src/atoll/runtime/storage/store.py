@@ -40,7 +40,7 @@ from atoll.peer.tasks import ReadVertices
 from atoll.protocol.history.era_signatures import SEALED_HELD, ReadEraSignatures
 from atoll.protocol.transfer.tasks import BlobStoragePrepared, CloseBlob, DropBlob, PrepareBlobStorage, ReadManifest
 from atoll.runtime.network.buffer_pool import for_once
-from atoll.runtime.network.file_slice import FileHandle, FileSlice
+from atoll.runtime.network.file_slice import FileSlice, SharedOpenFile
 from atoll.runtime.storage.atomic_files import aside, open_elsewhere, read_at, refused, sync_folder, write_durably
 from atoll.runtime.storage.ownership import make_private, open_private, private_folder, read_secret
 from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, PartialBlobStore
@@ -354,7 +354,7 @@ class PeerStore:
             return None
         if self._stamp(name) != proof.stamp:
             return None  # the file was changed
-        proof.file = proof.file or FileHandle(self._place(name))
+        proof.file = proof.file or SharedOpenFile(self._place(name))
         begin = index * BLOB_CHUNK
         stretch = FileSlice(proof.file, begin, begin + manifest.chunk_bytes(index))
         stretch.touch(READ_CACHED)

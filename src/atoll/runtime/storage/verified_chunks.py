@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from atoll.base.ids import Digest
 from atoll.crypto.digest import BlobManifest
-from atoll.runtime.network.file_slice import FileHandle
+from atoll.runtime.network.file_slice import SharedOpenFile
 
 
 class PartialBlob:
@@ -85,7 +85,7 @@ class ChunkVerificationCache:
     def __init__(self, stamp: FileStamp, chunks: bytearray) -> None:
         self.stamp = stamp
         self.chunks = chunks  # 1 for a proved chunk
-        self.file: FileHandle | None = None  # open file, once a chunk was served
+        self.file: SharedOpenFile | None = None  # open file, once a chunk was served
 
     def went(self, index: int) -> None:
         for near in range(max(0, index - 1), min(index + 2, len(self.chunks))):

@@ -37,7 +37,7 @@ from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState
 from atoll.training.recipe.update import RoundCodingInputs, gradient_sum_span, moved, part_bounds, part_codecs
 from atoll.training.spec import TrainingSpec
-from atoll.wire.messages.statements import StepsWhilePartitioned
+from atoll.wire.messages.statements import StepsTakenWhilePartitioned
 
 MEANS_HELD = 4  # means of the newest proposals
 
@@ -79,7 +79,7 @@ class LocalUpdateState:
         x_F: Tensor,
         steps: int,
         members: int,
-    ) -> tuple[EncodedUpdate, StepsWhilePartitioned | None]:
+    ) -> tuple[EncodedUpdate, StepsTakenWhilePartitioned | None]:
         """The update of `steps` steps, from the anchor to this x (F,), and the late work attached to it.
 
         The moments that are due lie behind x. `members` updates make the mean that moves the local anchor.

@@ -38,8 +38,8 @@ from atoll.peer.tasks import (
     EndTrainingEarly,
     LocalUpdateOutcome,
     PinBlobs,
+    RestoreEarlierState,
     RestoreState,
-    RollbackState,
     StateAdvanced,
     StateRestored,
     TrainingResult,
@@ -169,7 +169,7 @@ class TrainingWorker:
             WeighRows: partial(self.context.run_tensor_job, compute_weights),
             AdvanceState: self._advance_state,
             AdoptState: self._adopt,
-            RollbackState: self._roll_back,
+            RestoreEarlierState: self._roll_back,
             RestoreState: self._restore_state,
             PinBlobs: self._pin_blobs,
         }
@@ -264,7 +264,7 @@ class TrainingWorker:
         await self._written()  # before this peer can vote: no vertex is kept before it
         return await self.context.run_tensor_job(self._advance, work)
 
-    async def _roll_back(self, work: RollbackState) -> StateAdvanced:
+    async def _roll_back(self, work: RestoreEarlierState) -> StateAdvanced:
         return await self.context.run_tensor_job(stage_rollback, work, self._learning, self.states)
 
     async def _restore_state(self, work: RestoreState) -> StateRestored | None:

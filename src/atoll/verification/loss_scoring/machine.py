@@ -13,7 +13,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.base.machine import Fact
 from atoll.peer.events import (
     LocalUpdateScoringFailed,
-    UpdateDrawnForScoring,
+    ScorersDrawnForUpdate,
     UpdateScoreReported,
     UpdateScoringDecided,
 )
@@ -30,7 +30,7 @@ class LossScoring(ReviewMethod):
     name, pinned, ledger = "score", "scores", ScoreLedger
 
     def opened(self, case: ScoringCase) -> Fact:
-        return UpdateDrawnForScoring(peer=case.peer, scorers=case.judges)
+        return ScorersDrawnForUpdate(peer=case.peer, scorers=case.judges)
 
     def judged(self, verdict: SettledScore) -> Fact:
         return UpdateScoringDecided(

@@ -54,7 +54,7 @@ class SignedStatement(msgspec.Struct, frozen=True, gc=False, array_like=True):
 # ---- the round ---------------------------------------------------------------------------------------------
 
 
-class StepsWhilePartitioned(msgspec.Struct, frozen=True):
+class StepsTakenWhilePartitioned(msgspec.Struct, frozen=True):
     """Steps and samples of an update that were taken while partitioned (specs/apart.md)."""
 
     since: int  # first round that the author could not close
@@ -85,7 +85,7 @@ class Commitment(BaseStatement, frozen=True, tag="Commitment"):
     offset_s: float = 0.0  # seconds of the signer's clock from run time; beyond CLOCK_BOUND_S it owns no part
     values: int = 0  # number of values in the update, if the caller chooses it and not genesis
     links: bytes = b""  # measured uplink, and latency to each member: policy/links.py
-    claim: ClaimBytes | StepsWhilePartitioned | SealedDraw | msgspec.UnsetType = msgspec.UNSET
+    claim: ClaimBytes | StepsTakenWhilePartitioned | SealedDraw | msgspec.UnsetType = msgspec.UNSET
     """Training claim: digest of the training in audited runs, late share of a partitioned member, sealed draw in
     runs with redundancy checks, or a digest with more bytes: samples of the data set that user loops share; else
     unset. They exclude each other and share one field, since a msgpack map with more than 15 keys has another
@@ -106,9 +106,9 @@ class Commitment(BaseStatement, frozen=True, tag="Commitment"):
         return Digest(claim) if isinstance(claim, bytes) and not self.claims_data else None
 
     @property
-    def late(self) -> StepsWhilePartitioned | None:
+    def late(self) -> StepsTakenWhilePartitioned | None:
         """Steps and samples of earlier rounds."""
-        return self.claim if isinstance(self.claim, StepsWhilePartitioned) else None
+        return self.claim if isinstance(self.claim, StepsTakenWhilePartitioned) else None
 
     @property
     def draws(self) -> SealedDraw | None:
