@@ -99,6 +99,41 @@ def test_a_newcomer_on_a_slow_link_gets_each_part_once_and_no_round_before_it_ca
     assert len(set(came)) >= 4 and len(came) <= 1.25 * len(set(came))
 
 
+def test_a_part_that_is_lost_on_a_slow_link_is_requested_again():
+    """All others had come, and after six seconds the newcomer fetched a whole state instead."""
+    run = RunSettings(
+        open_to_all=True, round=RoundSettings(20, first_train_s=60), update_bytes=80 * MIB, pieces=PIECES_BY_SIZE
+    )
+    swarm = VirtualSwarm(
+        1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(1.0, update_bytes=20_000_000), run=run)
+    )
+    far, world = peer_name(3), swarm.world
+    gave_up, lost = list[str](), set[int]()
+    world.watchers.append(
+        lambda _now, _node, fact: gave_up.append(fact.why) if isinstance(fact, AgreedStateMissing) else None
+    )
+    world.run(200)
+    world.network.downlink_bytes_s[far] = world.network.uplink_bytes_s[far] = 2e6
+    swarm.join(3, via=peer_name(0))
+    node = world.nodes[far]
+    takes_s, began = node.island.takes_s, world.now
+    node.island.takes_s = lambda work: 110.0 if isinstance(work, RestoreState) else takes_s(work)
+    world.run(began + 0.02)
+    handle = node.machine.handle
+
+    def lossy(event, now):
+        """Without one part of each round, the first time that it comes."""
+        message = getattr(event, "message", None)
+        if isinstance(message, PartResponse) and message.round not in lost and now > began + 150:
+            lost.add(message.round)
+            return []
+        return handle(event, now)
+
+    node.machine.handle = lossy
+    world.run(began + 600)
+    assert len(lost) > 5 and not gave_up
+
+
 def test_no_round_waits_for_a_newcomer_that_is_still_behind():
     """It has a state of five rounds ago, and needs 16 s for the parts of each. It once said that it was ready."""
     run = RunSettings(

@@ -77,7 +77,7 @@ class ReducedPartExchange:
         # start of this attempt or of the last minute: a group's attempts may never end
         self.given_since: Seconds = 0.0
         self._asked: dict[Digest, PartRequests] = {}  # parts that are missing
-        self.slow_link_s: Seconds = 0.0  # how long the largest requested part takes on a slow link
+        self.slow_link_s: Seconds = 0.0  # how long a missing part may take on a slow link
 
     def attempt_begins(self, now: Seconds) -> None:
         self._given.clear()
@@ -107,6 +107,9 @@ class ReducedPartExchange:
                 asked = self._asked[part.digest] = PartRequests(now, late_at)
             if self.follows_arrivals and part.is_requested and not asked.times:
                 asked.times, asked.first_at, asked.last_at = 1, now, now
+            if self.follows_arrivals:
+                # longer than the wait for another request
+                self.slow_link_s = max(self.slow_link_s, part.size_bytes / SLOWEST_BYTES_S, 3 * self.pace.usual_s)
             due = self._due(part, asked, holders, now)
             if now < due:
                 effects.append(SetTimer(f"round/{self.plan.round}/parts", due))
@@ -117,8 +120,6 @@ class ReducedPartExchange:
             asked.due_at = now + self.patience.retry_after(asked.times, now)
             asked.times, asked.last_at = asked.times + 1, now
             asked.first_at = now if asked.first_at is None else asked.first_at
-            if self.follows_arrivals:
-                self.slow_link_s = max(self.slow_link_s, part.size_bytes / SLOWEST_BYTES_S)
             wish = PartRequest(self.plan.round, attempt, self.plan.trace, part.digest)
             effects += [Send(holder, wish) for holder in asked.holders]
         return effects
