@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from torch import nn
 
 import atoll
+from atoll.runtime.embed import peer_process
 from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel
 from atoll.runtime.embed.messages import AttachLoopRequest, RunFinishedNotice
 from atoll.runtime.embed.peer_process import _run_start
@@ -146,15 +147,16 @@ def test_a_loop_takes_every_recipe_that_a_real_run_can_do(tmp_path: Path):
         atoll.found(recipe=over_tokens(METHODS["diloco"](), 10**6))
 
 
-@pytest.mark.parametrize(("width", "owner_s", "agree_s"), [(64, 6.0, 10.0), (2**14, 16.1, 26.8)])
-def test_a_large_model_gets_windows_in_which_its_state_can_be_written(
-    tmp_path: Path, width: int, owner_s: float, agree_s: float
+@pytest.mark.parametrize(("per_gb", "owner_s", "agree_s"), [(1.0, 6.0, 10.0), (1e6, 16.4, 32.8)])
+def test_windows_grow_with_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_gb: float, owner_s: float, agree_s: float
 ):
-    """A billion values once ran out of time: its state takes half a minute on a slow disk."""
-    with torch.device("meta"):
-        layout = layout_of(nn.Linear(width, width, bias=False))
+    """A billion values once ran out of time: on a slow disk their state takes half a minute."""
+    monkeypatch.setattr(peer_process, "OWNER_S_PER_GB", per_gb)
+    monkeypatch.setattr(peer_process, "AGREE_S_PER_GB", 2 * per_gb)
+    layout = layout_of(nn.Linear(64, 64, bias=False))
     run = atoll.found(folder=tmp_path, start_peers=2)
-    _, settings = _run_start(AttachLoopRequest(run._request, layout), torch.zeros(1).expand(layout.floats))
+    _, settings = _run_start(AttachLoopRequest(run._request, layout), torch.zeros(layout.floats))
     assert (round(settings.round.owner_s, 1), round(settings.round.agree_s, 1)) == (owner_s, agree_s)
 
 
