@@ -46,11 +46,12 @@ class Peer:
         self.swarm.news.put({"by": self.index, "heard": time.time(), "line": {"fact": "Exit"}})
 
     def trainer(self) -> psutil.Process:
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # a zombie is one, too
-                if "atoll.runtime.trainer" in " ".join(child.cmdline()):
-                    return child
-        raise StopIteration
+        def is_trainer(child: psutil.Process) -> bool:
+            with suppress(psutil.NoSuchProcess):  # also raised for a zombie
+                return "atoll.runtime.trainer" in " ".join(child.cmdline())
+            return False
+
+        return next(filter(is_trainer, psutil.Process(self.process.pid).children(recursive=True)))
 
 
 class Swarm:

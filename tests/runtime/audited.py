@@ -107,7 +107,7 @@ class Swarm:
         self.round, self.before = 0, self.state
         self.claims: list[list[Digest | None]] = [[], [], []]  # per island, of its counted rounds
         self.roots: list[Digest | None] = []  # of the last round; None: passed
-        self.mine: list[tuple[LocalUpdateOutcome, ...]] = [()] * 3  # what the last two vertices count of whom
+        self.mine: list[tuple[LocalUpdateOutcome, ...]] = [()] * 3  # by member: what the last two vertices count
 
     def island(self, index: int) -> TrainingWorker:
         island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])

@@ -150,7 +150,9 @@ class Members:
         self.round = 0
         self.steps, self.batch = recipe.schedule.turn_steps, 0  # of the next round; 0: as the recipe has it
         self.fewer: dict[int, int] = {}  # steps of members that are asked for fewer
-        self.mine: list[tuple[LocalUpdateOutcome, ...]] = [()] * peers  # what the last two vertices count of whom
+        self.mine: list[tuple[LocalUpdateOutcome, ...]] = [
+            ()
+        ] * peers  # by member: what the last two vertices count
 
     def beginning(self, recipe: Recipe, book: str) -> RunStart:
         return start_of_built_in(recipe, book)

@@ -164,6 +164,6 @@ def test_a_group_learns_its_links_while_it_works_and_says_why_it_reduces_as_it_d
         for _ in range(20_000):  # until every pair has exchanged a heartbeat, and commitments have told all of it
             together(members, [torch.ones(8)] * 3)
             name, why = members[0].topology
-            if "predicted" in why:
+            if "measured speeds" in why:
                 break
-        assert why.startswith(f"{name}: ") and "predicted" in why
+        assert bool(name) and why.startswith("about ")

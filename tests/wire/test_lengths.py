@@ -26,7 +26,7 @@ NO_LONGER_THAN_THEIR_FRAME = {  # what has any length, and why that costs nothin
     ("ProposalMessage", "body"): "a vertex body, decoded and bounded by itself",
     ("Vertex", "recovery"): "a statement with its signature",
     ("ManifestResponse", "here"): "one byte per chunk of a blob, compared with the manifest",
-    ("RowInnerProducts", "products"): "as many as its contributors, of whom there are WEIGHED_ROWS_MAX",
+    ("RowInnerProducts", "products"): "as many as its contributors, at most WEIGHED_ROWS_MAX",
     ("AgreedWeights", "compared"): "one digest, or one for each part; compared with what it should be",
     ("AgreedWeights", "weights"): "compared with the number of its peers",
     ("Commitment", "links"): "of a statement of at most COMMIT_BYTES_MAX",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json
 from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, model_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
-PREDICTED = re.compile(r"\w+: (\S+) s predicted\b")
 EXCHANGES = {
     "butterfly": "each member combines one part of the updates",
     "hierarchical": "members near each other combine their updates first",
@@ -26,7 +24,6 @@ EXCHANGES = {
     "tree": "updates are combined along a tree of members",
     "star": "one member combines all updates",
 }
-REASONS = {"every row goes to its owner directly": "sent there directly"}
 LATE_SHOWN = 3  # newest contributions of members that were apart
 
 
@@ -138,10 +135,8 @@ def _say_running(s: dict[str, Any]) -> None:
 
 
 def exchange_text(topology: str, why: str) -> str:
-    """How updates travel and why, or how long they take; --json and facts.jsonl have the other topologies, too."""
-    predicted = PREDICTED.match(why)
-    reason = f"about {predicted[1]} s at the measured speeds" if predicted else REASONS.get(why, why)
-    return f"{EXCHANGES.get(topology, 'updates are combined')} ({topology}; {reason})"
+    """How updates travel, and why or how long it takes."""
+    return f"{EXCHANGES.get(topology, 'updates are combined')} ({topology}; {why})"
 
 
 def _say_checks(s: dict[str, Any]) -> None:

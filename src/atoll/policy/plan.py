@@ -424,8 +424,8 @@ def _train_s(
         return min(settings.first_train_s, settings.train_max_s)
     # half as much again: a busy machine is not dead, and the last combined part reaches the last member late
     steps_s, limit_s = 1.5 * slowest * quota.steps, _limit_s(settings)
-    if any(m.may_train and m.standing == "member" and not m.step_s and m.missed < 2 for m in body.members):
-        steps_s += slowest * quota.steps  # its first update; it began late, when the last parts had arrived
+    if any(_owes_first_update(m) for m in body.members):
+        steps_s += slowest * quota.steps  # it began late, when the last parts had arrived
     if quota.stretch > 1.0:
         steps_s *= quota.stretch
     if limit_s is not None:
@@ -433,6 +433,11 @@ def _train_s(
     train_s = START_S * haste + SPREAD_S * len(body.members) + steps_s
     train_s += settings.agree_s * haste  # the plan counts from the proposal, which members learn of after the votes
     return min(train_s, settings.train_max_s)
+
+
+def _owes_first_update(member: Member) -> bool:
+    """True if this member is awaited and never trained here; after two missed rounds it gets no more time."""
+    return member.may_train and member.standing == "member" and not member.step_s and member.missed < 2
 
 
 def _limit_s(settings: RoundSettings) -> Seconds | None:

@@ -113,10 +113,10 @@ def choose(candidates: Sequence[T], update_bytes: int, links: AgreedLinks) -> Co
 def _reason(best: tuple[T, ReduceCost], predicted: Sequence[tuple[T, ReduceCost]]) -> str:
     chosen, cost = best
     others = sorted((p.seconds, t.name, p.wan_bytes) for t, p in predicted if t.name != chosen.name)
-    words = f"{chosen.name}: {cost.seconds:.3g} s predicted"
+    words = f"about {cost.seconds:.3g} s at the measured speeds"
     if others:
         seconds, name, wan_bytes = others[0]
-        words += f", {name} {seconds:.3g} s"
+        words += f"; {name}: {seconds:.3g} s"
         if wan_bytes > cost.wan_bytes:
             words += f" with {bytes_text(wan_bytes)} between regions instead of {bytes_text(cost.wan_bytes)}"
     return words

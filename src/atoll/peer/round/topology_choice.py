@@ -137,9 +137,7 @@ def _way(settings: RunSettings, plan: RoundPlan, wire_bytes: int) -> TopologyCho
     seed, spread = STEADY if settings.steady is True else plan.head, settings.spread is True
     if plan.settings.quorum != "majority" or settings.statistic != "mean":  # partial sums cannot be sorted
         name, pieces = "star" if wanted == "star" else "butterfly", settings.pieces or 1
-        return TopologyChoice(
-            _built(name, peers, seed, None, peers, pieces, spread), "every row goes to its owner directly"
-        )
+        return TopologyChoice(_built(name, peers, seed, None, peers, pieces, spread), "sent there directly")
     weights, pieces = agreed_weights(plan.members, peers), _pieces_of_share(settings, plan)
     if wanted not in ("auto", "hierarchical"):  # distances between members then do not matter
         return TopologyChoice(

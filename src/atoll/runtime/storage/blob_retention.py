@@ -32,7 +32,7 @@ STATES_KEPT_S = 60.0  # older states stay on disk this long, for laggards that b
 STATES_KEPT_MAX = 64  # such states; rounds of one second would fill the disk
 # of such states; larger ones go at once, since writing over their files costs a tenth of new files
 STATES_KEPT_BYTES = 256 * MIB
-STATES_FREE = 2  # states for which the disk keeps room: older ones go first
+STATES_FREE = 2  # states for which the disk keeps room: the next one, and one that a rollback or a repair fetches
 VERDICTS_SHARE = 4  # at most a fourth of `keep.bytes_max` goes to the evidence of verdicts
 PINNED_MAX = 4  # pinned earlier states; the oldest pin is dropped
 
