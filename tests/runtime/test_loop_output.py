@@ -20,13 +20,20 @@ import atoll
 from atoll.runtime.embed.program_end import on_interrupt
 from atoll.runtime.event_log import RunStatus
 
-SWARM = """
+# what runs in the background of a shell inherits that SIGINT is ignored
+INTERRUPTIBLE = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+SWARM = (
+    INTERRUPTIBLE
+    + """
 import sys
 import atoll
 
 atoll.local(sys.argv[1], sys.argv[2] + "/peer-1", peers=1, folder=sys.argv[2])
 """
-LOOP = """
+)
+LOOP = (
+    INTERRUPTIBLE
+    + """
 import sys
 import torch
 import atoll
@@ -42,6 +49,7 @@ while not run.done:
     optimizer.step()
     run.report(loss)
 """
+)
 
 
 def trains(folder: Path, quiet: bool = False, batch: int | None = 4) -> None:
