@@ -107,7 +107,7 @@ def test_members_that_measured_two_places_and_a_thin_link_between_reduce_in_a_hi
     peers = [m.peer for m in plan.members]
     thin = {i: TransferRates(None, {peers[j]: 3e4 for j in range(6) if two_places(i, j) > 0.05}) for i in range(6)}
     way = way_of(AUTO, measured(plan, two_places, thin))
-    assert way.topology.name == "hierarchical" and "hierarchical:" in way.why
+    assert way.topology.name == "hierarchical" and "measured speeds" in way.why
     for part in way.topology.parts:
         ups = [(p, part.parent(p)) for p in plan.owners]
         assert sum(peers.index(p) // 3 != peers.index(q) // 3 for p, q in ups if q is not None) == 1
@@ -202,7 +202,7 @@ def test_a_swarm_learns_its_links_and_reduces_by_them():
     swarm.world.watchers.append(watch)
     swarm.world.run(120.0)
     assert min(swarm.heads()) >= 4 and all(len(ways) == 1 for ways in began.values())
-    assert all("predicted" in why for _, why in began[4])
+    assert all("measured speeds" in why for _, why in began[4])
     machine = swarm.world.nodes[names[3]].machine
     assert machine.round is not None and machine.round.ground.topology is not None
     parts = machine.round.ground.topology.parts
