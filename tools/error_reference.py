@@ -13,6 +13,7 @@ import re
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +52,6 @@ AREAS = {
     "SYS": "operating system",
     "TKT": "tickets",
     "TRN": "trainer process",
-    "TWI": "redundant training",
     "USE": "Python API",
     "VAL": "state validation",
     "VER": "verification of a history",
@@ -222,6 +222,7 @@ def _hole(node: ast.AST) -> str:
             return "{…}"
 
 
+@cache
 def messages() -> list[Message]:
     """Every message of every code, sorted by code."""
     constants = dict[str, dict[str, ast.expr]]()

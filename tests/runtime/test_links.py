@@ -338,8 +338,10 @@ async def test_a_killed_process_is_reported_as_gone_at_once():
         name = await known_as(process, ada)
         ada.links.send(name, b"part", Lane.BULK, bytes(MIB))
         process.send_signal(signal.SIGKILL)
-        await ada.until(lambda: len(ada.events) == 2)
-    assert ada.events == [LinkUp(name), LinkDown(name, refused=True)]
+        await ada.until(lambda: ada.events[-1] == LinkDown(name, refused=True))
+    # a busy kernel takes its time to close the port, and until then redials are reset
+    assert ada.events[:1] + ada.events[-1:] == [LinkUp(name), LinkDown(name, refused=True)]
+    assert ada.events[1:-1] in ([], [LinkDown(name, refused=False)])
     await closed(ada)
 
 
