@@ -35,7 +35,7 @@ from atoll.training.models import build_model, loss_of
 from atoll.training.recipe import methods
 from atoll.training.recipe.error_feedback import EncodedUpdate
 from atoll.training.recipe.recipes import Recipe, UpdateCoding, diloco, with_overlap
-from atoll.training.recipe.update import Bounds
+from atoll.training.recipe.update import Bounds, moved
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,
@@ -44,10 +44,9 @@ from atoll.verification.loss_scoring.tensors import (
     falls_of,
     fixed_point,
     losses_of,
-    moved_along,
     undealt,
-    update_bytes,
 )
+from atoll.verification.shown_update import ShownUpdate, update_bytes
 
 PEERS, ROUNDS, QUICK_ROUNDS, STEPS = 4, 12, 4, 50
 
@@ -141,7 +140,9 @@ class Watched(ExperimentSimulator):
             return scored(x_F)
 
         place, falls = (self.launched, member), self.seen.falls
-        falls["honest"][place] = scored(moved_along(anchor_F, updates[member].wires, bounds, ups, flight.lo))
+        sent_F = anchor_F.clone()
+        ShownUpdate(updates[member].wires, moved(bounds, flight.lo), ups).subtract_from(sent_F)
+        falls["honest"][place] = scored(sent_F)
         self.seen.score_s.append(time.process_time() - began)
         self.seen.update_bytes.append(len(update_bytes(updates[member].wires)))
         mine, others = rows[member], [rows[p] for p in rows if p != member]

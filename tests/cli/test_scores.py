@@ -33,15 +33,15 @@ def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path:
         villain = eve.until_fact("Opened")["peer"]
 
         def opinions(of_villain: bool) -> list[str]:
-            told = (f for f in ada.facts if f["fact"] == "UpdateScoringDecided")
-            return [f["opinion"] for f in told if (f["peer"] == villain) == of_villain]
+            told = (f for f in ada.facts if f["fact"] == "ReviewDecided")
+            return [f["opinion"] for f in told if (f["peers"][0] == villain) == of_villain]
 
         ada.until(lambda f: opinions(False).count("taught") >= 4 and opinions(True).count("hollow") >= 1)
         ada.until(lambda f: len(opinions(True)) >= 3)
         theirs, honest = opinions(True), opinions(False)
         assert theirs.count("taught") * len(honest) < honest.count("taught") * len(theirs)
         status = answer_of("status", "--dir", tmp_path / "ada")
-        assert status["scores"]["taught"] > 0
+        assert status["checks"]["score"]["outcomes"]["taught"] > 0
         assert "updates scored:" in atoll("status", "--dir", tmp_path / "ada").stdout
         verified = answer_of("verify", tmp_path / "ada")
-        assert verified["intact"] and verified["scores"]["hollow"] > 0
+        assert verified["intact"] and verified["checks"]["score"]["hollow"] > 0

@@ -33,14 +33,14 @@ def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
         villain = eve.until_fact("Opened")["peer"]
 
         def strayed() -> list[str]:
-            return [peer for f in ada.facts if f["fact"] == "RedundancyVerdictReached" for peer in f["strayed"]]
+            return [peer for f in ada.facts if f["fact"] == "ReviewDecided" for peer in f["against"]]
 
         def alike() -> int:
-            return sum(f["opinion"] == "alike" for f in ada.facts if f["fact"] == "RedundancyVerdictReached")
+            return sum(f["opinion"] == "alike" for f in ada.facts if f["fact"] == "ReviewDecided")
 
         ada.until(lambda f: strayed() and alike())
         assert set(strayed()) == {villain}
-        assert answer_of("status", "--dir", tmp_path / "ada")["twins"]["strayed"] > 0
+        assert answer_of("status", "--dir", tmp_path / "ada")["checks"]["twins"]["outcomes"]["strayed"] > 0
         assert "twins compared:" in atoll("status", "--dir", tmp_path / "ada").stdout
         verified = answer_of("verify", tmp_path / "ada")
-        assert verified["intact"] and verified["twins"]["strayed"] > 0
+        assert verified["intact"] and verified["checks"]["twins"]["strayed"] > 0

@@ -14,7 +14,7 @@ from atoll.policy.reputation import CLAIMED_UNTAUGHT, FLOOR, MemberConduct, shif
 from atoll.verification.loss_scoring.policy import FALL_MOST, ScoreLedger, opinion_of
 from atoll.verification.review_ledger import judges_drawn
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commitment, ScoreReport, SignedStatement, StepsTakenWhilePartitioned
+from atoll.wire.messages.statements import CheckReport, Commitment, SignedStatement, StepsTakenWhilePartitioned
 from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five scorers
@@ -52,7 +52,7 @@ class Story:
 
 
 def word(by: PeerId, of: int, falls: tuple[int, ...]) -> SignedStatement:
-    return SignedStatement(by, encode(ScoreReport(of, ADA, falls)), b"")
+    return SignedStatement(by, encode(CheckReport("score", of, ADA, falls)), b"")
 
 
 def test_scorers_are_drawn_among_the_others_so_many_that_liars_are_fewer_than_half():
@@ -81,7 +81,7 @@ def test_two_liars_of_five_move_no_median_beyond_an_honest_word(lie, honest, opi
     story.goes_on()
     story.goes_on(*story.words(0, lie, lie, honest, honest, honest))
     (score,) = story.scores.settled
-    assert (score.round, score.peer, score.opinion) == (0, ADA, opinion)
+    assert (score.round, score.authors, score.opinion) == (0, (ADA,), opinion)
     story.goes_on()
     assert not any(score.round == 0 for score in story.scores.settled), "once, and no more"
 
@@ -105,13 +105,16 @@ def test_the_first_word_of_a_scorer_counts_and_only_of_those_who_were_drawn():
     (other,) = set(PEERS) - set(scorers) - {ADA}
     story.goes_on(word(scorers[0], 0, TAUGHT), word(other, 0, HOLLOW))
     why = story.scores.problem
-    assert why(scorers[1], ScoreReport(0, ADA, TAUGHT)) is None and why(scorers[1], ScoreReport(0, ADA, ())) is None
-    assert why(scorers[0], ScoreReport(0, ADA, HOLLOW)) == "was said already"
-    assert why(other, ScoreReport(0, ADA, TAUGHT)) == "is not by one who was drawn"
-    assert why(scorers[1], ScoreReport(0, PEERS[1], TAUGHT)) == "is of no update that is being scored"
+    assert (
+        why(scorers[1], CheckReport("score", 0, ADA, TAUGHT)) is None
+        and why(scorers[1], CheckReport("score", 0, ADA, ())) is None
+    )
+    assert why(scorers[0], CheckReport("score", 0, ADA, HOLLOW)) == "was said already"
+    assert why(other, CheckReport("score", 0, ADA, TAUGHT)) == "is not by one who was drawn"
+    assert why(scorers[1], CheckReport("score", 0, PEERS[1], TAUGHT)) == "is of no update that is being scored"
     for junk in ((1,), (1, 2), (1, 2, -3), (FALL_MOST + 1, 0, 0), (0, 0, 0, 0)):
-        assert why(scorers[1], ScoreReport(0, ADA, junk)) == "holds falls that are none"
-    said = VerifiedReport(scorers[1], ScoreReport(0, ADA, TAUGHT))
+        assert why(scorers[1], CheckReport("score", 0, ADA, junk)) == "holds falls that are none"
+    said = VerifiedReport(scorers[1], CheckReport("score", 0, ADA, TAUGHT))
     told = admissible(said, story.bodies[1], RecentVertices({}, ledgers=LedgerSet([story.scores])), RUN, True, None)
     assert told is None and admissible(said, story.bodies[1], RecentVertices({}), RUN, True, None) is not None
 
@@ -143,7 +146,7 @@ def test_a_lost_vertex_is_taken_at_its_word_as_long_as_it_may_matter():
     story = Story()
     story.goes_on()
     story.scores.lose(1)
-    assert story.scores.problem(PEERS[1], ScoreReport(0, ADA, TAUGHT)) is None
+    assert story.scores.problem(PEERS[1], CheckReport("score", 0, ADA, TAUGHT)) is None
 
 
 @pytest.mark.parametrize(

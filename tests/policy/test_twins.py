@@ -19,7 +19,7 @@ from atoll.verification.redundant_training.policy import (
     seal_of,
 )
 from atoll.wire.codec import encode
-from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw, SignedStatement
+from atoll.wire.messages.statements import CheckReport, Commitment, SealedDraw, SignedStatement
 from atoll.wire.messages.vertex import Member, SwarmRoundMetrics, VertexBody
 
 PEERS = tuple(PeerId(f"peer {i}") for i in range(7))  # two of them may lie: five referees
@@ -70,7 +70,7 @@ class Story:
     def words(self, key: tuple[int, PeerId], *apart: tuple[int, int]) -> list[SignedStatement]:
         referees = self.twins.cases[key].judges
         return [
-            SignedStatement(by, encode(RedundancyReport(*key, each)), b"")
+            SignedStatement(by, encode(CheckReport("twins", *key, each)), b"")
             for by, each in zip(referees, apart, strict=False)
         ]
 
@@ -129,11 +129,11 @@ def test_more_than_half_of_all_referees_decide_and_silence_of_others_helps_no_li
     assert len(case.judges) == 5 and not set(case.authors) & set(case.judges)
     story.goes_on(*story.words(key, *words))
     for _ in range(SCORE_OPEN):
-        if found := [v for v in story.twins.settled if (v.round, v.guest) == key and v.of]:
+        if found := [v for v in story.twins.settled if (v.round, v.authors[0]) == key]:
             break
         story.goes_on()
     (verdict,) = found
-    assert verdict.strayed == ((case.host,) if strayed else ()) and verdict.hid == ((case.host,) if hid else ())
+    assert verdict.against == ((case.host,) if strayed else ()) and verdict.hid == ((case.host,) if hid else ())
 
 
 def test_whoever_proposes_the_vertex_that_reveals_a_pair_cannot_try_out_referees_for_it():
@@ -153,10 +153,12 @@ def test_the_first_word_of_a_referee_counts_and_nobody_elses_may_stand():
     case = story.twins.cases[key]
     (mine,) = story.words(key, (NEAR, NEAR))
     story.goes_on(mine)
-    assert story.twins.problem(case.judges[0], RedundancyReport(*key, (FAR, FAR))) == "was said already"
-    assert "not by one who was drawn" in (story.twins.problem(case.guest, RedundancyReport(*key, (0, 0))) or "")
-    assert "distances that are none" in (story.twins.problem(case.judges[1], RedundancyReport(*key, (-1, 0))) or "")
-    report = VerifiedReport(case.judges[1], RedundancyReport(*key, (0, 0)))
+    assert story.twins.problem(case.judges[0], CheckReport("twins", *key, (FAR, FAR))) == "was said already"
+    assert "not by one who was drawn" in (story.twins.problem(case.guest, CheckReport("twins", *key, (0, 0))) or "")
+    assert "distances that are none" in (
+        story.twins.problem(case.judges[1], CheckReport("twins", *key, (-1, 0))) or ""
+    )
+    report = VerifiedReport(case.judges[1], CheckReport("twins", *key, (0, 0)))
     head = story.bodies[story.round - 1]
     assert admissible(report, head, RecentVertices({}, ledgers=LedgerSet([story.twins])), RUN, True, None) is None
     assert admissible(report, head, RecentVertices({}), RUN, True, None) is not None

@@ -17,10 +17,11 @@ from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import BuildUpdateExhibit, ScoreUpdate
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
-from atoll.runtime.worker.capabilities import enable_loss_scoring
+from atoll.runtime.worker.capabilities import enable_checks
 from atoll.training.recipe.inner import GradientSumOptimizer
+from atoll.verification.loss_scoring.machine import LOSS_SCORING
 from atoll.verification.loss_scoring.policy import opinion_of
-from atoll.verification.loss_scoring.tensors import update_bytes
+from atoll.verification.shown_update import update_bytes
 
 PLAIN, APART = {"overlap": 0, "fragments": 1}, {"overlap": 3, "fragments": 2}
 
@@ -29,7 +30,7 @@ def play(tmp_path: Path, book: str, tell: Callable[[Members], Awaitable[None]], 
     recipe = replace(recipe_for(how or PLAIN, rounds=9), batch=4)
     members = Members(tmp_path / "a", recipe, book)
     for island in members.islands:
-        enable_loss_scoring(island)
+        enable_checks(island, [LOSS_SCORING])
     story(tell, members)
 
 

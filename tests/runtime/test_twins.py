@@ -25,16 +25,17 @@ from atoll.peer.tasks import (
 )
 from atoll.runtime.config import load_config, recipe_of, settings_of
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec, start_of_built_in
-from atoll.runtime.worker.capabilities import enable_redundant_training
+from atoll.runtime.worker.capabilities import enable_checks
 from atoll.training.codec import codec_named
 from atoll.training.recipe.gradient import ComputeOptions
 from atoll.training.recipe.inner import SGD
 from atoll.training.recipe.methods import data_parallel, fedavg
 from atoll.training.recipe.recipes import UpdateCoding, diloco
 from atoll.training.recipe.update import part_bounds
-from atoll.verification.loss_scoring.tensors import update_bytes
+from atoll.verification.redundant_training.machine import REDUNDANT_TRAINING
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
 from atoll.verification.redundant_training.tensors import twins_problem
+from atoll.verification.shown_update import update_bytes
 
 STEPS = 12
 GUEST, HOST = PeerId("0"), PeerId("1")
@@ -113,7 +114,7 @@ async def closed(members: Members) -> Pair:
 def play(tmp_path: Path, book: str, tell: Callable[[Members], Awaitable[None]], how: str = "fedavg") -> None:
     members = Twins(tmp_path / "a", recipe(how), book)
     for island in members.islands:
-        enable_redundant_training(island)
+        enable_checks(island, [REDUNDANT_TRAINING])
     story(tell, members)
 
 
@@ -172,7 +173,7 @@ def test_what_was_not_committed_to_was_not_shown_and_says_nothing_of_the_other(t
         guest, host = work.rows
         other = replace(work, rows=(replace(guest, root=digest(b"another")), host))
         assert await pair.apart(other) == (APART_MOST, 0)
-        with pytest.raises(RunFailedError, match="E-TWI-01"):
+        with pytest.raises(RunFailedError, match="E-SCO-02"):
             await members.islands[1].run(replace(work, before=digest(b"gone")))
 
     play(tmp_path, book, tell)

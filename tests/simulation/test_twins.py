@@ -48,7 +48,7 @@ def test_two_referees_of_seven_who_find_everybody_far_off_move_no_record():
 
 def test_if_one_word_were_enough_slanderers_would_drag_others_down(monkeypatch: pytest.MonkeyPatch):
     """Mutant: a member that one referee finds far off has strayed."""
-    monkeypatch.setattr(policy.RedundancyCase, "_of_whom_most_say", lambda case, so: one_says(case, so))
+    monkeypatch.setattr(policy.RedundancyCase, "_with_distance", lambda case, so: one_says(case, so))
 
     def one_says(case, so) -> tuple[PeerId, ...]:
         columns = zip(*case.said.values(), strict=True) if case.said else ()

@@ -21,6 +21,7 @@ from atoll.training.exchange.layout import bind, layout_of
 from atoll.training.models import build_model, loss_of
 from atoll.training.recipe.inner import AdamW, GradientSumOptimizer, fresh_inner, inner_step
 from atoll.training.recipe.recipes import custom_loop_recipe, diloco
+from atoll.training.recipe.update import moved
 from atoll.verification.loss_scoring.policy import FALL_MOST, NAT, opinion_of
 from atoll.verification.loss_scoring.tensors import (
     SAMPLES,
@@ -29,12 +30,10 @@ from atoll.verification.loss_scoring.tensors import (
     falls_of,
     fixed_point,
     losses_of,
-    moved_along,
     scoring_problem,
     undealt,
-    update_bytes,
-    wires_from_bytes,
 )
+from atoll.verification.shown_update import ShownUpdate, update_bytes, wires_from_bytes
 
 MEMBERS, STEPS, BATCH, SEQ = 2, 32, 8, 16
 INT8 = codec_named("int8")
@@ -135,7 +134,8 @@ ROOT = merkle_root(tuple(digest(wire) for wire in WIRES))
 
 def test_what_was_committed_to_is_read_and_taken_a_step_along():
     wires = wires_from_bytes(update_bytes(WIRES), ROOT, BOUNDS, digest)
-    x_F = moved_along(torch.full((110,), 1000.0), wires, BOUNDS, (INT8, INT8), at=10)
+    x_F = torch.full((110,), 1000.0)
+    ShownUpdate(wires, moved(BOUNDS, 10), (INT8, INT8)).subtract_from(x_F)
     assert torch.equal(x_F[:10], torch.full((10,), 1000.0))
     assert torch.allclose(x_F[10:], 1000.0 - ROW_N, atol=1.0)
 
@@ -162,7 +162,7 @@ def test_a_wire_that_its_author_did_commit_to_but_that_is_none_is_a_fault_too():
     junk = (b"junk", b"junk")
     wires = wires_from_bytes(update_bytes(junk), merkle_root((digest(b"junk"),) * 2), BOUNDS, digest)
     with pytest.raises(PeerFault):
-        moved_along(torch.zeros(100), wires, BOUNDS, (INT8, INT8))
+        ShownUpdate(wires, BOUNDS, (INT8, INT8)).decode()
 
 
 # ---- which samples ----

@@ -49,6 +49,7 @@ from atoll.wire.messages.statements import (
     ChangeableSettings,
     ChangedSettings,
     ChangeSettings,
+    CheckReport,
     Commitment,
     HeldOutLossReport,
     JoinRequest,
@@ -61,11 +62,9 @@ from atoll.wire.messages.statements import (
     Proposal,
     QuorumCertificate,
     ReadyReport,
-    RedundancyReport,
     RollbackOrder,
     RoundOptOutNotice,
     RowInnerProducts,
-    ScoreReport,
     SealedDraw,
     SignedStatement,
     StepsTakenWhilePartitioned,
@@ -132,8 +131,7 @@ STATEMENTS = (
     OwnerComplaint(7, BOB, "withheld"),
     AuditReport(7, BOB, "mismatch"),
     HeldOutLossReport(7, A, (2_500_000,)),
-    ScoreReport(7, BOB, (41_250, -1_030, 9_400)),
-    RedundancyReport(7, BOB, (120, 410_000)),
+    CheckReport("score", 7, BOB, (41_250, -1_030, 9_400)),
     PiecesStored(19, 3, 1_000_003, (bytes(31) + b"\1", bytes(31) + b"\2")),
     TicketInvite(b"ticket", b"key", "observer", 3, 2000.0),
     RollbackOrder(A, 3, B, A, 2, b"signature"),
@@ -230,4 +228,4 @@ OPENING = SumOpening(
     ((A,), (A,)),
     (SignedStatement(ALICE, b"commit", b"signature"),),
 )
-UNREADABLE_ROW = MalformedRowEvidence(SIGNED, 2, (A, B), 5, 3, digest(b"leaf"), (B,), b"leaf")
+MALFORMED_ROW = MalformedRowEvidence(SIGNED, 2, (A, B), 5, 3, digest(b"leaf"), (B,), b"leaf")

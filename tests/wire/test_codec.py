@@ -41,6 +41,7 @@ from examples import (
     COMMIT_READING,
     HANDED_AROUND,
     JOIN_EXTENDED,
+    MALFORMED_ROW,
     MANIFEST_PARTLY,
     MESSAGES,
     OPENED,
@@ -50,7 +51,6 @@ from examples import (
     SCORED,
     STATEMENTS,
     TUNE_ALL,
-    UNREADABLE_ROW,
     VALIDATED_RIGHT,
     VERTEX,
     VOTED_PROVEN,
@@ -61,10 +61,10 @@ from examples import (
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.limits import CONTROL_FRAME_MAX, OPENED_BLOCKS_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
+from atoll.base.limits import CONTROL_FRAME_MAX, MALFORMED_ROW_BYTES_MAX, OPENED_BLOCKS_MAX, ROW_SHOWN_MAX
 from atoll.base.machine import Message
 from atoll.crypto.digest import digest
-from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
+from atoll.verification.malformed_updates.messages import malformed_row_bytes, malformed_row_from_bytes
 from atoll.wire.codec import AnyMessage, decode_body, decode_message, decode_statement, decode_vertex, encode
 from atoll.wire.messages.statements import AgreedWeights, AnyStatement, OwnerResult
 from atoll.wire.messages.vertex import Vertex, VertexBody
@@ -182,16 +182,16 @@ def test_the_bytes_of_an_opening_are_frozen():
 
 
 def test_the_bytes_of_an_unreadable_row_are_frozen():
-    golden = golden_of("UnreadableRow", unreadable_bytes(UNREADABLE_ROW))
-    assert unreadable_bytes(UNREADABLE_ROW) == golden and unreadable_from_bytes(golden) == UNREADABLE_ROW
+    golden = golden_of("MalformedRow", malformed_row_bytes(MALFORMED_ROW))
+    assert malformed_row_bytes(MALFORMED_ROW) == golden and malformed_row_from_bytes(golden) == MALFORMED_ROW
     for flaw in ({"leaf": b"gold"}, {"leaf": bytes(ROW_SHOWN_MAX + 1)}, {"index": -1}, {"name": b"short"}):
         with pytest.raises(PeerFault):
-            unreadable_from_bytes(unreadable_bytes(replace(UNREADABLE_ROW, **flaw)))
+            malformed_row_from_bytes(malformed_row_bytes(replace(MALFORMED_ROW, **flaw)))
 
 
 def test_nonsense_about_a_row_is_a_fault_or_leaves_that_are_what_they_are_called():
     """Whatever is read is bounded, can be said again, and holds the very leaf that it names, or none."""
-    draw, golden = random.Random("fuzz/unreadable"), unreadable_bytes(UNREADABLE_ROW)
+    draw, golden = random.Random("fuzz/unreadable"), malformed_row_bytes(MALFORMED_ROW)
     read = 0
     for _ in range(FUZZ):
         data = bytearray(golden)
@@ -199,15 +199,15 @@ def test_nonsense_about_a_row_is_a_fault_or_leaves_that_are_what_they_are_called
             at = draw.randrange(len(data))
             data[at : at + draw.choice((0, 1, 1, 8))] = draw.randbytes(draw.choice((0, 1, 1, 4)))
         try:
-            row = unreadable_from_bytes(bytes(data))
+            row = malformed_row_from_bytes(bytes(data))
         except PeerFault:
             continue
         read += 1
-        assert unreadable_from_bytes(unreadable_bytes(row)) == row
+        assert malformed_row_from_bytes(malformed_row_bytes(row)) == row
         assert row.leaf is None or (digest(row.leaf) == row.name and len(row.leaf) <= ROW_SHOWN_MAX)
     assert read > FUZZ // 100
     with pytest.raises(PeerFault, match="allowed"):
-        unreadable_from_bytes(golden + bytes(UNREADABLE_BYTES_MAX))
+        malformed_row_from_bytes(golden + bytes(MALFORMED_ROW_BYTES_MAX))
 
 
 def test_there_is_an_example_of_every_message_and_statement():

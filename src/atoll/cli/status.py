@@ -144,10 +144,9 @@ def _say_checks(s: dict[str, Any]) -> None:
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
-    for key, title in (("scores", "updates scored"), ("twins", "twins compared")):
-        if (counts := s.get(key)) is not None:
-            found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(counts.items()))
-            say(f"  {title}: {found or 'none yet'}")
+    for check in s.get("checks", {}).values():
+        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(check["outcomes"].items()))
+        say(f"  {check['title']}: {found or 'none yet'}")
     if (v := s.get("validation")) is not None:
         _say_validation(v)
 

@@ -146,8 +146,7 @@ def _as_object(audit: HistoryVerificationReport, out: DisputeHistory, blobs: int
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
-        "scores": audit.opinions if audit.settings.scored_share else None,
-        "twins": audit.twins if audit.settings.twinned_share else None,
+        "checks": audit.outcomes,
         "audits": {"drawn": out.drawn} | out.findings if audit.settings.audited_share else None,
         "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
@@ -158,6 +157,7 @@ def _as_object(audit: HistoryVerificationReport, out: DisputeHistory, blobs: int
 def _say(
     audit: HistoryVerificationReport, out: DisputeHistory, blobs: int | None, looked: RejudgedCases | None
 ) -> None:
+    from atoll.capabilities import CAPABILITIES
     from atoll.peer.governance.settings_change import in_words
     from atoll.policy.reputation import tier_of
 
@@ -178,12 +178,11 @@ def _say(
     if audit.settings.audited_share:
         found = ", ".join(f"{count} {finding}" for finding, count in sorted(out.findings.items()))
         say(f"  audits: {out.drawn} drawn; found: {found or 'nothing yet'}")
-    if audit.settings.scored_share:
-        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(audit.opinions.items()))
-        say(f"  updates scored: {found or 'none yet'}")
-    if audit.settings.twinned_share:
-        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(audit.twins.items()))
-        say(f"  twins compared: {found or 'none yet'}")
+    for check in CAPABILITIES.verifiers:
+        if check.title and check.is_on(audit.settings):
+            counts = audit.outcomes.get(check.name, {})
+            found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(counts.items()))
+            say(f"  {check.title}: {found or 'none yet'}")
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
     for b in audit.branches:

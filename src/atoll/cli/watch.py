@@ -226,12 +226,9 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return f"{told}; free memory or disk, or fix the cause: the peer tries again"
         case "LocalContributionSkipped":
             return f"! this peer has no part in this round: {entry['why']}"
-        case "LocalUpdateScoringFailed":
-            return (
-                f"! the update of {name(entry['peer'])} in round {entry['of']} is not scored here: {entry['why']}"
-            )
-        case "LocalRedundancyCheckFailed":
-            return f"! twins of round {entry['of']} are not compared here: {entry['why']}"
+        case "LocalReviewFailed":
+            what = f"the update of {name(entry['peer'])} in round {entry['of']}"
+            return f"! {what} is not reviewed here ({entry['check']}): {entry['why']}"
         case "LearningKnown" if entry.get("data") == "own data":
             return "this peer trains on data of its own, which never leave this computer"
         case "StateDownloadBegan":

@@ -221,82 +221,48 @@ class BadStateRolledBack(Fact, frozen=True, kw_only=True, tag="BadStateRolledBac
     contributors: tuple[PeerId, ...]  # contributors to any of them, without a verdict on one of these
 
 
-class ScorersDrawnForUpdate(Fact, frozen=True, kw_only=True, tag="ScorersDrawnForUpdate"):
-    """The vertex of this round drew this peer's update for scoring by these members."""
+class ReviewersDrawn(Fact, frozen=True, kw_only=True, tag="ReviewersDrawn"):
+    """The vertex of this round drew updates for a check, and the members that review them."""
 
-    phase = "score"
-    peer: PeerId
-    scorers: tuple[PeerId, ...]
+    phase = "review"
+    check: str
+    of: int  # round of the updates
+    peers: tuple[PeerId, ...]  # their authors; with redundant training guest and host
+    reviewers: tuple[PeerId, ...]
 
 
-class UpdateScoreReported(Fact, frozen=True, kw_only=True, tag="UpdateScoreReported"):
-    """Score of another's update as reported by the local peer; empty if the update was not shown."""
+class ReviewReported(Fact, frozen=True, kw_only=True, tag="ReviewReported"):
+    """The local peer reviewed another's update and reports these numbers; `why`: reason if nothing was shown."""
 
-    phase = "score"
-    peer: PeerId
+    phase = "review"
+    check: str
     of: int  # round
-    falls: tuple[int, ...]  # millionths of a nat: on own samples, on others, standard error; empty: nothing shown
+    peer: PeerId  # the first author
+    numbers: tuple[int, ...]  # the check says what they mean
     why: str
 
 
-class LocalUpdateScoringFailed(Fact, frozen=True, kw_only=True, tag="LocalUpdateScoringFailed"):
-    """The local trainer failed: an own update is not shown, or another's is not scored here."""
+class LocalReviewFailed(Fact, frozen=True, kw_only=True, tag="LocalReviewFailed"):
+    """The local trainer failed: an own update is not shown, or another's is not reviewed here."""
 
-    phase = "score"
-    peer: PeerId  # author of the update
+    phase = "review"
+    check: str
     of: int  # round
+    peer: PeerId  # the first author
     why: str
 
 
-class UpdateScoringDecided(Fact, frozen=True, kw_only=True, tag="UpdateScoringDecided"):
-    """Vertices hold enough scores of this update."""
+class ReviewDecided(Fact, frozen=True, kw_only=True, tag="ReviewDecided"):
+    """Vertices hold enough reports about these updates for a verdict."""
 
-    phase = "score"
-    peer: PeerId
+    phase = "review"
+    check: str
     of: int  # round
-    opinion: Literal["taught", "hollow", "unclear"]
-    falls: tuple[int, ...]  # medians
-
-
-class DifferingRedundantUpdatesFound(Fact, frozen=True, kw_only=True, tag="DifferingRedundantUpdatesFound"):
-    """The vertex shows two differing updates from the same samples; these referees compare them."""
-
-    phase = "twins"
-    peer: PeerId  # the guest, which took the host's samples
-    host: PeerId
-    of: int  # round
-    referees: tuple[PeerId, ...]
-
-
-class RedundantUpdatesCompared(Fact, frozen=True, kw_only=True, tag="RedundantUpdatesCompared"):
-    """Distances between two updates of the same samples as reported by the local peer, or why one is missing."""
-
-    phase = "twins"
-    peer: PeerId  # the guest
-    of: int  # round
-    apart: tuple[int, int]  # millionths of an update: the guest's, the host's
-    why: str
-
-
-class LocalRedundancyCheckFailed(Fact, frozen=True, kw_only=True, tag="LocalRedundancyCheckFailed"):
-    """The local trainer failed: an own update is not shown, or the two are not compared here."""
-
-    phase = "twins"
-    peer: PeerId  # the guest, or the local peer
-    of: int  # round
-    why: str
-
-
-class RedundancyVerdictReached(Fact, frozen=True, kw_only=True, tag="RedundancyVerdictReached"):
-    """Vertices hold a verdict on two updates of the same samples."""
-
-    phase = "twins"
-    peer: PeerId  # the guest
-    host: PeerId
-    of: int  # round
-    opinion: Literal["alike", "strayed", "hidden", "unclear"]
-    strayed: tuple[PeerId, ...]  # members with an update that these samples do not make
-    hid: tuple[PeerId, ...]  # members that did not show their update
+    peers: tuple[PeerId, ...]  # the authors
+    opinion: str  # one word of the check's own
+    against: tuple[PeerId, ...]  # authors that the verdict is against
+    hid: tuple[PeerId, ...]  # authors that did not show their update
+    numbers: tuple[int, ...]  # the agreed numbers behind it, if the check has any
 
 
 class SumCheckFindingRecorded(Fact, frozen=True, kw_only=True, tag="SumCheckFindingRecorded"):

@@ -5,13 +5,13 @@ Members may change some of these numbers later: `governance/settings_change.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from atoll.base.arguments import Amount, Peers, Whole
 from atoll.base.errors import UNREADABLE, PeerFault
-from atoll.base.limits import ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
+from atoll.base.limits import CHECK_NAME_MAX, ERA_ROUNDS_MAX, PIECES_MAX, VOTE_ROUNDS_MAX
 from atoll.base.workload import effort_problem
 from atoll.policy.capability_terms import ErasureParams, PartitionPolicy, StateValidationTerms, SumCheckTerms
 from atoll.policy.compatibility import conflicts_among, problem_with
@@ -30,6 +30,13 @@ ERA_ROUNDS = 100  # founders' default: one 5 kB signature per member and this ma
 
 
 RULES = 1  # version of the rules by which vertices follow from each other; a run keeps its version
+
+
+class CheckShare(NamedTuple):
+    """A check that is on, by its name in `verification/registry.py`, and its share of all updates."""
+
+    check: Annotated[str, msgspec.Meta(min_length=1, max_length=CHECK_NAME_MAX)]
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class RunSettings(msgspec.Struct, frozen=True):
@@ -52,6 +59,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     audit_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # share of trainers' rounds that are replayed; unset: none
     score_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # share of updates that others score; unset: none
     twin_rate: Rate | msgspec.UnsetType = msgspec.UNSET  # share of updates made from another's samples; unset: none
+    checks: tuple[CheckShare, ...] | msgspec.UnsetType = msgspec.UNSET  # further checks that are on; unset: none
     reputation: bool | msgspec.UnsetType = msgspec.UNSET  # True: reputation decides influence; unset: no
     validation: StateValidationTerms | msgspec.UnsetType = (
         msgspec.UNSET
@@ -104,6 +112,10 @@ class RunSettings(msgspec.Struct, frozen=True):
     def twinned_share(self) -> float:
         """Share of all updates made from another member's samples, unknown to the others before."""
         return 0.0 if self.twin_rate is msgspec.UNSET else self.twin_rate
+
+    def check_share(self, name: str) -> float:
+        """Share of all updates that the check of this name reviews, by `run.checks`."""
+        return 0.0 if self.checks is msgspec.UNSET else dict(self.checks).get(name, 0.0)
 
     @property
     def reputed(self) -> bool:

@@ -10,8 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -224,8 +222,8 @@ class PinBlobs(msgspec.Struct, frozen=True):
     """Keep these blobs on disk, and release those pinned before for the same reason -> None."""
 
     blobs: tuple[Digest, ...]
-    why: Literal["audits", "validation", "scores", "twins", "verdicts"] = "audits"
-    """For "verdicts" newest first, and only as many as there is room for."""
+    why: str = "audits"
+    """Name of the check that needs them. For "verdicts" newest first, and only as many as there is room for."""
 
 
 class MeasureValidationLoss(msgspec.Struct, frozen=True):
@@ -269,7 +267,7 @@ class ScoreUpdate(msgspec.Struct, frozen=True):
 
 
 class ScoreResult(msgspec.Struct, frozen=True):
-    falls: tuple[int, ...]  # as in `ScoreReport`
+    falls: tuple[int, ...]  # numbers of the `CheckReport`
     why: str = ""  # reason for an empty result
 
 
@@ -300,7 +298,7 @@ class CompareRedundantUpdates(msgspec.Struct, frozen=True):
 
 
 class RedundantUpdateDistances(msgspec.Struct, frozen=True):
-    apart: tuple[int, int]  # as in `RedundancyReport`
+    apart: tuple[int, int]  # numbers of the `CheckReport`
     why: str = ""  # reason for the largest values
 
 

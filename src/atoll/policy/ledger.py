@@ -4,7 +4,8 @@ A ledger is a pure fold over the history, with one step per vertex. A run has a 
 genesis turns on. Every peer that holds the same vertices holds equal ledgers.
 
 Invariants:
-- A report type belongs to one ledger at most. Without that ledger such a report is never admissible.
+- A report type belongs to one ledger at most; a `CheckReport` belongs to the ledger of the check that it names.
+  Without that ledger such a report is never admissible.
 - The hooks of `CapabilityLedger` do nothing by default, so a new ledger overrides only those that it needs.
 Not responsible for: measuring or judging anything, sending reports.
 """
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from atoll.base.ids import Digest, PeerId
 from atoll.policy.reputation import NO_FINDINGS, WorkFindings
-from atoll.wire.messages.statements import BaseStatement, Commitment, RollbackOrder, SealedDraw
+from atoll.wire.messages.statements import BaseStatement, CheckReport, Commitment, RollbackOrder, SealedDraw
 from atoll.wire.messages.vertex import VertexBody
 
 R = TypeVar("R", bound=BaseStatement)
@@ -44,6 +45,7 @@ class CapabilityLedger(ABC, Generic[R]):
     """The fold of one capability; `R` is the type of the reports that it judges."""
 
     report: ClassVar[type[BaseStatement]]
+    check = ""  # of a ledger that judges `CheckReport`: the name in those reports
     duty: ClassVar[str]  # the senders' duty, as a refusal states it: "audit members"
     is_about_member = False  # the report names a `peer`, which must not be expelled
 
@@ -93,7 +95,7 @@ class LedgerSet:
 
     def __init__(self, ledgers: Iterable[CapabilityLedger[Any]] = ()) -> None:
         self._ledgers = {type(ledger): ledger for ledger in ledgers}
-        self._by_report = {ledger.report: ledger for ledger in self._ledgers.values()}
+        self._by_report = {(ledger.report, ledger.check): ledger for ledger in self._ledgers.values()}
 
     def __iter__(self) -> Iterator[CapabilityLedger[Any]]:
         return iter(self._ledgers.values())
@@ -110,8 +112,8 @@ class LedgerSet:
         return cast("L", self._ledgers[kind])
 
     def judge_of(self, report: BaseStatement) -> CapabilityLedger[Any] | None:
-        """The ledger that judges reports of this type."""
-        return self._by_report.get(type(report))
+        """The ledger that judges reports of this type, and of this check."""
+        return self._by_report.get((type(report), report.check if isinstance(report, CheckReport) else ""))
 
     def follow(self, head: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         for ledger in self:

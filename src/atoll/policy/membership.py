@@ -47,6 +47,7 @@ from atoll.wire.messages.statements import (
     AuditReport,
     BaseStatement,
     ChangeSettings,
+    CheckReport,
     HeldOutLossReport,
     JoinRequest,
     LeaveReport,
@@ -54,10 +55,8 @@ from atoll.wire.messages.statements import (
     PauseOrder,
     PiecesStored,
     ReadyReport,
-    RedundancyReport,
     RollbackOrder,
     RoundOptOutNotice,
-    ScoreReport,
     SuspicionReport,
     TicketInvite,
 )
@@ -189,7 +188,7 @@ def admissible(
 
 def _ledger_problem(case: _ReportAdmission, ledger: CapabilityLedger[Any], report: AnyStatement) -> str | None:
     """Only voters were drawn for a duty. An expelled member is checked no more."""
-    target = case.members.get(report.peer) if isinstance(report, AuditReport | ScoreReport) else None
+    target = case.members.get(report.peer) if isinstance(report, AuditReport | CheckReport) else None
     expelled = ledger.is_about_member and (target is None or target.standing == "expelled")
     if not case.is_from_voter or expelled:
         return f"only voting members {ledger.duty}"
@@ -496,8 +495,8 @@ def target_of(statement: AnyStatement) -> str:
             return f"{answer.signer}/{other is not None}"
         case AuditReport(round=round, peer=peer, opening=opening):
             return f"{round}/{peer}" if opening is UNSET else f"{round}/{peer}/{opening}"
-        case ScoreReport(round=round, peer=peer) | RedundancyReport(round=round, peer=peer):
-            return f"{round}/{peer}"
+        case CheckReport(check=check, round=round, peer=peer):
+            return f"{check}/{round}/{peer}"
         case HeldOutLossReport(round=round) | PiecesStored(round=round) | RoundOptOutNotice(round=round):
             return str(round)
         case TicketInvite(ticket=ticket):

@@ -14,12 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, convert
 from msgspec.structs import fields, replace
 
 from atoll.base.errors import UsageError
 from atoll.base.limits import COMMITTEE_MOST
 from atoll.base.workload import AdaptiveWorkloadPolicy, LossAdaptiveBatchSize
+from atoll.capabilities import CAPABILITIES
 from atoll.features.archive.reed_solomon import demand_ready
 from atoll.peer.config.defaults import (
     chosen_statistic,
@@ -41,7 +42,8 @@ from atoll.peer.config.sections import (
     usual_of,
     value_of,
 )
-from atoll.peer.settings import RunSettings
+from atoll.peer.settings import CheckShare, RunSettings
+from atoll.peer.verify.registry import unknown_check
 from atoll.policy.capability_terms import PartitionPolicy, StateValidationTerms, SumCheckTerms
 from atoll.policy.fault_tolerance import rows_needed
 from atoll.policy.plan import RoundSettings
@@ -268,6 +270,7 @@ def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettin
         tolerance=tolerance_of(run),
         witnessed=preset.witnessed,
         audit_rate=_audit_rate(config, recipe, floats) or UNSET,
+        checks=checks_of(run.checks) or UNSET,
         reputation=keeps_records(config) or UNSET,
         vote_after_rounds=from_trust(config, "run.vote_after_rounds") or UNSET,
         sponsor_rounds=from_trust(config, "run.sponsor_rounds") or UNSET,
@@ -292,6 +295,26 @@ def settings_of(config: RunConfig, recipe: Recipe, floats: int = 0) -> RunSettin
             effort=_effort(config, recipe),
         ),
     )
+
+
+def checks_of(text: str) -> tuple[CheckShare, ...]:
+    """The checks that `run.checks` names. Raises UsageError if the text has another form or a name is unknown."""
+    checks = list[CheckShare]()
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        name, _, share = (word.strip() for word in item.partition("="))
+        try:
+            checks.append(convert((name, float(share)), CheckShare))
+        except ValueError:
+            raise UsageError(
+                "E-CFG-16",
+                f"run.checks has {item!r}, which is not a name and a share above 0 and at most 1",
+                fix='write it as in run.checks = "NAME = 0.1, OTHER = 0.05"',
+            ) from None
+    if problem := unknown_check(CAPABILITIES.verifiers, RunSettings(checks=tuple(checks))):
+        raise UsageError(
+            "E-CFG-17", f"run.checks = {text!r}: {problem}", fix='name other checks, or run.checks = ""'
+        )
+    return tuple(checks)
 
 
 def _copied(config: RunConfig, kind: type[RunSettings | RoundSettings], place: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ Invariants: torch is never imported, since light commands read logs.
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ HEADER_FACTS = (
     "LearningKnown",
     "MembershipChanged",
 )  # repeated in a new file, since later lines need them
-EVENTS_VERSION = 1  # version of the fields of facts: docs/reference/events.md
+EVENTS_VERSION = 2  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
 ROUND_SHARE = 0.2  # share of the newest round in the mean duration
@@ -261,8 +262,8 @@ class RunStatus:
     trouble: str = ""
     audits_drawn: int = 0  # segments of rounds drawn for replay
     verdicts: dict[str, int] = field(default_factory=dict)  # findings of auditors in vertices, by kind
-    opinions: dict[str, int] = field(default_factory=dict)  # updates by the verdict of scorers in vertices
-    twins: dict[str, int] = field(default_factory=dict)  # compared pairs by finding
+    opinions: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Verdicts on reviewed updates in vertices: by check, by opinion."""
     validation: dict[str, Any] = field(default_factory=dict[str, Any])  # newest judged state
     evaluated: dict[str, Any] = field(default_factory=dict[str, Any])  # newest evaluation in this folder
     returns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # rollbacks that validators ordered
@@ -342,10 +343,8 @@ class RunStatus:
                 self.audits_drawn += 1
             case "AuditFindingRecorded":
                 self.verdicts[entry["finding"]] = self.verdicts.get(entry["finding"], 0) + 1
-            case "UpdateScoringDecided":
-                self.opinions[entry["opinion"]] = self.opinions.get(entry["opinion"], 0) + 1
-            case "RedundancyVerdictReached":
-                self.twins[entry["opinion"]] = self.twins.get(entry["opinion"], 0) + 1
+            case "ReviewDecided":
+                self.opinions[entry["check"]][entry["opinion"]] += 1
             case "StateValidationDecided":
                 known = {key: entry[key] for key in ("of", "opinion", "values", "bounds", "accuracy")}
                 self.validation = known if entry["of"] >= self.validation.get("of", -2) else self.validation

@@ -158,7 +158,7 @@ class ReferenceModel:
                 if about is None or not _is_present(about) or round < about["since"]:
                     return "is about no present member, or old"
                 return "" if _votes(line) else "is by no voter"
-            case said.OwnerComplaint() | said.Accusation() | said.AuditReport() | said.ScoreReport():
+            case said.OwnerComplaint() | said.Accusation() | said.AuditReport() | said.CheckReport():
                 return "" if _votes(line) else "is by no voter"
             case said.TicketInvite(ticket=id, uses=uses):
                 held = before.tickets.get(id)

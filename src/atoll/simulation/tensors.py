@@ -46,7 +46,7 @@ from atoll.training.exchange.combine import combine
 from atoll.training.exchange.distance_weights import compare_rows
 from atoll.training.exchange.statistic import RowCombinationRule
 from atoll.training.recipe.update import part_bounds
-from atoll.verification.malformed_updates.machine import row_looked
+from atoll.verification.malformed_updates.machine import inspect_malformed_row
 from atoll.verification.malformed_updates.tensors import ExpectedRow, due_in, show
 from atoll.verification.malformed_updates.tensors import judge as judge_row
 from atoll.verification.sum_check.tensors import LeafLayout, OpenedRow, PartResultClaim, judge, lay_out
@@ -208,7 +208,7 @@ class TensorWorker(VirtualWorker):
         def due(part: int) -> ExpectedRow:
             return due_in(work.round, self.values, work.shares, part, FP32, self.cut)
 
-        return row_looked(work, due, judge_row, show, self._put)
+        return inspect_malformed_row(work, due, judge_row, show, self._put)
 
     def _payload(self, wire: bytes) -> Payload:
         return Payload(digest(wire) if self.cut is None else self.cut.name(wire), len(wire), wire)

@@ -33,7 +33,7 @@ from atoll.training.data import Data, data_from_blob
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_from_bytes
 from atoll.training.spec import TrainingSpec, local_data, spec_after
-from atoll.verification.malformed_updates.messages import unreadable_from_bytes
+from atoll.verification.malformed_updates.messages import malformed_row_from_bytes
 from atoll.verification.malformed_updates.worker import judge_row
 from atoll.verification.offline import AuditorFinding, DisputedCase
 from atoll.verification.replay_audit.exhibit import shown_from_bytes
@@ -164,7 +164,7 @@ class OfflineJudge:
     def _judge_row(
         self, doubt: DisputedCase, work: JudgeMalformedRow, data: bytes, learning: TrainingSpec
     ) -> OfflineJudgment:
-        statement = unreadable_from_bytes(data).statement
+        statement = malformed_row_from_bytes(data).statement
         if statement.signer != doubt.peer:
             raise PeerFault("", "it is about another peer's row")
         self.notary.open(statement, Commitment, doubt.keys.get(doubt.peer))

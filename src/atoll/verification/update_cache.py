@@ -9,7 +9,7 @@ from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt
 from atoll.training.recipe.error_feedback import EncodedUpdate
-from atoll.verification.loss_scoring.tensors import update_bytes
+from atoll.verification.shown_update import update_bytes
 from atoll.worker.context import BlobPins, Handlers
 
 

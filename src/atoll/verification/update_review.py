@@ -16,24 +16,26 @@ Not responsible for: judging, acting on a report; vertices do that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from msgspec.structs import astuple, replace
 
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import MIB, SCORE_OPEN
 from atoll.base.machine import Effect, Emit, Fact, RunTask, Send, TaskDone, TaskFailed
+from atoll.peer.events import LocalReviewFailed, ReviewDecided, ReviewersDrawn, ReviewReported
 from atoll.peer.round.context import RoundContext
-from atoll.peer.tasks import BuildUpdateExhibit, CompareRedundantUpdates, ExhibitBuilt, PinBlobs, ScoreUpdate
-from atoll.peer.verify.interface import VerifierContext, VerifierMachine
+from atoll.peer.settings import RunSettings
+from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt, PinBlobs
+from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.protocol.transfer.download import BlobDownload, BlobFetched, FetchFailed
 from atoll.verification.evidence_download import EvidenceDownloads, tried
 from atoll.verification.review_ledger import DrawnUpdateReview, Key, Numbers, ReviewLedger
 from atoll.verification.task_builder import ground_of
 from atoll.wire.messages.audits import ExhibitRequest, ExhibitResponse
-from atoll.wire.messages.statements import BaseStatement
+from atoll.wire.messages.statements import BaseStatement, CheckReport
 from atoll.wire.messages.vertex import VertexBody
 
 AT_ONCE = 2  # cases: one is downloaded while another is judged
@@ -44,39 +46,42 @@ NOT_SHOWN = "nothing was shown in time"
 
 
 class ReviewMethod(ABC):
-    """What one check asks of its judges, and the facts that it emits."""
+    """What one check asks of its judges."""
 
-    name: ClassVar[str]  # prefix of its tasks
-    pinned: ClassVar[Literal["scores", "twins"]]
-    ledger: ClassVar[type[ReviewLedger[Any, Any]]]
+    ledger: ClassVar[type[ReviewLedger[Any]]]
     opens_after = 0  # rounds from the updates to the vertex that opens their case
 
-    @abstractmethod
-    def opened(self, case: Any) -> Fact: ...
+    @property
+    def name(self) -> str:
+        """Name of the check, and prefix of its tasks."""
+        return self.ledger.check
 
     @abstractmethod
-    def judged(self, verdict: Any) -> Fact: ...
+    def task(self, case: Any, blobs: Sequence[Digest], ground: RoundContext) -> object:
+        """The judge's task, for a handler in the check's `worker` file. It follows from vertices.
 
-    @abstractmethod
-    def task(
-        self, case: Any, blobs: Sequence[Digest], ground: RoundContext
-    ) -> ScoreUpdate | CompareRedundantUpdates:
-        """The judge's task. The assignment comes from vertices, so it is equal at every judge."""
+        The task's result is a struct of two fields: numbers to report, and the reason if there are none.
+        """
 
     @abstractmethod
     def not_shown(self, lacking: Sequence[bool]) -> Numbers:
         """The numbers to report if these updates are lacking."""
 
-    @abstractmethod
-    def taken(self, case: Any, numbers: Numbers, why: str) -> Fact:
-        """The local finding."""
 
-    @abstractmethod
-    def missed(self, author: PeerId, round: int, why: str) -> Fact:
-        """The local trainer failed."""
-
-    @abstractmethod
-    def report_of(self, fact: Fact) -> BaseStatement | None: ...
+def review_verifier(
+    method: ReviewMethod, title: str, worker: str, share: Callable[[RunSettings], float] | None = None
+) -> Verifier:
+    """A check by drawn judges. `share` of the updates; if None, the one that `run.checks` gives its name."""
+    of: Callable[[RunSettings], float] = share or (lambda settings: settings.check_share(method.name))
+    return Verifier(
+        method.name,
+        lambda settings: method.ledger(of(settings), settings.round.quorum) if of(settings) else None,
+        lambda context: UpdateReviewMachine(context, method) if of(context.settings) else None,
+        title,
+        worker,
+        by_name=share is None,
+        updates_kept=2 + method.opens_after,  # rounds: those that can still be requested, and the current one
+    )
 
 
 @dataclass
@@ -117,7 +122,7 @@ class UpdateReviewMachine(VerifierMachine):
         self.arriving = EvidenceDownloads(method.name)
 
     @property
-    def _ledger(self) -> ReviewLedger[Any, Any]:
+    def _ledger(self) -> ReviewLedger[Any]:
         return self.pool.recent().ledgers.get(self.method.ledger)
 
     @property
@@ -139,14 +144,29 @@ class UpdateReviewMachine(VerifierMachine):
 
     def on_vertex(self, body: VertexBody, now: Seconds) -> list[Effect]:
         """Emit what the vertex settled and drew, and start the work that it assigns."""
-        effects: list[Effect] = [self._emit(self.method.judged(verdict)) for verdict in self._ledger.settled]
+        name = self.method.name
+        effects: list[Effect] = [
+            self._emit(
+                ReviewDecided(
+                    check=name,
+                    of=verdict.round,
+                    peers=verdict.authors,
+                    opinion=verdict.opinion,
+                    against=verdict.against,
+                    hid=verdict.hid,
+                    numbers=verdict.numbers,
+                )
+            )
+            for verdict in self._ledger.settled
+        ]
         for case in self._cases.values():
             if case.round != body.round - self.method.opens_after:
                 continue
-            effects.append(self._emit(self.method.opened(case)))
+            drawn = ReviewersDrawn(check=name, of=case.round, peers=case.authors, reviewers=case.judges)
+            effects.append(self._emit(drawn))
             if self.me in case.authors and case.round not in self.shown:
                 self.shown[case.round] = None
-                effects.append(RunTask(f"{self.method.name}/show/{case.round}", BuildUpdateExhibit(case.round)))
+                effects.append(RunTask(f"{name}/show/{case.round}", BuildUpdateExhibit(case.round)))
         return effects + self._work(now)
 
     def _work(self, now: Seconds) -> list[Effect]:
@@ -192,7 +212,7 @@ class UpdateReviewMachine(VerifierMachine):
         if needed == self.held:
             return []
         self.held = needed
-        return [RunTask(f"{self.method.name}/hold", PinBlobs(needed, self.method.pinned))]
+        return [RunTask(f"{self.method.name}/hold", PinBlobs(needed, self.method.name))]
 
     # ---- showing -------------------------------------------------------------------------------------------
 
@@ -278,7 +298,7 @@ class UpdateReviewMachine(VerifierMachine):
         if kind == "show":
             round = int(names[0])
             if isinstance(event, TaskFailed):
-                return [self._emit(self.method.missed(self.me, round, event.why))]
+                return [self._failed(self.me, round, event.why)]
             assert isinstance(event.result, ExhibitBuilt)
             return self._laid_out(round, event.result.blob)
         turn = self.turns.get((int(names[0]), PeerId(names[1]))) if kind == "take" else None
@@ -287,14 +307,21 @@ class UpdateReviewMachine(VerifierMachine):
         if isinstance(event, TaskDone):
             return [*self._end(turn, *astuple(event.result)), *self._work(now)]
         turn.looking, turn.done = False, True
-        return [self._emit(self.method.missed(turn.case.key[1], turn.case.round, event.why)), *self._work(now)]
+        return [self._failed(turn.case.authors[0], turn.case.round, event.why), *self._work(now)]
 
     def _end(self, turn: LocalReviewDuty, numbers: Numbers, why: str) -> list[Effect]:
         turn.looking, turn.done = False, True
-        return [self._emit(self.method.taken(turn.case, numbers, why))]
+        round, author = turn.case.key
+        found = ReviewReported(check=self.method.name, of=round, peer=author, numbers=numbers, why=why)
+        return [self._emit(found)]
+
+    def _failed(self, author: PeerId, round: int, why: str) -> Emit:
+        return self._emit(LocalReviewFailed(check=self.method.name, of=round, peer=author, why=why))
 
     def report_of(self, fact: Fact) -> BaseStatement | None:
-        return self.method.report_of(fact)
+        if not isinstance(fact, ReviewReported) or fact.check != self.method.name:
+            return None
+        return CheckReport(fact.check, fact.of, fact.peer, fact.numbers)
 
     def _emit(self, fact: Fact) -> Emit:
         return Emit(replace(fact, round=self.history.head))

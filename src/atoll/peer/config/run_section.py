@@ -81,6 +81,10 @@ class RunSection(ConfigSection, frozen=True):
         "samples do not explain, decides through run.reputation, which it needs, and expels no member. Only with "
         'train.recipe = "fedavg" or "data_parallel", without run.audit_rate and run.score_rate. This share of '
         "samples is learned from twice, and as many are skipped.", level="expert", genesis="twin_rate")] = 0.0
+    checks: Annotated[Annotated[str, Meta(max_length=256)], Setting(
+        'Further checks of updates, by name, each with its share of all updates: "NAME = 0.1, OTHER = 0.05". An '
+        "installed check is a folder in atoll/verification; this version has none to name unless you add one.",
+        level="expert")] = ""
     reputation: Annotated[bool | None, Setting(
         "Keep a score of every member's record in the vertices (specs/reputation.md). It decides how often a "
         "member is audited, whether it owns parts, and the weight of its updates: at most 1.5 times an equal "

@@ -60,7 +60,7 @@ class MisbehaviorReporter:
         self.unreadable.add(peer)
         place = self.plan.round, ground.parent.trained, ground.shares
         work = BuildMalformedRowEvidence(*place, row.statement, garbage.part, row.path, row.payload)
-        return [RunTask(f"unreadable/show/{self.plan.round}/{peer}", work)]
+        return [RunTask(f"malformed/show/{self.plan.round}/{peer}", work)]
 
     def lapses(self, reduce: AllReduce, patience: AdaptiveTimeout, now: Seconds) -> list[Fact]:
         """Owner faults of this round; an owner that fails repeatedly is also reported to the members."""

@@ -16,7 +16,7 @@ parts: only voters that held those parts could recompute it.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -53,14 +53,11 @@ from atoll.protocol.history.chain import VertexChain, genesis_digest, is_too_old
 from atoll.wire.codec import decode_body, decode_vertex, statement_in, vertex_id
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.statements import (
-    BaseStatement,
     ChangeSettings,
     Commitment,
     JoinRequest,
     ReadyReport,
-    RedundancyReport,
     RollbackOrder,
-    ScoreReport,
 )
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
@@ -198,20 +195,10 @@ class HistoryVerificationReport:
     trusted: int = -1  # the walk began after this round; digests bind earlier rounds to it
     eras: list[EraSignatureResult] = field(default_factory=list[EraSignatureResult])
     members: list[MembershipDiff] = field(default_factory=list[MembershipDiff])
-    outcomes: defaultdict[type[BaseStatement], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Settled cases of each ledger, by outcome."""
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
+    """Settled cases of each check that is on, by outcome."""
     shares: dict[PeerId, ContributionTotals] = field(default_factory=dict[PeerId, ContributionTotals])
     scores: dict[PeerId, int] = field(default_factory=dict[PeerId, int])  # at the head, where records are kept
-
-    @property
-    def opinions(self) -> dict[str, int]:
-        """Scored updates, by opinion."""
-        return self.outcomes[ScoreReport]
-
-    @property
-    def twins(self) -> dict[str, int]:
-        """Compared pairs of updates, by outcome."""
-        return self.outcomes[RedundancyReport]
 
     @property
     def intact(self) -> bool:
@@ -444,8 +431,7 @@ class _HistoryWalk:
         ground = context_after(self.audit.settings, plan, parent, recent, self.notary.run)
         if self.audit.settings.validated is not None and self.hole > history.head - VALIDATION_ROUNDS:
             ground = dataclasses.replace(ground, demanded=self._taken_at_its_word(body))
-        worded = self.audit.settings.scored_share or self.audit.settings.twinned_share
-        if worded and self.hole >= history.head - SCORE_OPEN:
+        if any(ledger.check for ledger in self.ledgers) and self.hole >= history.head - SCORE_OPEN:
             ground = dataclasses.replace(ground, has_lost_reports=True)
         flaw = check_body(ground, self.notary, body, body.time_s)
         return flaw.removeprefix("unknown peer: ") if flaw is not None else None  # it has no sender
@@ -517,7 +503,8 @@ class _HistoryWalk:
         self.history.restore(vertex)
         self.ledgers.follow(body.round, self.history.ids, self.history.bodies)
         for ledger in self.ledgers:
-            self.audit.outcomes[ledger.report].update(ledger.settled_outcomes())
+            if ledger.check:
+                self.audit.outcomes.setdefault(ledger.check, Counter()).update(ledger.settled_outcomes())
         self.sound = True
         if flaw is not None and _names_another(vertex):
             self._lose(body.round)  # its children follow another body: all would be reported for it

@@ -126,3 +126,11 @@ class Verifier:
     """None: the settings leave the check off, or it needs no ledger."""
     machine: Callable[[VerifierContext], VerifierMachine | None] = lambda context: None
     """None: the settings leave the check off, or the capability is no check."""
+    title: str = ""  # heading of its outcomes in `atoll status` and `atoll verify`; empty: they show none
+    worker: str = ""  # module with `handlers(context)` for its tasks, imported where the check is on
+    updates_kept: int = 0  # own updates of so many rounds stay in memory, to be shown to judges
+    by_name: bool = False  # `run.checks` turns it on, and no setting of its own
+
+    def is_on(self, settings: RunSettings) -> bool:
+        """Whether the settings turn on the ledger of this check."""
+        return self.ledger(settings) is not None

@@ -8,9 +8,12 @@ Not responsible for: judging, signing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from msgspec import UNSET
+
+from atoll.base.errors import PeerFault
 from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.machine import Effect, Emit, Payload, RunTask, TaskDone, TaskFailed
 from atoll.peer.events import MemberAccused
@@ -31,9 +34,21 @@ from atoll.wire.messages.vertex import VertexBody
 M = TypeVar("M", bound=VerifierMachine)
 
 
-def ledgers_of(verifiers: Iterable[Verifier], settings: RunSettings) -> LedgerSet:
-    """The ledgers that this run needs."""
+def ledgers_of(verifiers: Sequence[Verifier], settings: RunSettings) -> LedgerSet:
+    """The ledgers that this run needs. PeerFault if it names a check that this version does not have."""
+    if problem := unknown_check(verifiers, settings):
+        raise PeerFault("", problem)
     return LedgerSet(ledger for v in verifiers if (ledger := v.ledger(settings)) is not None)
+
+
+def unknown_check(verifiers: Sequence[Verifier], settings: RunSettings) -> str:
+    """What is wrong with the checks that these settings name; empty if all are known."""
+    known = sorted(verifier.name for verifier in verifiers if verifier.by_name)
+    names = [] if settings.checks is UNSET else [check.check for check in settings.checks]
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        return f"this version of atoll has no check {unknown}; it has {', '.join(known) or 'none to name'}"
+    return "it names a check twice" if len(set(names)) < len(names) else ""
 
 
 class VerifierRegistry:

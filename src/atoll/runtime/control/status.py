@@ -76,8 +76,11 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "protocol": "raft" if machine.settings.by_raft else "bft",
         "statistic": machine.settings.statistic,
         "audits": {"drawn": p.audits_drawn} | p.verdicts if "audit" in machine.verifiers.machines else None,
-        "scores": p.opinions if "score" in machine.verifiers.machines else None,
-        "twins": p.twins if "twins" in machine.verifiers.machines else None,
+        "checks": {
+            check.name: {"title": check.title, "outcomes": p.opinions[check.name]}
+            for check in machine.verifiers.verifiers
+            if check.title and check.name in machine.verifiers.machines
+        },
         "validation": _validation(host) if "validate" in machine.verifiers.machines else None,
         "data": positions_told(head) if head is not None else None,
         "kept": kept_of(host),

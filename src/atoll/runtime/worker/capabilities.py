@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from atoll.base.ids import Digest, PeerId
+from atoll.capabilities import CAPABILITIES
 from atoll.features.archive import worker as archive
 from atoll.features.attribution import worker as attribution
 from atoll.peer.settings import RunSettings
-from atoll.verification.loss_scoring import worker as loss_scoring
+from atoll.peer.verify.interface import Verifier
 from atoll.verification.malformed_updates import worker as malformed_updates
-from atoll.verification.redundant_training import worker as redundant_training
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.state_validation import worker as state_validation
 from atoll.verification.sum_check.worker import SumCheckWorker
@@ -33,10 +35,17 @@ def enable_capabilities(worker: TrainingWorker, settings: RunSettings, run: Dige
         enable_sum_check(worker)
     if settings.audited_share:
         enable_replay_audit(worker, run, me)
-    if settings.scored_share:
-        enable_loss_scoring(worker)
-    if settings.twinned_share:
-        enable_redundant_training(worker)
+    enable_checks(worker, [check for check in CAPABILITIES.verifiers if check.is_on(settings)])
+
+
+def enable_checks(worker: TrainingWorker, checks: Sequence[Verifier]) -> None:
+    """Register the tasks of these checks, and keep sent updates as long as one of them may show them."""
+    if rounds := max((check.updates_kept for check in checks), default=0):
+        worker.outbox = SentUpdateCache(worker.retention, rounds)
+        worker.register(worker.outbox.handlers())
+    for check in checks:
+        if check.worker:
+            worker.register(import_module(check.worker).handlers(worker.context))
 
 
 def enable_sum_check(worker: TrainingWorker) -> None:
@@ -50,18 +59,3 @@ def enable_sum_check(worker: TrainingWorker) -> None:
 def enable_replay_audit(worker: TrainingWorker, run: Digest, me: PeerId) -> None:
     worker.auditing = ReplayAuditWorker(worker.context, run, me, worker.run_audit_step)
     worker.register(worker.auditing.handlers())
-
-
-def enable_loss_scoring(worker: TrainingWorker) -> None:
-    _keep_sent_updates(worker, 2)  # the last agreed round and the current one
-    worker.register(loss_scoring.handlers(worker.context))
-
-
-def enable_redundant_training(worker: TrainingWorker) -> None:
-    _keep_sent_updates(worker, 3)  # which members were paired is known one round later
-    worker.register(redundant_training.handlers(worker.context))
-
-
-def _keep_sent_updates(worker: TrainingWorker, rounds: int) -> None:
-    worker.outbox = SentUpdateCache(worker.retention, rounds)
-    worker.register(worker.outbox.handlers())

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import UpdateScoringDecided
+from atoll.peer.events import ReviewDecided
 from atoll.policy.reputation import CLAIMED_UNTAUGHT, scores_of, tier_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.loss_scoring import LYING, SHIRKING, SQUATTER, islands
@@ -36,14 +36,14 @@ class ScoringReportRecorder:
         self.seen: dict[tuple[int, PeerId], str] = {}
 
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
-        if not isinstance(fact, UpdateScoringDecided) or node.name in self.stage.swarm.checkers.villains:
+        if not isinstance(fact, ReviewDecided) or node.name in self.stage.swarm.checkers.villains:
             return
-        key = fact.of, fact.peer
+        key = fact.of, fact.peers[0]
         if key not in self.seen:
             self.seen[key] = fact.opinion
-            self.opinions[fact.peer][fact.opinion] += 1
+            self.opinions[fact.peers[0]][fact.opinion] += 1
         if self.seen[key] != fact.opinion:
-            raise InvariantBroken(f"two opinions of the update of {fact.peer} in round {fact.of}")
+            raise InvariantBroken(f"two opinions of the update of {fact.peers[0]} in round {fact.of}")
 
 
 def play_scores(

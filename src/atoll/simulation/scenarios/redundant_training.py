@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from atoll.base.ids import PeerId
 from atoll.base.machine import Fact
-from atoll.peer.events import DifferingRedundantUpdatesFound, RedundancyVerdictReached
+from atoll.peer.events import ReviewDecided, ReviewersDrawn
 from atoll.policy.reputation import scores_of
 from atoll.simulation.invariants import InvariantBroken
 from atoll.simulation.network import NetworkKnobs
@@ -34,7 +34,7 @@ class RedundancyReports:
 
     def __init__(self, stage: ScenarioContext) -> None:
         self.stage = stage
-        self.pairs: dict[tuple[int, PeerId], RedundancyVerdictReached] = {}
+        self.pairs: dict[tuple[int, PeerId], ReviewDecided] = {}
         self.found: dict[tuple[int, PeerId], PeerId] = {}  # (round, host) of opened cases → found peer
         self.words: defaultdict[PeerId, Counter[str]] = defaultdict(Counter)  # member → reports against it
         self.worth: dict[PeerId, int] = {}  # final reputation
@@ -42,17 +42,18 @@ class RedundancyReports:
     def watch(self, now: float, node: VirtualComputer, fact: Fact) -> None:
         if node.name in self.stage.swarm.checkers.villains:
             return
-        if isinstance(fact, DifferingRedundantUpdatesFound):
-            self.found[fact.of, fact.peer] = fact.host
-        if not isinstance(fact, RedundancyVerdictReached):
+        if isinstance(fact, ReviewersDrawn):
+            guest, host = fact.peers
+            self.found[fact.of, guest] = host
+        if not isinstance(fact, ReviewDecided):
             return
-        first = self.pairs.setdefault((fact.of, fact.peer), fact)
+        first = self.pairs.setdefault((fact.of, fact.peers[0]), fact)
         if first is fact:
-            for word, peers in (("strayed", fact.strayed), ("hid", fact.hid)):
+            for word, peers in (("strayed", fact.against), ("hid", fact.hid)):
                 for peer in peers:
                     self.words[peer][word] += 1
-        elif (first.strayed, first.hid) != (fact.strayed, fact.hid):
-            raise InvariantBroken(f"two verdicts about {fact.peer} and {fact.host} in round {fact.of}")
+        elif (first.against, first.hid) != (fact.against, fact.hid):
+            raise InvariantBroken(f"two verdicts about {fact.peers} in round {fact.of}")
 
 
 def play_twins(

@@ -15,18 +15,13 @@ Not responsible for: requesting, measuring, expelling; a score is a statistic an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
-from atoll.base.draw import draw_below
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import PeerId
 from atoll.policy.duplicate_updates import alike_in
-from atoll.policy.reputation import WorkFindings, audit_factor, scores_of
-from atoll.verification.case import CHANCES
-from atoll.verification.review_ledger import DrawnUpdateReview, ReviewLedger, judges_of
-from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, ScoreReport
+from atoll.policy.reputation import WorkFindings
+from atoll.verification.review_ledger import DrawnUpdateReview, Numbers, ReviewLedger, ReviewVerdict
+from atoll.wire.messages.statements import Commitment
 from atoll.wire.messages.vertex import VertexBody
 
 NAT = 1_000_000  # falls travel in millionths
@@ -52,10 +47,6 @@ class ScoringCase(DrawnUpdateReview):
     """One scored update; the vertex that drew it also draws the samples."""
 
     @property
-    def peer(self) -> PeerId:
-        return self.authors[0]
-
-    @property
     def falls(self) -> Falls | None:
         """Median of each number over all reports; None while too few have reported.
 
@@ -70,57 +61,31 @@ class ScoringCase(DrawnUpdateReview):
         return own[low], others[high], error[high]
 
 
-@dataclass(frozen=True)
-class SettledScore:
-    """Verdict on one case."""
-
-    round: int
-    peer: PeerId
-    falls: Falls
-    opinion: Opinion
-
-
-class ScoreLedger(ReviewLedger[ScoreReport, ScoringCase]):
+class ScoreLedger(ReviewLedger[ScoringCase]):
     """The scored updates of recent rounds."""
 
-    report, duty, is_about_member = ScoreReport, "score members", True
+    check, duty, case_type = "score", "score members", ScoringCase
     what, unit = "update that is being scored", "falls"
 
-    def numbers_in(self, report: ScoreReport) -> Falls:
-        return report.falls
-
-    def are_valid(self, numbers: Falls) -> bool:
+    def are_valid(self, numbers: Numbers) -> bool:
         fits = len(numbers) in (0, 3) and all(-FALL_MOST <= fall <= FALL_MOST for fall in numbers)
         return fits and (not numbers or numbers[2] >= 0)
 
-    def verdict(self, case: ScoringCase) -> SettledScore | None:
-        falls = case.falls
-        return None if falls is None else SettledScore(case.round, case.peer, falls, opinion_of(falls))
+    def verdict(self, case: ScoringCase) -> ReviewVerdict | None:
+        if (falls := case.falls) is None:
+            return None
+        opinion = opinion_of(falls)
+        against = case.authors if opinion == "hollow" else ()
+        return ReviewVerdict(case.round, case.authors, opinion, against, numbers=falls)
 
-    def open_cases(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
-        if round not in bodies:
-            return
-        vertex, body = ids[round], bodies[round]
-        scores, copied = scores_of(body), {peer for peers in alike_in(body) for peer in peers}
-        for signed in body.commits:
-            commit, peer = statement_in(signed), signed.signer
-            if (
-                not isinstance(commit, Commitment)
-                or commit.steps < 1
-                or not commit.parts
-                or commit.late is not None
-            ):
-                continue
-            # above 1: always; a copy teaches samples that its author was not assigned
-            share = 1.0 if peer in copied else self.share * audit_factor(scores, peer)
-            if draw_below(vertex, f"scored? {peer}", CHANCES) >= share * CHANCES:
-                continue
-            judges = judges_of((peer,), vertex, f"scorers of {peer}", body, self.rule)
-            if judges:
-                case = ScoringCase(body.round, (peer,), (commit,), judges, vertex)
-                self.cases[case.key] = case
+    def chance(self, commit: Commitment, peer: PeerId, body: VertexBody) -> float:
+        """A copy teaches samples that its author was not assigned, so it is always scored."""
+        if commit.steps < 1:
+            return 0.0
+        is_copy = any(peer in peers for peers in alike_in(body))
+        return 1.0 if is_copy else super().chance(commit, peer, body)
 
     def findings(self, head: int) -> WorkFindings:
         settled = self.settled if head == self.head else ()
-        taught = frozenset(score.peer for score in settled if score.opinion == "taught")
-        return WorkFindings(taught, frozenset(score.peer for score in settled if score.opinion == "hollow"))
+        taught = frozenset(score.authors[0] for score in settled if score.opinion == "taught")
+        return super().findings(head) | WorkFindings(taught)

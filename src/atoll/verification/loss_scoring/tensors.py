@@ -11,38 +11,28 @@ overlap and fragments. A score is a statistic and proves nothing. Loss scores: G
 Invariants:
 - The samples follow from the vertex that closed the round, so no author knew them in time, and all scorers use the
   same ones.
-- Junk is a `PeerFault`.
 Not responsible for: what a score means for a member (`verification/loss_scoring/policy.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite, sqrt
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from atoll.base.draw import draw_below
-from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
-from atoll.base.limits import PARTS_OF_ANY
-from atoll.crypto.digest import Buffer, merkle_root
-from atoll.training.codec import Codec
 from atoll.training.codec.chain import NICKNAMES
 from atoll.training.models import scores_of
 from atoll.training.recipe.inner import GradientSumOptimizer
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.update import Bounds
 
 SAMPLES = 128  # of each kind: an honest gpt-tiny is then some three standard errors from one that learned elsewhere
 LOOKED_AT_ONCE = 16  # samples of one batch: a round waits for one batch at most
-
-NameOf = Callable[[Buffer], Digest]
-Wires = Annotated[tuple[bytes, ...], msgspec.Meta(max_length=PARTS_OF_ANY)]
 
 
 class LossDrops(NamedTuple):
@@ -77,38 +67,6 @@ def undealt(drawn: Digest, first: int, epoch: int, count: int) -> tuple[int, ...
     left = epoch - first % epoch
     room = left if left >= 2 * count else epoch
     return tuple(first + draw_below(drawn, f"other sample {at}", room) for at in range(count))
-
-
-# ---- what is shown -----------------------------------------------------------------------------------------
-
-
-def update_bytes(wires: Sequence[Buffer]) -> bytes:
-    """The parts of an update as they were sent, as its author shows them."""
-    return msgspec.msgpack.encode([bytes(wire) for wire in wires])
-
-
-_WIRES: msgspec.msgpack.Decoder[tuple[bytes, ...]] = msgspec.msgpack.Decoder(Wires)
-
-
-def wires_from_bytes(data: Buffer, root: Digest, bounds: Bounds, name: NameOf) -> tuple[bytes, ...]:
-    """The parts, if they are those that their author committed to. PeerFault if not."""
-    try:
-        wires = _WIRES.decode(data)
-    except UNREADABLE as why:
-        raise PeerFault("", f"what it lays out is no update: {why}") from None
-    if len(wires) != len(bounds) or merkle_root(tuple(name(wire) for wire in wires)) != root:
-        raise PeerFault("", "what it lays out is another update than it committed to")
-    return wires
-
-
-def moved_along(
-    anchor_F: Tensor, wires: Sequence[Buffer], bounds: Bounds, codecs: Sequence[Codec], at: int = 0
-) -> Tensor:
-    """anchor − update (F,). The update's stretch of the vector begins at `at`. PeerFault if it cannot be read."""
-    x_F = anchor_F.clone()
-    for codec, wire, (lo, hi) in zip(codecs, wires, bounds, strict=True):
-        x_F[at + lo : at + hi] -= codec.decode(wire, hi - lo)
-    return x_F
 
 
 # ---- the measure -------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from atoll.peer.tasks import BuildMalformedRowEvidence, JudgeMalformedRow, Malfo
 from atoll.peer.verify.evidence_store import StoredEvidence
 from atoll.peer.verify.interface import Verifier, VerifierContext, VerifierMachine
 from atoll.policy.membership import RECENT
-from atoll.verification.malformed_updates.messages import unreadable_from_bytes
+from atoll.verification.malformed_updates.messages import malformed_row_from_bytes
 from atoll.verification.task_builder import keys_of, one_branch, row_work
 from atoll.wire.codec import decode_statement, statement_in
 from atoll.wire.messages.audits import MalformedRowShown
@@ -42,8 +42,8 @@ from atoll.wire.messages.vertex import VertexBody
 TOLD_MAX = 4  # vertices after which the owner shows its evidence again to voters that have not accused yet
 AT_ONCE = 16  # authors judged at once from one sender: up to 128 KiB wait for each
 Due = TypeVar("Due")  # `malformed_updates.tensors.ExpectedRow`, which this layer may not import
-SHOW = "unreadable/show/"
-JUDGE = "unreadable/judge/"
+SHOW = "malformed/show/"
+JUDGE = "malformed/judge/"
 
 
 @dataclass
@@ -85,7 +85,7 @@ class MalformedUpdates(VerifierMachine):
         votes = {m.peer for m in self.history.head_body.members if m.votes}
         if not {sender, self.me} <= votes or sender in self.ignored:
             return []
-        statement = unreadable_from_bytes(shown.shown).statement
+        statement = malformed_row_from_bytes(shown.shown).statement
         peer, commit = statement.signer, decode_statement(statement.body, sender)
         known = {m.peer for m in self.history.head_body.members if m.standing != "expelled"} - self.known.keys()
         job = f"{JUDGE}{sender}/{peer}"
@@ -149,12 +149,12 @@ class MalformedUpdates(VerifierMachine):
 
 
 MALFORMED_UPDATES = Verifier(
-    "unreadable",
+    "malformed",
     machine=lambda context: MalformedUpdates(context) if context.settings.round.quorum == "two-thirds" else None,
 )
 
 
-def row_looked(
+def inspect_malformed_row(
     work: BuildMalformedRowEvidence | JudgeMalformedRow,
     due: Callable[[int], Due],
     judge: Callable[[bytes, Callable[[int], Due]], str],

@@ -15,7 +15,7 @@ import msgspec
 
 from atoll.base.errors import UNREADABLE, PeerFault
 from atoll.base.ids import Digest
-from atoll.base.limits import PATH_MAX, ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
+from atoll.base.limits import MALFORMED_ROW_BYTES_MAX, PATH_MAX, ROW_SHOWN_MAX
 from atoll.crypto.digest import Buffer, digest
 from atoll.wire.messages.statements import SignedStatement
 
@@ -37,17 +37,17 @@ class MalformedRowEvidence(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of the leaf; None if the number of leaves shows enough."""
 
 
-def unreadable_bytes(row: MalformedRowEvidence) -> bytes:
+def malformed_row_bytes(row: MalformedRowEvidence) -> bytes:
     return msgspec.msgpack.encode(row)
 
 
 _ROW = msgspec.msgpack.Decoder(MalformedRowEvidence)
 
 
-def unreadable_from_bytes(data: Buffer) -> MalformedRowEvidence:
+def malformed_row_from_bytes(data: Buffer) -> MalformedRowEvidence:
     """Decode evidence. PeerFault if the bytes have another form."""
-    if len(data) > UNREADABLE_BYTES_MAX:
-        raise PeerFault("", f"what was shown of a row has {len(data)} bytes, {UNREADABLE_BYTES_MAX} are allowed")
+    if len(data) > MALFORMED_ROW_BYTES_MAX:
+        raise PeerFault("", f"what was shown of a row has {len(data)} bytes, {MALFORMED_ROW_BYTES_MAX} are allowed")
     try:
         row = _ROW.decode(data)
     except UNREADABLE as why:

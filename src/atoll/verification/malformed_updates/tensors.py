@@ -23,8 +23,8 @@ from atoll.training.codec import Codec, codec_named
 from atoll.training.recipe.update import part_bounds
 from atoll.verification.malformed_updates.messages import (
     MalformedRowEvidence,
-    unreadable_bytes,
-    unreadable_from_bytes,
+    malformed_row_bytes,
+    malformed_row_from_bytes,
 )
 from atoll.verification.sum_check.tensors import FAN, LeafLayout
 from atoll.wire.codec import decode_statement
@@ -106,7 +106,7 @@ def show(
         if leaves != expected:
             name = digest(due.cut.leaf(wire, 0))
             row = MalformedRowEvidence(statement, part, path, leaves, 0, name, tree.path(0))
-            return _miscounted(leaves, expected), unreadable_bytes(row)
+            return _miscounted(leaves, expected), malformed_row_bytes(row)
         each = enumerate(due.cut.leaves(memoryview(wire).cast("B")))
         flaws = ((due.flaw(leaf, due.values_in(due.cut, index)), index, leaf) for index, leaf in each)
         flaw, index, leaf = next((found for found in flaws if found[0]), ("", 0, b""))
@@ -114,7 +114,7 @@ def show(
     if not flaw or len(leaf) > ROW_SHOWN_MAX:
         return flaw, b""
     row = MalformedRowEvidence(statement, part, path, leaves, index, digest(leaf), leaf_path, bytes(leaf))
-    return flaw, unreadable_bytes(row)
+    return flaw, malformed_row_bytes(row)
 
 
 def judge(shown: Buffer, due_of: DueOf) -> str:
@@ -123,7 +123,7 @@ def judge(shown: Buffer, due_of: DueOf) -> str:
     PeerFault if it does not lead to the signed root: that proves nothing against the signer. The caller checks the
     signature.
     """
-    row = unreadable_from_bytes(shown)
+    row = malformed_row_from_bytes(shown)
     commit, due = decode_statement(row.statement.body, row.statement.signer), due_of(row.part)
     if not isinstance(commit, Commitment) or (commit.round, commit.parts) != (due.round, due.parts):
         raise PeerFault("", "what was shown is under no commitment to an update of that round")

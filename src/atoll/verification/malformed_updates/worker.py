@@ -14,7 +14,7 @@ from atoll.base.ids import Digest
 from atoll.peer.tasks import BuildMalformedRowEvidence, JudgeMalformedRow, MalformedRowJudged
 from atoll.training.recipe.schedule import turn_of
 from atoll.training.spec import TrainingSpec
-from atoll.verification.malformed_updates.machine import row_looked
+from atoll.verification.malformed_updates.machine import inspect_malformed_row
 from atoll.verification.malformed_updates.tensors import UNJUDGED, ExpectedRow, due_in, judge, judged_by, show
 from atoll.verification.sum_check.tensors import LeafLayout
 from atoll.worker.context import Handlers, WorkerContext
@@ -37,7 +37,7 @@ def inspect_row(
     put: Callable[[bytes], Digest],
 ) -> MalformedRowJudged:
     """Show or judge a row. `put` stores the exhibit."""
-    return row_looked(work, partial(_expected, work, spec, up), judge, show, put)
+    return inspect_malformed_row(work, partial(_expected, work, spec, up), judge, show, put)
 
 
 def judge_row(work: JudgeMalformedRow, spec: TrainingSpec, up: LeafLayout | None) -> str:

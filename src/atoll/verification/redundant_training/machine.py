@@ -9,43 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.base.ids import Digest, PeerId
-from atoll.base.machine import Fact
-from atoll.peer.events import (
-    DifferingRedundantUpdatesFound,
-    LocalRedundancyCheckFailed,
-    RedundancyVerdictReached,
-    RedundantUpdatesCompared,
-)
+from atoll.base.ids import Digest
 from atoll.peer.round.context import RoundContext
 from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdate
-from atoll.peer.verify.interface import Verifier
-from atoll.verification.redundant_training.policy import (
-    APART_MOST,
-    RedundancyCase,
-    RedundancyLedger,
-    RedundancyVerdict,
-)
+from atoll.verification.redundant_training.policy import APART_MOST, RedundancyCase, RedundancyLedger
 from atoll.verification.review_ledger import Numbers
-from atoll.verification.update_review import ReviewMethod, UpdateReviewMachine
-from atoll.wire.messages.statements import BaseStatement, RedundancyReport
+from atoll.verification.update_review import ReviewMethod, review_verifier
 
 
 class RedundancyReview(ReviewMethod):
-    name, pinned, ledger, opens_after = "twins", "twins", RedundancyLedger, 1
-
-    def opened(self, case: RedundancyCase) -> Fact:
-        return DifferingRedundantUpdatesFound(peer=case.guest, host=case.host, of=case.round, referees=case.judges)
-
-    def judged(self, verdict: RedundancyVerdict) -> Fact:
-        return RedundancyVerdictReached(
-            peer=verdict.guest,
-            host=verdict.host,
-            of=verdict.round,
-            opinion=verdict.opinion,
-            strayed=verdict.strayed,
-            hid=verdict.hid,
-        )
+    ledger, opens_after = RedundancyLedger, 1
 
     def task(self, case: RedundancyCase, blobs: Sequence[Digest], ground: RoundContext) -> CompareRedundantUpdates:
         plan = ground.plan
@@ -68,23 +41,10 @@ class RedundancyReview(ReviewMethod):
         """A single update gets no report against it: its twin owes the other one."""
         return tuple(APART_MOST if is_lacking else 0 for is_lacking in lacking)
 
-    def taken(self, case: RedundancyCase, numbers: Numbers, why: str) -> Fact:
-        guest, host = numbers
-        return RedundantUpdatesCompared(peer=case.guest, of=case.round, apart=(guest, host), why=why)
 
-    def missed(self, author: PeerId, round: int, why: str) -> Fact:
-        return LocalRedundancyCheckFailed(peer=author, of=round, why=why)
-
-    def report_of(self, fact: Fact) -> BaseStatement | None:
-        return (
-            RedundancyReport(fact.of, fact.peer, fact.apart) if isinstance(fact, RedundantUpdatesCompared) else None
-        )
-
-
-REDUNDANT_TRAINING = Verifier(
-    "twins",
-    lambda settings: (
-        RedundancyLedger(settings.twinned_share, settings.round.quorum) if settings.twinned_share else None
-    ),
-    lambda context: UpdateReviewMachine(context, RedundancyReview()) if context.settings.twinned_share else None,
+REDUNDANT_TRAINING = review_verifier(
+    RedundancyReview(),
+    "twins compared",
+    "atoll.verification.redundant_training.worker",
+    lambda settings: settings.twinned_share,
 )

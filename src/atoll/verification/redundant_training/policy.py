@@ -27,11 +27,11 @@ from typing import Literal
 from atoll.base.draw import draw_below
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId
 from atoll.crypto.digest import digest
-from atoll.policy.reputation import WorkFindings, audit_factor, scores_of
+from atoll.policy.reputation import audit_factor, scores_of
 from atoll.verification.case import CHANCES
-from atoll.verification.review_ledger import DrawnUpdateReview, ReviewLedger, judges_of
+from atoll.verification.review_ledger import DrawnUpdateReview, Numbers, ReviewLedger, ReviewVerdict, judges_of
 from atoll.wire.codec import statement_in
-from atoll.wire.messages.statements import Commitment, RedundancyReport, SealedDraw
+from atoll.wire.messages.statements import Commitment, SealedDraw
 from atoll.wire.messages.vertex import VertexBody
 
 MILLION = 1_000_000
@@ -97,58 +97,43 @@ class RedundancyCase(DrawnUpdateReview):
     @property
     def strayed(self) -> tuple[PeerId, ...]:
         """Twins that more than half of all drawn referees find too far off; silent referees count as well."""
-        return self._of_whom_most_say(lambda apart: TOLERANCE < apart < APART_MOST)
+        return self._with_distance(lambda apart: TOLERANCE < apart < APART_MOST)
 
     @property
     def hid(self) -> tuple[PeerId, ...]:
         """Twins that showed their update to too few referees to be found near."""
-        far = self._of_whom_most_say(lambda apart: apart > TOLERANCE)
+        far = self._with_distance(lambda apart: apart > TOLERANCE)
         return tuple(peer for peer in far if peer not in self.strayed)
 
-    def _of_whom_most_say(self, so: Callable[[int], bool]) -> tuple[PeerId, ...]:
-        words = zip(*self.said.values(), strict=True) if self.said else ()
+    def _with_distance(self, holds: Callable[[int], bool]) -> tuple[PeerId, ...]:
+        """Authors of whose distance most referees say this."""
         return tuple(
-            peer for peer, of in zip(self.authors, words, strict=False) if 2 * sum(map(so, of)) > len(self.judges)
+            peer
+            for place, peer in enumerate(self.authors)
+            if self.most_say(lambda numbers, place=place: holds(numbers[place]))
         )
-
-
-@dataclass(frozen=True)
-class RedundancyVerdict:
-    """Verdict on one pair of twins."""
-
-    round: int
-    guest: PeerId
-    host: PeerId
-    referees: int  # number of referees that reported; 0 of 0: the roots are equal
-    of: int
-    strayed: tuple[PeerId, ...]
-    hid: tuple[PeerId, ...]
 
     @property
     def opinion(self) -> Opinion:
         if self.strayed or self.hid:
             return "strayed" if self.strayed else "hidden"
-        return "alike" if 2 * self.referees > self.of or not self.of else "unclear"
+        return "alike" if 2 * len(self.said) > len(self.judges) else "unclear"
 
 
-class RedundancyLedger(ReviewLedger[RedundancyReport, RedundancyCase]):
+class RedundancyLedger(ReviewLedger[RedundancyCase]):
     """The twins of recent rounds."""
 
-    report, duty = RedundancyReport, "compare twins"
+    check, duty, case_type = "twins", "compare twins", RedundancyCase
     what, unit = "twins that are being compared", "distances"
+    is_about_member = False  # a case is about two members
     # secrets that the next commitments reveal; None: not known here
     owed: Mapping[PeerId, Digest] | None = None
 
-    def numbers_in(self, report: RedundancyReport) -> tuple[int, int]:
-        return report.apart
+    def are_valid(self, numbers: Numbers) -> bool:
+        return len(numbers) == 2 and all(0 <= apart <= APART_MOST for apart in numbers)
 
-    def are_valid(self, numbers: tuple[int, ...]) -> bool:
-        return all(0 <= apart <= APART_MOST for apart in numbers)
-
-    def verdict(self, case: RedundancyCase) -> RedundancyVerdict:
-        return RedundancyVerdict(
-            case.round, case.guest, case.host, len(case.said), len(case.judges), case.strayed, case.hid
-        )
+    def verdict(self, case: RedundancyCase) -> ReviewVerdict:
+        return ReviewVerdict(case.round, case.authors, case.opinion, case.strayed, case.hid)
 
     def open_cases(self, round: int, ids: Mapping[int, Digest], bodies: Mapping[int, VertexBody]) -> None:
         whole = round in bodies and round - 1 in bodies and self.lost < round - 1
@@ -175,19 +160,12 @@ class RedundancyLedger(ReviewLedger[RedundancyReport, RedundancyCase]):
                 continue
             mine, its = made[guest], made[host]
             if mine.root == its.root:
-                self.settled += (RedundancyVerdict(before.round, guest, host, 0, 0, (), ()),)
+                self.settled += (ReviewVerdict(before.round, (guest, host), "alike"),)
                 continue
             drawn = digest(b"atoll/twins/referees/1\0" + secrets[guest] + secrets[host])
             if referees := judges_of((guest, host), drawn, "referees", before, self.rule):
                 case = RedundancyCase(before.round, (guest, host), (mine, its), referees, drawn)
                 self.cases[case.key] = case
-
-    def findings(self, head: int) -> WorkFindings:
-        settled = self.settled if head == self.head else ()
-        return WorkFindings(
-            hollow=frozenset(peer for verdict in settled for peer in verdict.strayed),
-            hid=frozenset(peer for verdict in settled for peer in verdict.hid),
-        )
 
     def sample_draw(self, head: Digest, body: VertexBody) -> RedundancyDraw:
         return RedundancyDraw(self.share, head, body, self.owed if body.round == self.head else None)

@@ -9,15 +9,13 @@ for: which twin is at fault (`verification/redundant_training/policy.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
 from msgspec import UNSET
 from torch import Tensor, nn
 
-from atoll.crypto.digest import Buffer
-from atoll.training.codec import Codec
 from atoll.training.codec.byte_compression import AUTO, METHODS
 from atoll.training.data import Data, batch
 from atoll.training.exchange.layout import ModelLayout, bind, unflatten
@@ -25,7 +23,6 @@ from atoll.training.recipe.gradient import ComputeOptions, GradientComputer
 from atoll.training.recipe.inner import SGD, GradientSumOptimizer, Inner, fresh_inner, inner_step
 from atoll.training.recipe.lr_position import ScheduleHorizon, later, step_at
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.recipe.update import Bounds
 
 FINE = ("fp32", "fp16", "bf16", "int8")  # codecs with rounding far below the tolerance
 
@@ -36,12 +33,6 @@ def distance(row_F: Tensor, of_F: Tensor) -> float:
     if far == 0:
         return 0.0
     return far / long if long and math.isfinite(far) else math.inf
-
-
-def decoded(wires: Sequence[Buffer], bounds: Bounds, codecs: Sequence[Codec]) -> Tensor:
-    """The update in these parts, (F,). PeerFault if they cannot be read."""
-    parts = (codec.decode(wire, hi - lo) for codec, wire, (lo, hi) in zip(codecs, wires, bounds, strict=True))
-    return torch.cat(list(parts))
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,19 @@ Not responsible for: deciding which author cheated (vertices decide).
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from math import isfinite
 
 from torch import Tensor
 
-from atoll.base.errors import PeerFault, RunFailedError
-from atoll.crypto.digest import Buffer
-from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdate, RedundantUpdateDistances
+from atoll.base.errors import PeerFault
+from atoll.peer.tasks import CompareRedundantUpdates, RedundantUpdateDistances
 from atoll.training.data import cursor_after
 from atoll.training.recipe.lr_position import horizon_of, position_of
 from atoll.training.recipe.state import SharedState
-from atoll.training.recipe.update import part_bounds, part_codecs
-from atoll.verification.loss_scoring.tensors import wires_from_bytes
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION, TOLERANCE
-from atoll.verification.redundant_training.tensors import decoded, distance
+from atoll.verification.redundant_training.tensors import distance
+from atoll.verification.shown_update import read_shown_update
 from atoll.worker.context import Handlers, WorkerContext
 from atoll.worker.evaluation import measure_losses
 from atoll.worker.trainer_commands import BeginReplay
@@ -39,21 +36,17 @@ class RedundancyWorker:
 
     async def compare(self, work: CompareRedundantUpdates) -> RedundantUpdateDistances:
         """Distances of both updates, in millionths. RunFailedError if a state or an update is gone here."""
-        context = self.context
-        before = await context.find_state(work.before, context.spec_of(work.round))
-        shown = [await asyncio.to_thread(context.blobs.read_blob, row.blob) for row in work.rows]
-        if before is None or None in shown:
-            raise RunFailedError("E-TWI-01", "the updates or the state to compare are no longer on this disk")
-        rows_F, why = list[Tensor | None](), ""
-        for row, data in zip(work.rows, shown, strict=True):
-            assert data is not None
+        rows_F, before, why = list[Tensor | None](), None, ""
+        for row in work.rows:
+            shown = read_shown_update(self.context, row.blob, row.root, work.round, work.before, work.shares)
             try:
-                rows_F.append(await context.run_tensor_job(self._decode, work, row, data, before))
+                before, update = await shown
+                rows_F.append(await self.context.run_tensor_job(update.decode))
             except PeerFault as fault:
                 rows_F.append(None)
                 why = why or fault.what
         guest_F, host_F = rows_F
-        if guest_F is None or host_F is None:
+        if guest_F is None or host_F is None or before is None:
             return RedundantUpdateDistances((_missing(guest_F), _missing(host_F)), why)
         steps = tuple(row.steps for row in work.rows)
         between = _millionths(max(distance(guest_F, host_F), distance(host_F, guest_F)))
@@ -66,16 +59,6 @@ class RedundancyWorker:
                 _millionths(distance(host_F, made_F[steps[1]])),
             )
         )
-
-    def _decode(
-        self, work: CompareRedundantUpdates, row: RedundantUpdate, data: Buffer, before: SharedState
-    ) -> Tensor:
-        """The update (F,). PeerFault unless it is the committed one."""
-        spec = self.context.spec_of(work.round)
-        bounds = part_bounds(spec.layout.floats, work.shares)
-        wires = wires_from_bytes(data, row.root, bounds, self.context.wire_digest)
-        common = spec.round_inputs(work.round, before, work.before)
-        return decoded(wires, bounds, part_codecs(spec.recipe.coding.up, common, bounds))
 
     async def _replay(self, work: CompareRedundantUpdates, before: SharedState, steps: int) -> Tensor:
         """The update (F,) that this number of steps on these samples makes."""

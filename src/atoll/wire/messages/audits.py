@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from atoll.base.ids import Digest
-from atoll.base.limits import UNREADABLE_BYTES_MAX
+from atoll.base.limits import MALFORMED_ROW_BYTES_MAX
 from atoll.base.machine import Message
 
 
@@ -38,4 +38,4 @@ class MalformedRowShown(Message, frozen=True, tag="MalformedRowShown"):
     verification/malformed_updates/messages.py defines its content.
     """
 
-    shown: Annotated[bytes, Meta(max_length=UNREADABLE_BYTES_MAX)]
+    shown: Annotated[bytes, Meta(max_length=MALFORMED_ROW_BYTES_MAX)]

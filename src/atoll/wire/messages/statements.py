@@ -15,6 +15,8 @@ import msgspec
 from atoll.base.ids import DIGEST_BYTES, ZERO_DIGEST, Digest, PeerId, one_line
 from atoll.base.limits import (
     ADMISSION_BYTES_MAX,
+    CHECK_NAME_MAX,
+    CHECK_NUMBERS_MAX,
     EXTENSIONS_BYTES_MAX,
     FACTOR_MOST,
     PEERS_MAX,
@@ -326,29 +328,16 @@ class HeldOutLossReport(BaseStatement, frozen=True, tag="HeldOutLossReport"):
     """Correctly predicted tokens or pictures, in millionths, one per set; unset: not counted."""
 
 
-class ScoreReport(BaseStatement, frozen=True, tag="ScoreReport"):
-    """Loss drop after a step along this peer's update, measured by a drawn scorer."""
+class CheckReport(BaseStatement, frozen=True, tag="CheckReport"):
+    """Numbers that a drawn member found about this peer's update of a round, in a check of this name.
 
+    The check's ledger says which members may send it, about which rounds, and what the numbers mean.
+    """
+
+    check: Annotated[str, msgspec.Meta(min_length=1, max_length=CHECK_NAME_MAX)]
     round: int
     peer: PeerId
-    falls: tuple[int, ...]
-    """Millionths of a nat: drop on the samples assigned to the peer in this round, drop on other samples, standard
-    error of the difference. Empty: the peer served no update that matches its commitment."""
-
-
-class RedundancyReport(BaseStatement, frozen=True, tag="RedundancyReport"):
-    """Comparison of two updates from the same samples, by a drawn referee.
-
-    If they differ, the referee compares both with its own update from these samples.
-    """
-
-    round: int  # round of the updates
-    peer: PeerId  # member that trained on the other member's samples
-    apart: tuple[int, int]
-    """Distance of its update and of the other's from the reference, in millionths of the reference's length.
-
-    The maximum for an update that was not served; 0 for one that was served alone.
-    """
+    numbers: Annotated[tuple[int, ...], msgspec.Meta(max_length=CHECK_NUMBERS_MAX)]
 
 
 class PiecesStored(BaseStatement, frozen=True, tag="PiecesStored"):
@@ -464,8 +453,7 @@ AnyStatement = (
     | OwnerComplaint
     | AuditReport
     | HeldOutLossReport
-    | ScoreReport
-    | RedundancyReport
+    | CheckReport
     | PiecesStored
     | TicketInvite
     | RollbackOrder

@@ -29,7 +29,7 @@ from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.simulation.tensors import POISONS, Poison, TensorWorker
 from atoll.simulation.worker import WorkerKnobs
 from atoll.verification.malformed_updates import tensors
-from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
+from atoll.verification.malformed_updates.messages import MalformedRowEvidence, malformed_row_bytes
 from atoll.wire.messages.audits import MalformedRowShown
 from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.statements import Accusation
@@ -126,7 +126,7 @@ def _cry(villain: ByzantineMember, to: PeerId, now: Seconds) -> list[Effect]:
         return [Send(to, ReportMessage(villain.notary.sign(Accusation(row.statement, None, digest(b"?")))))]
     if kind == "nonsense":
         return [Send(to, MalformedRowShown(villain.draw.randbytes(100)))]
-    return [Send(to, MalformedRowShown(unreadable_bytes(_shown(kind, part, row))))]
+    return [Send(to, MalformedRowShown(malformed_row_bytes(_shown(kind, part, row))))]
 
 
 def _shown(kind: str, part: int, row: GatheredRow) -> MalformedRowEvidence:

@@ -20,7 +20,7 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.training.codec import CODECS
 from atoll.training.recipe.schedule import SyncSchedule
 from atoll.training.recipe.update import part_bounds
-from atoll.verification.malformed_updates.messages import unreadable_bytes, unreadable_from_bytes
+from atoll.verification.malformed_updates.messages import malformed_row_bytes, malformed_row_from_bytes
 from atoll.verification.malformed_updates.worker import inspect_row
 from atoll.verification.offline import AuditorFinding, DisputedCase
 from atoll.verification.offline_judge import OfflineJudge, RejudgedReport, Result, fallen
@@ -81,7 +81,7 @@ class Case:
 def test_what_cannot_be_read_here_either_agrees_with_who_said_so(tmp_path: Path):
     case = Case(tmp_path)
     looked = case.looked()
-    assert looked.why and looked.blob is not None and unreadable_from_bytes(looked.shown).index == 1
+    assert looked.why and looked.blob is not None and malformed_row_from_bytes(looked.shown).index == 1
     assert (
         inspect_row(JudgeMalformedRow(ROUND, 0, SHARES, looked.shown), learning(), CUT, case.put).why == looked.why
     )
@@ -91,14 +91,14 @@ def test_what_cannot_be_read_here_either_agrees_with_who_said_so(tmp_path: Path)
 def test_whoever_was_expelled_over_a_row_that_can_be_read_is_named_as_a_problem(tmp_path: Path):
     case = Case(tmp_path, spoilt=False)
     assert case.looked() == MalformedRowJudged(fault="it can be read")
-    true = unreadable_from_bytes(Case(tmp_path).looked().shown)
+    true = malformed_row_from_bytes(Case(tmp_path).looked().shown)
     tree, leaf = CUT.tree(case.wire), bytes(CUT.leaf(case.wire, 1))
     fine = replace(true, statement=case.shows.statement, part_path=case.shows.path, leaf=leaf)
     fine = replace(fine, name=digest(leaf), leaf_path=tree.path(1))
     others = replace(true, statement=replace(true.statement, signer=BOB))
     forged = replace(true, statement=replace(true.statement, signature=b"forged"))
     for shown in (fine, others, forged, replace(true, index=0)):
-        result, what = case.in_court(case.put(unreadable_bytes(shown)))
+        result, what = case.in_court(case.put(malformed_row_bytes(shown)))
         assert result == "differs", what
     assert case.in_court(case.put(b"nonsense"))[0] == "differs"
 

@@ -21,7 +21,7 @@ from atoll.simulation.signatures import VirtualSignatureVerifier, VirtualSigner
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 from atoll.verification.malformed_updates import machine
 from atoll.verification.malformed_updates.machine import TOLD_MAX, MalformedUpdates
-from atoll.verification.malformed_updates.messages import MalformedRowEvidence, unreadable_bytes
+from atoll.verification.malformed_updates.messages import MalformedRowEvidence, malformed_row_bytes
 from atoll.verification.offline import DisputeHistory
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.audits import MalformedRowShown
@@ -54,7 +54,7 @@ class Stand:
         )
 
     def hears(self, row: MalformedRowEvidence, sender: PeerId = BOB) -> list[Effect]:
-        return self.peer.handle(Received(sender, MalformedRowShown(unreadable_bytes(row))), 60.0)
+        return self.peer.handle(Received(sender, MalformedRowShown(malformed_row_bytes(row))), 60.0)
 
     def said(self, by: PeerId, round: int) -> SignedStatement:
         """A word that Eve's row of this round cannot be read."""
@@ -146,7 +146,7 @@ def test_nothing_signed_near_the_beginning_of_an_epoch_is_held_against_anybody(s
     bodies[head] = replace(bodies[head], epoch=1)
     assert stand.asked(stand.row()) == []
     looked = MalformedRowJudged("NaN", "", stand.row().statement, b"shown", BLOB)
-    assert not told(stand.finds(f"unreadable/show/{head + 1}/{EVE}", looked), MemberAccused)
+    assert not told(stand.finds(f"malformed/show/{head + 1}/{EVE}", looked), MemberAccused)
 
 
 def test_nor_where_vertices_are_lacking_that_might_say_that_one_began(stand: Stand):
@@ -157,7 +157,7 @@ def test_nor_where_vertices_are_lacking_that_might_say_that_one_began(stand: Sta
 
 def test_what_i_found_myself_is_shown_to_all_who_vote_and_again_to_those_who_do_not_say_so(stand: Stand):
     statement: SignedStatement = stand.row().statement
-    found = stand.finds(f"unreadable/show/3/{EVE}", MalformedRowJudged("NaN", "", statement, b"shown", BLOB))
+    found = stand.finds(f"malformed/show/3/{EVE}", MalformedRowJudged("NaN", "", statement, b"shown", BLOB))
     assert shown_to(found) == [BOB, CID] and len(told(found, MemberAccused)) == 1
     word = StatementSigner(stand.swarm.run_id, VirtualSigner(BOB), VirtualSignatureVerifier()).sign(
         Accusation(statement)
@@ -169,7 +169,7 @@ def test_what_i_found_myself_is_shown_to_all_who_vote_and_again_to_those_who_do_
 
 
 def test_what_is_too_large_to_be_shown_is_my_word_alone(stand: Stand):
-    found = stand.finds(f"unreadable/show/3/{EVE}", MalformedRowJudged("NaN", "", stand.row().statement))
+    found = stand.finds(f"malformed/show/3/{EVE}", MalformedRowJudged("NaN", "", stand.row().statement))
     (accused,) = told(found, MemberAccused)
     assert accused.statement.exhibit is UNSET and shown_to(found) == []
 

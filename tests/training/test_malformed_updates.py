@@ -15,14 +15,14 @@ from torch import Tensor
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
-from atoll.base.limits import ROW_SHOWN_MAX, UNREADABLE_BYTES_MAX
+from atoll.base.limits import MALFORMED_ROW_BYTES_MAX, ROW_SHOWN_MAX
 from atoll.crypto.digest import digest, merkle_path, merkle_root
 from atoll.training.codec import CODECS, Codec, codec_named
 from atoll.verification.malformed_updates import tensors
 from atoll.verification.malformed_updates.messages import (
     MalformedRowEvidence,
-    unreadable_bytes,
-    unreadable_from_bytes,
+    malformed_row_bytes,
+    malformed_row_from_bytes,
 )
 from atoll.verification.malformed_updates.tensors import ExpectedRow, judge, judged_by, show
 from atoll.verification.sum_check.tensors import LeafLayout
@@ -83,7 +83,7 @@ def test_no_honest_row_of_any_codec_can_be_shown_to_be_unreadable(name: str, n: 
             assert row.shown() == ("", b"")
         row = Row(name, row.wire, n, cut=True)
         for index in range(row.due.leaves(row.due.cut)):
-            assert row.judged(unreadable_bytes(row.leaf(index))) == ""
+            assert row.judged(malformed_row_bytes(row.leaf(index))) == ""
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -94,7 +94,7 @@ def test_nor_one_of_a_chain_that_has_no_leaves(name: str):
             assert row.shown() == ("", b"")
             whole = MalformedRowEvidence(row.statement, 1, row.path, 1, 0, digest(row.wire), (), row.wire)
             if len(row.wire) <= ROW_SHOWN_MAX:
-                assert row.judged(unreadable_bytes(whole)) == ""
+                assert row.judged(malformed_row_bytes(whole)) == ""
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -114,7 +114,7 @@ def test_what_does_not_decode_as_a_whole_is_shown_by_a_leaf_and_all_else_is_not(
             CODECS[name].decode(row.wire, n)
             assert (why, shown) == ("", b"")
         except PeerFault:
-            assert why and shown and len(shown) <= UNREADABLE_BYTES_MAX
+            assert why and shown and len(shown) <= MALFORMED_ROW_BYTES_MAX
             assert row.judged(shown)
             found += 1
     assert found > 5
@@ -127,7 +127,7 @@ def test_one_value_that_is_no_number_is_enough_and_its_leaf_alone_is_shown(value
     struct.pack_into("<f", wire, 4 * at, value)
     row = Row("fp32", bytes(wire), n, cut=True)
     why, shown = row.shown()
-    seen = unreadable_from_bytes(shown)
+    seen = malformed_row_from_bytes(shown)
     assert why and seen.index == 3 and seen.leaf == row.wire[4 * 3 * 4096 : 4 * 4 * 4096]
     assert row.judged(shown) == why
 
@@ -183,13 +183,13 @@ def test_nothing_else_than_what_was_committed_to_can_be_shown():
         {"statement": replace(row.statement, body=other)},
     ):
         with pytest.raises(PeerFault):
-            row.judged(unreadable_bytes(replace(leaf, **changed)))
+            row.judged(malformed_row_bytes(replace(leaf, **changed)))
     with pytest.raises(PeerFault):
-        row.judged(unreadable_bytes(leaf), dataclasses.replace(row.due, round=8))
+        row.judged(malformed_row_bytes(leaf), dataclasses.replace(row.due, round=8))
     with pytest.raises(PeerFault):
-        row.judged(unreadable_bytes(leaf), dataclasses.replace(row.due, parts=4))
+        row.judged(malformed_row_bytes(leaf), dataclasses.replace(row.due, parts=4))
     with pytest.raises(PeerFault):
-        row.judged(unreadable_bytes(leaf), dataclasses.replace(row.due, cut=None))
+        row.judged(malformed_row_bytes(leaf), dataclasses.replace(row.due, cut=None))
 
 
 UNJUDGED = ("int8+zstd:3", "lz4", "topk:0.1+int8+auto", "delta", "delta+int8", "lowrank:4", "randk", "changed:0")
