@@ -20,10 +20,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import atoll
+from atoll.base.machine import Fact
 from atoll.cli.checkpoint import export as checkpoint_export
 from atoll.cli.status import export
 from atoll.cli.status import peers as show_members
 from atoll.cli.stored.run import stored_status
+from atoll.peer.events import GenesisKnown
+from atoll.runtime.embed import peer_process
 from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
@@ -199,6 +202,43 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
     assert f"as {name}, after " in caplog.text and "other members: ada\n" in caplog.text
     assert "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
+
+
+def test_a_member_that_is_still_catching_up_when_the_run_ends_gets_its_end(
+    tmp_path: Path, peers_in_threads: None, monkeypatch: pytest.MonkeyPatch
+):
+    """The only member that holds the end stays until the other one has it, though its own program is done."""
+    arrived, may_go_on, watch = Event(), Event(), peer_process._watch
+    first, second = small_loop(), small_loop()
+
+    def watch_slowly(fact: Fact, *args: Any) -> None:
+        if isinstance(fact, GenesisKnown):  # the joiner stands still, as on a computer that is busy; its links stay
+            arrived.set()
+            may_go_on.wait(60)
+        watch(fact, *args)
+
+    with atoll.found(folder=tmp_path / "one", rounds=6, inner_steps=2) as founder:
+        founder.attach(*first)
+        monkeypatch.setattr(peer_process, "_watch", watch_slowly)
+        with atoll.join(founder.ticket, folder=tmp_path / "two") as other:
+
+            def joins() -> None:
+                other.attach(*second)
+                while not other.done:
+                    step(*second, other)
+
+            joining, closing = Thread(target=joins), Thread(target=founder.close)
+            joining.start()
+            assert arrived.wait(60)
+            while not founder.done:
+                step(*first, founder)
+            closing.start()
+            closing.join(1.0)
+            may_go_on.set()
+            joining.join(60)
+            closing.join(60)
+            assert not joining.is_alive() and other.trained == 6
+    assert equal(values(first[0]), values(second[0]))
 
 
 MEMBERS = [

@@ -20,12 +20,13 @@ from atoll.peer.settings import CheckShare, RunSettings, decode_settings, encode
 from atoll.peer.verify.registry import ledgers_of
 from atoll.policy.reputation import scores_of
 from atoll.runtime import config as runtime_config
-from atoll.simulation import loss_scoring, swarm
+from atoll.simulation import swarm
 from atoll.simulation.adversaries import byzantine
+from atoll.simulation.loss_scoring import LossScoringVirtualWorker
 from atoll.simulation.replay_audits import as_it_is
 from atoll.simulation.scenarios.harness import ScenarioContext
 from atoll.simulation.swarm import peer_name
-from atoll.simulation.worker import VirtualWorker, WorkerKnobs
+from atoll.simulation.worker import UpdateExhibit, VirtualWorker, WorkerKnobs
 from atoll.simulation.world import VirtualComputer
 from atoll.verification.review_ledger import DrawnUpdateReview, Numbers, ReviewLedger, ReviewVerdict
 from atoll.verification.update_review import ReviewMethod, review_verifier
@@ -69,14 +70,14 @@ OFFERED = replace(CAPABILITIES, verifiers=(*CAPABILITIES.verifiers, EMPTY_UPDATE
 NAMED = (CheckShare("empty", 0.5),)
 
 
-class EmptyUpdateVirtualWorker(loss_scoring.LossScoringVirtualWorker):
+class EmptyUpdateVirtualWorker(LossScoringVirtualWorker):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.handlers |= {LookForEmptyUpdate: self._look}
 
     def _look(self, work: LookForEmptyUpdate) -> EmptyUpdateFound:
-        shown = msgspec.msgpack.decode(self.blobs[work.blob], type=loss_scoring.UpdateExhibit)
-        return EmptyUpdateFound((int(shown.learned == "noise"),))
+        shown = msgspec.msgpack.decode(self.blobs[work.blob], type=UpdateExhibit)
+        return EmptyUpdateFound((int(shown.learned == "nothing"),))
 
 
 @dataclass
@@ -110,7 +111,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_reports_reach_vertices_and_its_verdicts_reach_records(offered: None):
     stage = ScenarioContext("scores", 1, 4, 16, "two-thirds")
     run = stage.settings(reputation=True, checks=NAMED)
-    told = stage.play_beside({2: "noise"}, lambda kind: as_it_is, islands, run, lambda _: Verdicts(Counter()))
+    told = stage.play_beside({2: "nothing"}, lambda kind: as_it_is, islands, run, lambda _: Verdicts(Counter()))
     assert told.reports > 0
     assert {peer for peer, opinion in told.found if opinion == "empty"} == {peer_name(2)}
     assert len({peer for peer, opinion in told.found if opinion == "full"}) == 3

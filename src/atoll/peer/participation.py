@@ -76,7 +76,7 @@ from atoll.wire.messages.audits import ExhibitResponse
 from atoll.wire.messages.history import (
     VerticesResponse,
 )
-from atoll.wire.messages.membership import ReportMessage
+from atoll.wire.messages.membership import Ping, ReportMessage
 from atoll.wire.messages.round import PartRequest, PartResponse, RoundMessage, RowRequest, RowResponse
 from atoll.wire.messages.statements import (
     Accusation,
@@ -172,7 +172,9 @@ class RunParticipationMachine:
         if waits and not pool.of_kind(tag_of(ChangeSettings)):  # otherwise members may agree on more rounds
             self.round, was_over, self.over = None, self.over, True
             fact = RunOver(round=self.at, rounds=parent.trained, state=parent.state)
-            return [] if was_over else [self.fact(fact)]
+            if was_over:
+                return []
+            return [self.fact(fact), *(Send(peer, Ping(now, self.at)) for peer in self.within_reach())]
         self.over = False
         mine = next((m for m in parent.members if m.peer == self.me and m.is_present), None)
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key

@@ -19,12 +19,12 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.base.draw import draw_below
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
 from atoll.crypto.digest import merkle_root
-from atoll.peer.tasks import BuildUpdateExhibit, ExhibitBuilt, ScoreResult, ScoreUpdate
+from atoll.peer.tasks import ScoreResult, ScoreUpdate
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
-from atoll.simulation.worker import VALIDATION_STEPS, VirtualWorker, WorkerKnobs
+from atoll.simulation.worker import VALIDATION_STEPS, UpdateExhibit, VirtualWorker, WorkerKnobs
 from atoll.verification.update_review import UpdateReviewMachine
 from atoll.wire.messages.audits import ExhibitResponse
 from atoll.wire.messages.history import ChunkResponse, ManifestResponse
@@ -52,11 +52,6 @@ SHIRKING = ("copycat", "noise", "refuser", "joker")  # kinds with hollow updates
 LYING = ("slanderer", "praiser", "mute")
 
 
-class UpdateExhibit(msgspec.Struct, frozen=True, array_like=True):
-    parts: tuple[Digest, ...]
-    learned: str  # data behind a virtual update, in plain text; real updates only imply it
-
-
 _SHOWN = msgspec.msgpack.Decoder(UpdateExhibit)
 
 
@@ -68,13 +63,10 @@ class LossScoringVirtualWorker(VirtualWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.handlers |= {BuildUpdateExhibit: self._show, ScoreUpdate: self._score}
+        self.handlers |= {ScoreUpdate: self._score}
 
-    def _show(self, work: BuildUpdateExhibit) -> ExhibitBuilt:
-        if work.round not in self.encoded:
-            raise RuntimeError(f"nothing is left of round {work.round}")
-        shown = UpdateExhibit(self.encoded[work.round], self.kind)
-        return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
+    def data_behind(self, round: int) -> str:
+        return self.kind
 
     def _score(self, work: ScoreUpdate) -> ScoreResult:
         self.states.view(work.before)  # raises MissingStateError

@@ -23,17 +23,14 @@ from atoll.base.ids import PeerId, Seconds
 from atoll.base.machine import Effect, Send
 from atoll.crypto.digest import merkle_root
 from atoll.peer.tasks import (
-    BuildUpdateExhibit,
     CompareRedundantUpdates,
-    ExhibitBuilt,
     RedundantUpdate,
     RedundantUpdateDistances,
     TrainingResult,
     TrainRound,
 )
 from atoll.simulation.adversaries.byzantine import ByzantineMember, Twist
-from atoll.simulation.loss_scoring import UpdateExhibit
-from atoll.simulation.worker import VirtualWorker, WorkerKnobs
+from atoll.simulation.worker import UpdateExhibit, VirtualWorker, WorkerKnobs
 from atoll.verification.redundant_training.policy import APART_MOST, MILLION
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.round import RowContribution, UpdateCommitmentMessage
@@ -75,7 +72,6 @@ class RedundancyVirtualWorker(VirtualWorker):
         super().__post_init__()
         self.handlers |= {
             TrainRound: self._train_noted,
-            BuildUpdateExhibit: self._show,
             CompareRedundantUpdates: self._compare,
         }
 
@@ -83,11 +79,8 @@ class RedundancyVirtualWorker(VirtualWorker):
         self.learned[work.round] = self.kind if self.kind in CHEATING else str(work.shard)
         return self._train(work)
 
-    def _show(self, work: BuildUpdateExhibit) -> ExhibitBuilt:
-        if work.round not in self.encoded:
-            raise RuntimeError(f"nothing is left of round {work.round}")
-        shown = UpdateExhibit(self.encoded[work.round], self.learned[work.round])
-        return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
+    def data_behind(self, round: int) -> str:
+        return self.learned[round]
 
     def _compare(self, work: CompareRedundantUpdates) -> RedundantUpdateDistances:
         self.states.view(work.before)  # raises MissingStateError

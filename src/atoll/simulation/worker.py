@@ -26,6 +26,7 @@ from atoll.peer.tasks import (
     AdoptState,
     AdvanceState,
     BuildExhibit,
+    BuildUpdateExhibit,
     CheckStateStored,
     DecodeErasurePieces,
     EncodeErasurePieces,
@@ -129,6 +130,13 @@ class WorkerKnobs:
     states_kept: int = 16  # newest states on disk, besides those that were looked for
 
 
+class UpdateExhibit(msgspec.Struct, frozen=True, array_like=True):
+    """What a virtual author shows to judges of its update."""
+
+    parts: tuple[Digest, ...]
+    learned: str  # data behind a virtual update, in plain text; real updates only imply it
+
+
 @dataclass
 class VirtualWorker:
     """`kept`, `blobs` and `partial` are durable. Everything else dies with the process."""
@@ -205,6 +213,7 @@ class VirtualWorker:
             PinBlobs: self._pin_blobs,
             MeasureValidationLoss: self._validate,
             BuildExhibit: self._build_exhibit,
+            BuildUpdateExhibit: self._show_update,
             JudgeReplay: self._judge_replay,
             MovePartsToDisk: lambda work: work.parts,
             StoreArchivedRows: self._keep_rows,
@@ -292,6 +301,17 @@ class VirtualWorker:
 
     def _validate(self, work: MeasureValidationLoss) -> ValidationLosses:
         return ValidationLosses(self.losses(self.read_state(work.state)))
+
+    def _show_update(self, work: BuildUpdateExhibit) -> ExhibitBuilt:
+        if work.round not in self.encoded:
+            raise RuntimeError(f"nothing is left of round {work.round}")
+        shown = UpdateExhibit(self.encoded[work.round], self.data_behind(work.round))
+        return ExhibitBuilt(self._put(msgspec.msgpack.encode(shown)))
+
+    def data_behind(self, round: int) -> str:
+        """The data that the update of this round was made from; scenarios of reviews define it."""
+        del round
+        return ""
 
     def _build_exhibit(self, work: BuildExhibit) -> ExhibitBuilt:
         if self.chain is None:

@@ -91,7 +91,9 @@ C = TypeVar("C", bound=DrawnUpdateReview)
 class ReviewLedger(CapabilityLedger[CheckReport], Generic[C]):
     """The reviewed updates of recent rounds; drops cases that are over.
 
-    A new check defines `check`, `duty`, `what`, `unit`, `case_type`, `are_valid` and `verdict`.
+    A new check defines `check`, `duty`, `what`, `unit`, `case_type`, `are_valid` and `verdict`; `chance` if not all
+    updates are equal. `verdict` names useless work in `against`: it lowers the next record. An author that showed
+    nothing to most judges belongs in `hid`: it costs as much as any other silence.
     """
 
     report = CheckReport

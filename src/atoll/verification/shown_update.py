@@ -57,7 +57,7 @@ class ShownUpdate:
     codecs: Sequence[Codec]
 
     def parts(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Each part with its bounds in the shared vector, decoded one at a time. PeerFault if it is unreadable."""
+        """Each part with its bounds in the shared vector; its values are finite. PeerFault if it is unreadable."""
         for wire, (lo, hi), codec in zip(self.wires, self.bounds, self.codecs, strict=True):
             yield lo, hi, codec.decode(wire, hi - lo)
 

@@ -82,8 +82,8 @@ class RunSection(ConfigSection, frozen=True):
         'train.recipe = "fedavg" or "data_parallel", without run.audit_rate and run.score_rate. This share of '
         "samples is learned from twice, and as many are skipped.", level="expert", genesis="twin_rate")] = 0.0
     checks: Annotated[Annotated[str, Meta(max_length=256)], Setting(
-        'Further checks of updates, by name, each with its share of all updates: "NAME = 0.1, OTHER = 0.05". An '
-        "installed check is a folder in atoll/verification; this version has none to name unless you add one.",
+        'Further checks of updates, by their names in atoll/verification/registry.py, each with its share of all '
+        'updates: "NAME = 0.1, OTHER = 0.05". Their verdicts change records, with run.reputation.',
         level="expert")] = ""
     reputation: Annotated[bool | None, Setting(
         "Keep a score of every member's record in the vertices (specs/reputation.md). It decides how often a "

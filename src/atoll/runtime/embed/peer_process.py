@@ -52,6 +52,7 @@ from atoll.runtime.embed.messages import (
     RunFinishedNotice,
     mailbox_room_bytes,
 )
+from atoll.runtime.embed.run_end import see_off
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
 from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
 from atoll.runtime.reachability import JoinProgress
@@ -175,6 +176,8 @@ def farewell_of(trainer: AttachedTrainer, trouble: list[AtollError]) -> str:
 
 async def _leave_run(host: TrainingPeer, trouble: list[AtollError], why: str) -> None:
     """Stop the peer, with a farewell to a run that is not over."""
+    if host.machine.over:
+        await see_off(host)
     fails = bool(trouble) and not isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
     has_left = not (fails or host.machine.over)
     if has_left:
