@@ -59,6 +59,27 @@ def test_atoll_join_is_refused_at_once_where_members_train_in_their_own_programs
         end.result()
 
 
+def test_atoll_up_does_not_take_the_place_of_a_loop(
+    tmp_path: Path, peers_in_threads: None, monkeypatch: pytest.MonkeyPatch
+):
+    """The loop of this folder has ended, the run has not: the error names the program, and no round is used up."""
+    folder = tmp_path / "founder"
+    monkeypatch.setenv("ATOLL_NAME", "zoe")
+    with found_loop(folder=folder, rounds=30, inner_steps=1) as run:
+        model = nn.Linear(64, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        run.attach(model, optimizer)
+        while run.trained < 2:
+            model(torch.ones(1, 64)).square().mean().backward()
+            optimizer.step()
+    rounds = [entry["round"] for entry in entries_in(folder / "facts.jsonl") if entry["fact"] == "RoundClosed"]
+    told = atoll_command("up", "--dir", str(folder))
+    assert told.returncode == 4 and "start the program that trained in this folder" in told.stderr
+    entries = list(entries_in(folder / "facts.jsonl"))
+    assert [entry["round"] for entry in entries if entry["fact"] == "RoundClosed"] == rounds
+    assert "zoe" in str([entry["members"] for entry in entries if entry["fact"] == "GenesisKnown"])
+
+
 def test_a_wrong_place_is_told_before_a_loop_joins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("ATOLL_STATE_FROM", "ftp://host/x")
     monkeypatch.setattr("atoll.runtime.embed.api.parse", lambda ticket: None)

@@ -15,6 +15,9 @@ from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     """Change numbers of a running run, or give a finished one more rounds: atoll amend run.rounds=60.
 
+    Members of a finished run must be running for it: atoll up --stay. With more rounds the learning rate, which
+    falls over all rounds, may rise again.
+
     Parameters
     ----------
     numbers

@@ -348,8 +348,8 @@ class _EndWatcher:
             case "GenesisKnown":
                 if text := unaudited_text(self.host):
                     self.shell.notice(text)
-            case "LearningKnown" if self._lacks_a_loop(entry["data"]):
-                self.leave("refused", _needs_a_loop())
+            case "LearningKnown" if (refusal := self._loop_missing(entry["data"])) is not None:
+                self.leave("refused", refusal)
             case "JoinRejected":
                 self._refused(entry)
             case "LocalContributionSkipped" if self.host.island.tended.hopeless:
@@ -357,13 +357,15 @@ class _EndWatcher:
             case _:
                 pass
 
-    def _lacks_a_loop(self, data: str) -> bool:
-        """True if this newcomer is to train, but members of the run train in their own programs."""
+    def _loop_missing(self, data: str) -> RefusedError | None:
+        """The refusal, if this peer is to train but members of the run train in their own programs."""
         from atoll.training.spec import ATTACHED
 
         members = self.host.machine.history.head_body.members
         is_newcomer = all(member.peer != self.host.me for member in members)
-        return data == ATTACHED and self.host.island.trains and is_newcomer
+        if data != ATTACHED or not self.host.island.trains or (self.start.stay and not is_newcomer):
+            return None
+        return _needs_a_loop(None if is_newcomer else self.start.folder)
 
     def _refused(self, entry: dict[str, Any]) -> None:
         why = "expelled" if entry["code"] == EXPELLED else "refused"
@@ -404,12 +406,17 @@ class _EndWatcher:
             self.leave("no member answered", failure)
 
 
-def _needs_a_loop() -> RefusedError:
+def _needs_a_loop(folder: Path | None) -> RefusedError:
+    """`folder`: of a member that comes back; None: a newcomer."""
+    joins = "run the founder's program with ATOLL_TICKET=TICKET, or look on: atoll join TICKET --role observer"
+    returns = (
+        f"start the program that trained in this folder; or, if the run is over, atoll up --dir {folder} --stay"
+    )
     return RefusedError(
         "E-JOIN-07",
         "members of this run train a model in their own programs",
         cause="its founder attached a PyTorch model from Python",
-        fix="run the founder's program with ATOLL_TICKET=TICKET, or look on: atoll join TICKET --role observer",
+        fix=joins if folder is None else returns,
     )
 
 

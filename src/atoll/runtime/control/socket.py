@@ -178,11 +178,12 @@ def is_running(folder: Path) -> bool:
 
 def no_peer_here(folder: Path) -> NetworkError:
     held = (folder / "kept.sqlite").exists()
+    again = f"atoll up --dir {folder} (--stay if the run is over), or start your own program that trained there"
     return NetworkError(
         "E-DOOR-01",
         f"no peer is running in {folder}",
         cause="it was stopped, or its run is over" if held else "nothing was founded or joined in this folder yet",
-        fix=f"atoll up --dir {folder}" if held else "atoll up, or atoll join TICKET; or name its folder with --dir",
+        fix=again if held else "atoll up, or atoll join TICKET; or name its folder with --dir",
     )
 
 

@@ -58,7 +58,6 @@ def join(
     """
     end_plainly()
     ticket, folder = ticket or os.environ.get("ATOLL_TICKET", ""), _folder(folder)
-    name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if ticket:
         parse(ticket)  # reports a mistyped ticket here, before the peer process starts
         if state_from := os.environ.get("ATOLL_STATE_FROM", ""):
@@ -194,7 +193,8 @@ def _start_peers() -> int:
 
 
 def _member_name(name: str, group: str) -> str:
-    """Name under which others see a peer of this group. UsageError for an invalid group."""
+    """Name under which others see a peer of this group; defaults: ATOLL_NAME, ATOLL_GROUP. UsageError if bad."""
+    name, group = name or os.environ.get("ATOLL_NAME", ""), group or os.environ.get("ATOLL_GROUP", "")
     if problem := group_problem(group):
         raise UsageError("E-ATT-07", f"group={group!r}: {problem}", fix='name it like "hospital-a"')
     return named(name, group)

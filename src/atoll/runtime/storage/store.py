@@ -519,7 +519,7 @@ class PeerStore:
                 "E-DIR-01",
                 f"another Atoll process is using {self.folder}",
                 cause="the peer is already running in this folder",
-                fix="atoll status, or choose another folder with --dir",
+                fix=f"atoll status --dir {self.folder}, or choose another folder with --dir",
             ) from None
         return handle
 
