@@ -30,7 +30,7 @@ from atoll.runtime.embed import peer_process
 from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
-from atoll.runtime.event_log import RunStatus
+from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus
 
 ASKS = """
 import sys
@@ -261,6 +261,17 @@ CLOSED = {"fact": "RoundClosed", "round": 9, "trained": 4, "state": "", "time_s"
 CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
 
 
+def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
+    """It fetches the state of a run with 46 training rounds, and saw none of them closed."""
+    progress = RunStatus()
+    for entry in (
+        {"fact": "LocalStateCaughtUp", "round": 50, "by": "blob", "trained": 46},
+        {"fact": "RoundBegan", "round": 51, "assembling": False, "topology": "butterfly", "why": "", "members": []},
+    ):
+        progress.fold(entry)
+    assert progress.trained == 46
+
+
 @pytest.mark.parametrize(
     ("entry", "level", "says"),
     [
@@ -276,6 +287,11 @@ CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
             "attempt 1 of round 9 ran out of time",
         ),
         ({"fact": "LocalContributionSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
+        (
+            {"fact": "LocalContributionSkipped", "round": 9, "why": CLOSED_BEFORE},
+            "INFO",
+            "no part in round 9: it is",
+        ),
         ({"fact": "WorkRefused", "why": "disk full"}, "WARNING", "tries again: disk full"),
         (
             {"fact": "PeerSuspected", "peer": "A", "why": "silent", "never_linked": True},

@@ -27,6 +27,7 @@ class LocalStateCaughtUp(Fact, frozen=True, kw_only=True, tag="LocalStateCaughtU
 
     phase = "join"
     by: str  # "disk", "blob" or "rounds"
+    trained: int  # training rounds up to this state
 
 
 class StateDownloadBegan(Fact, frozen=True, kw_only=True, tag="StateDownloadBegan"):

@@ -416,7 +416,9 @@ class RunParticipationMachine:
             return self._fetch_state(self.regain.lack, now)
         # the history may have grown meanwhile: continue from the state's own vertex
         self.at = self.regain.round
-        caught_up = self.fact(LocalStateCaughtUp(round=self.at, by=how))
+        body = self.known.history.bodies.get(self.at)
+        trained = body.trained if body is not None else 0
+        caught_up = self.fact(LocalStateCaughtUp(round=self.at, by=how, trained=trained))
         return [caught_up, *self.begin_round(now), *self.seek_admission(now)]
 
     def to_fetch(self, event: Event, now: Seconds) -> list[Effect]:

@@ -64,6 +64,7 @@ HEADER_FACTS = (
     "LearningKnown",
     "MembershipChanged",
 )  # repeated in a new file, since later lines need them
+CLOSED_BEFORE = "it is over: the others agreed on it without this peer"  # why a peer has no part in a round
 EVENTS_VERSION = 2  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
@@ -312,6 +313,7 @@ class RunStatus:
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "LocalStateCaughtUp":
                 self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
+                self.trained = entry.get("trained") or self.trained  # absent in older logs
                 self.download_reasons.clear()
             case "StateDownloadBegan":
                 self._download_began(entry["why"])

@@ -17,7 +17,7 @@ from typing import Any
 from atoll.base.ids import PeerId
 from atoll.base.units import counted_text
 from atoll.runtime.embed.messages import LoopLogLine
-from atoll.runtime.event_log import RunStatus, alike_text
+from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus, alike_text
 
 TROUBLES = ("HistoryLacksEraSignatures", "StoredVertexLost")  # facts that RunStatus explains in its `trouble`
 LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
@@ -69,7 +69,8 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             what = f"attempt {entry['attempt'] + 1} of round {entry['round']} ran out of time; {then}"
             yield LoopLogLine(logging.WARNING, what)
         case "LocalContributionSkipped":
-            yield LoopLogLine(logging.WARNING, f"this peer has no part in round {entry['round']}: {entry['why']}")
+            level = logging.INFO if CLOSED_BEFORE in entry["why"] else logging.WARNING
+            yield LoopLogLine(level, f"this peer has no part in round {entry['round']}: {entry['why']}")
         case "WorkRefused":
             what = f"this computer cannot do its part of the round, and tries again: {entry['why']}"
             yield LoopLogLine(logging.WARNING, what)

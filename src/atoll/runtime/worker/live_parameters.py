@@ -26,6 +26,7 @@ from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer
 from atoll.features.partition_training.worker import PartitionedTrainer
 from atoll.peer.tasks import TrainingResult, TrainRound, TrainWithoutQuorum
+from atoll.runtime.event_log import CLOSED_BEFORE
 from atoll.runtime.trainer import ModelEvaluated, TrainerCommandError
 from atoll.runtime.trainer.protocol import Taken
 from atoll.runtime.worker.head import AgreedHead
@@ -101,7 +102,7 @@ class LiveParameters:
         await self._tended.wanted(work.seconds_max)
         async with self._tended.turn:
             if self.runs_on(learning.recipe) and work.round <= agreed.round:
-                raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
+                raise RunFailedError("E-RUN-09", CLOSED_BEFORE)
             self._left = None
             try:
                 await self.ready(learning)
@@ -236,7 +237,7 @@ class LiveParameters:
                 if work.round > agreed.round and agreed.head is not None:
                     await self.ready(learning)
                 if work.round <= agreed.round or agreed.head is None:  # possibly while a trainer started
-                    raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
+                    raise RunFailedError("E-RUN-09", CLOSED_BEFORE)
                 done = await self._away.train(work, agreed.head, learning.recipe)
             except TrainerCommandError as failed:
                 await self._tended.failed(failed)

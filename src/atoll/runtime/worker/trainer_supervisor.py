@@ -70,7 +70,7 @@ class TrainerSupervisor:
                 why = f"the trainer failed {self.failures} times and starts again later"
                 raise RunFailedError("E-TRN-11", why) from None
             late = self._equipped.is_set()
-            why = "its time for training is over already" if late else "the data set has not arrived yet"
+            why = "its time for training is over already" if late else "the data set is not loaded yet"
             raise RunFailedError("E-TRN-12", why) from None
 
     async def start(self, learning: TrainingSpec) -> None:

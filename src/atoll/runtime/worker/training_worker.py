@@ -55,6 +55,7 @@ from atoll.protocol.allreduce.tasks import (
     WeighRows,
 )
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
+from atoll.runtime.event_log import CLOSED_BEFORE
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.file_memory import file_memory
 from atoll.runtime.storage.blob_retention import BlobRetention
@@ -240,7 +241,7 @@ class TrainingWorker:
 
     async def _encode_update(self, work: EncodeUpdate) -> UpdateEncoded:
         if work.round <= self.agreed.round:  # local state must not move any more
-            raise RunFailedError("E-RUN-09", "it is over: the others agreed on it without this peer")
+            raise RunFailedError("E-RUN-09", CLOSED_BEFORE)
         encoded = await self.context.run_tensor_job(self._encode, work)
         if self.mine.own is not None:
             await self.live.follow(self.mine.own)
