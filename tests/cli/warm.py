@@ -89,7 +89,9 @@ def _forked(target: Callable[..., None], *given: object, daemon: bool = False) -
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(IMPORTED)
     process = forking.Process(target=target, args=given, daemon=daemon)
-    with patch.dict(os.environ, HUMBLE):  # the first one starts the interpreter that all are forked from
+    # the first one starts the interpreter that all are forked from: without what its test told its own peers
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")} | HUMBLE
+    with patch.dict(os.environ, plain, clear=True):
         process.start()
     return process
 
