@@ -44,4 +44,4 @@ def test_work_on_another_members_samples_is_hollow_and_nobody_elses_is(tmp_path:
         assert status["checks"]["score"]["outcomes"]["taught"] > 0
         assert "updates scored:" in atoll("status", "--dir", tmp_path / "ada").stdout
         verified = answer_of("verify", tmp_path / "ada")
-        assert verified["intact"] and verified["checks"]["score"]["hollow"] > 0
+        assert verified["intact"] and verified["checks"]["score"]["outcomes"]["hollow"] > 0

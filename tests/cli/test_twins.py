@@ -43,4 +43,4 @@ def test_work_on_other_samples_strays_and_nobody_elses_does(tmp_path: Path):
         assert answer_of("status", "--dir", tmp_path / "ada")["checks"]["twins"]["outcomes"]["strayed"] > 0
         assert "twins compared:" in atoll("status", "--dir", tmp_path / "ada").stdout
         verified = answer_of("verify", tmp_path / "ada")
-        assert verified["intact"] and verified["checks"]["twins"]["strayed"] > 0
+        assert verified["intact"] and verified["checks"]["twins"]["outcomes"]["strayed"] > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,3 +106,10 @@ def qr(text: str) -> str:
     out = io.StringIO()
     segno.make_qr(text, error="l").terminal(out=out, compact=True, border=1)
     return out.getvalue()
+
+
+def say_reviews(checks: Mapping[str, Mapping[str, Any]]) -> None:
+    """One line per check: its title, and how many reviews had which outcome."""
+    for check in checks.values():
+        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(check["outcomes"].items()))
+        say(f"  {check['title']}: {found or 'none yet'}")

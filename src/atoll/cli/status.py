@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
-from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json
+from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json, say_reviews
 from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, model_text, say_stored_status, stored_status
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
@@ -144,9 +144,7 @@ def _say_checks(s: dict[str, Any]) -> None:
     if s.get("audits"):
         found = ", ".join(f"{count} {what}" for what, count in s["audits"].items() if what != "drawn")
         say(f"  audits: {s['audits']['drawn']} drawn; found: {found or 'nothing yet'}")
-    for check in s.get("checks", {}).values():
-        found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(check["outcomes"].items()))
-        say(f"  {check['title']}: {found or 'none yet'}")
+    say_reviews(s.get("checks", {}))
     if (v := s.get("validation")) is not None:
         _say_validation(v)
 

@@ -17,7 +17,7 @@ from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import SCORE_ONE
 from atoll.base.units import spans_of, spans_text
 from atoll.cli.display.progress import busy
-from atoll.cli.say import AsJson, Dir, folder_of, run_title, say, say_json
+from atoll.cli.say import AsJson, Dir, folder_of, run_title, say, say_json, say_reviews
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
 from atoll.runtime.storage.stored_history import blob_id_of, kept_in
 
@@ -146,7 +146,7 @@ def _as_object(audit: HistoryVerificationReport, out: DisputeHistory, blobs: int
         "eras": [asdict(e) | {"sealed": e.sealed} for e in audit.eras],
         "votes_alone": votes_alone(audit),
         "members": [asdict(c) for c in audit.members],
-        "checks": audit.outcomes,
+        "checks": _reviews(audit),
         "audits": {"drawn": out.drawn} | out.findings if audit.settings.audited_share else None,
         "reputations": {peer: score / SCORE_ONE for peer, score in audit.scores.items()},
         "contributions": {peer: asdict(share) for peer, share in audit.shares.items()},
@@ -154,10 +154,20 @@ def _as_object(audit: HistoryVerificationReport, out: DisputeHistory, blobs: int
     }
 
 
+def _reviews(audit: HistoryVerificationReport) -> dict[str, dict[str, Any]]:
+    """Title and outcomes of each check that is on, as in `atoll status --json`."""
+    from atoll.capabilities import CAPABILITIES
+
+    return {
+        check.name: {"title": check.title, "outcomes": audit.outcomes.get(check.name, {})}
+        for check in CAPABILITIES.verifiers
+        if check.title and check.is_on(audit.settings)
+    }
+
+
 def _say(
     audit: HistoryVerificationReport, out: DisputeHistory, blobs: int | None, looked: RejudgedCases | None
 ) -> None:
-    from atoll.capabilities import CAPABILITIES
     from atoll.peer.governance.settings_change import in_words
     from atoll.policy.reputation import tier_of
 
@@ -178,11 +188,7 @@ def _say(
     if audit.settings.audited_share:
         found = ", ".join(f"{count} {finding}" for finding, count in sorted(out.findings.items()))
         say(f"  audits: {out.drawn} drawn; found: {found or 'nothing yet'}")
-    for check in CAPABILITIES.verifiers:
-        if check.title and check.is_on(audit.settings):
-            counts = audit.outcomes.get(check.name, {})
-            found = ", ".join(f"{count} {opinion}" for opinion, count in sorted(counts.items()))
-            say(f"  {check.title}: {found or 'none yet'}")
+    say_reviews(_reviews(audit))
     for round in audit.recoveries:
         say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
     for b in audit.branches:

@@ -249,7 +249,7 @@ class LocalReviewFailed(Fact, frozen=True, kw_only=True, tag="LocalReviewFailed"
     phase = "review"
     check: str
     of: int  # round
-    peer: PeerId  # the first author
+    peer: PeerId  # the first author, or the local peer if it cannot show its own
     why: str
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from msgspec import UNSET
 
 from atoll.base.errors import PeerFault
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import Digest, PeerId, Seconds, one_line
 from atoll.base.machine import Effect, Emit, Payload, RunTask, TaskDone, TaskFailed
 from atoll.peer.events import MemberAccused
 from atoll.peer.membership.report_pool import ReportPool
@@ -47,7 +47,9 @@ def unknown_check(verifiers: Sequence[Verifier], settings: RunSettings) -> str:
     names = [] if settings.checks is UNSET else [check.check for check in settings.checks]
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        return f"this version of atoll has no check {unknown}; it has {', '.join(known) or 'none to name'}"
+        return (
+            f"this version of atoll has no check {one_line(unknown)}; it has {', '.join(known) or 'none to name'}"
+        )
     return "it names a check twice" if len(set(names)) < len(names) else ""
 
 

@@ -1,7 +1,7 @@
 """Twin comparison as a method of review: a referee compares the updates of a guest and its host.
 
-The conversation is that of `verification/update_review.py`. The host of the local
-member stays in `peer/round/local_update.py`; no peer sends it.
+The conversation is that of `verification/update_review.py`. The host of the local member stays in
+`peer/round/local_update.py`; no peer sends it.
 Not responsible for: judging, acting on a comparison; vertices do that.
 """
 
