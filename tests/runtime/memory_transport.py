@@ -1,4 +1,4 @@
-"""In-memory transport: connections are pairs of queues on the event loop, found by port in one `MemoryNetwork`."""
+"""In-memory transport: connections are pairs of queues on the event loop, found by place in one `MemoryNetwork`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,17 @@ from atoll.runtime.network.transport import (
 )
 from atoll.wire.libp2p.multiaddr import DialAddress, text_of
 
-HOST = "192.0.2.1"  # of every peer here
 WINDOW_BYTES = 256 * 1024  # in flight in one direction; beyond it, a connection is not clear
 
 
 class MemoryNetwork:
-    """All listeners of one test. `transport` is a `TransportFactory`."""
+    """All listeners of one test, at addresses like /memory/ada. `transport` is a `TransportFactory`."""
 
-    def __init__(self, name: str = "ws") -> None:
-        self.name = name
-        self.listeners: dict[int, MemoryListener] = {}
-        self._ports = 0
+    def __init__(self) -> None:
+        self.listeners: dict[DialAddress, MemoryListener] = {}
 
     def transport(self, options: TransportOptions) -> MemoryTransport:
         return MemoryTransport(self, options)
-
-    def new_port(self) -> int:
-        self._ports += 1
-        return self._ports
 
 
 class MemoryTransport:
@@ -42,13 +35,11 @@ class MemoryTransport:
     async def dial(
         self, endpoint: DialAddress, may_dial: Callable[[str], bool] = lambda host: True
     ) -> MemoryConnection:
-        if not may_dial(endpoint.host):
-            raise OSError(f"{endpoint.host} is not dialed")
-        listener = self._network.listeners.get(endpoint.port)
+        listener = self._network.listeners.get(place := endpoint._replace(peer=None))
         if listener is None:
-            raise ConnectionRefusedError(f"no peer listens at port {endpoint.port}")
-        ours = MemoryConnection(self._options, text_of(endpoint._replace(peer=None)))
-        theirs = MemoryConnection(listener.options, text_of(endpoint._replace(port=self._network.new_port())))
+            raise ConnectionRefusedError(f"no peer listens at {text_of(place)}")
+        ours = MemoryConnection(self._options, text_of(place))
+        theirs = MemoryConnection(listener.options, "")
         ours.remote, theirs.remote = theirs, ours
         theirs.channel = listener.accept(theirs)
         theirs.begin()
@@ -57,11 +48,10 @@ class MemoryTransport:
     async def listen(
         self, endpoint: DialAddress, accept: Callable[[Connection], ConnectionCallbacks]
     ) -> MemoryListener:
-        port = endpoint.port or self._network.new_port()
-        if port in self._network.listeners:
-            raise OSError(f"port {port} is in use")
-        listener = MemoryListener(self._network, port, accept, self._options)
-        self._network.listeners[port] = listener
+        if endpoint in self._network.listeners:
+            raise OSError(f"{text_of(endpoint)} is in use")
+        listener = MemoryListener(self._network, endpoint, accept, self._options)
+        self._network.listeners[endpoint] = listener
         return listener
 
 
@@ -69,15 +59,15 @@ class MemoryListener:
     def __init__(
         self,
         network: MemoryNetwork,
-        port: int,
+        endpoint: DialAddress,
         accept: Callable[[Connection], ConnectionCallbacks],
         options: TransportOptions,
     ) -> None:
-        self.endpoint = DialAddress(HOST, port, network.name, None)
+        self.endpoint = endpoint
         self.accept, self.options, self._network = accept, options, network
 
     def close(self) -> None:
-        self._network.listeners.pop(self.endpoint.port, None)
+        self._network.listeners.pop(self.endpoint, None)
 
     async def wait_closed(self) -> None:
         return
@@ -88,7 +78,7 @@ class MemoryConnection:
 
     channel: ConnectionCallbacks
     remote: MemoryConnection
-    congestion, rtt_s, is_loopback, is_same_computer, source = "", 0.0, False, False, HOST
+    congestion, rtt_s, is_loopback, is_same_computer, source = "", 0.0, False, False, ""
 
     def __init__(self, options: TransportOptions, remote_address: str) -> None:
         self._on_written, self.remote_address = options.on_written, remote_address

@@ -48,20 +48,20 @@ class _FirewalledTransport(MemoryTransport):
 
 
 async def firewalled(name: str, network: FirewalledNetwork) -> Island:
-    island = Island(name, transports={"ws": network.transport})
-    (island.address,) = await island.links.listen(["/ip4/192.0.2.1/tcp/0/ws"])
+    island = Island(name, transports={"memory": network.transport})
+    (island.address,) = await island.links.listen([f"/memory/{name}"])
     return island
 
 
 @clockwork
 async def test_each_kind_of_failed_dial_is_named_with_its_likely_cause():
     """Timed out, refused and no route are different things to look for; no reason is empty."""
-    network = FirewalledNetwork("ws")
+    network = FirewalledNetwork()
     ada = await firewalled("ada", network)
     for failure, code, words, cause in FAILURES:
         network.failure = failure
         with pytest.raises(NetworkError, match=f"{code} .*{words}") as failed:
-            await ada.links.dial("/ip4/192.0.2.1/tcp/999/ws")
+            await ada.links.dial("/memory/nobody")
         assert cause in failed.value.cause and failed.value.fix
     await closed(ada)
 
@@ -69,7 +69,7 @@ async def test_each_kind_of_failed_dial_is_named_with_its_likely_cause():
 @clockwork
 async def test_a_refused_redial_is_reported_also_after_the_link_was_down():
     """The host is unreachable at first, so the link is down; then it answers that no process listens."""
-    network = FirewalledNetwork("ws")
+    network = FirewalledNetwork()
     ada, bob = await firewalled("ada", network), await firewalled("bob", network)
     ada.links.contact(bob.name, (bob.address,))
     await ada.up(bob)

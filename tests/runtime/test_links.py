@@ -208,6 +208,7 @@ async def test_who_listens_on_every_interface_reaches_members_that_came_from_thi
         ("10.0.0.5", ""),
         ("192.0.2.7", ""),
         ("peer.example.org", ""),
+        ("", "place"),
     ],
 )
 def test_which_numbers_mean_another_place_at_every_computer(host: str, means: str):

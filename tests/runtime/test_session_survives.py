@@ -20,7 +20,6 @@ from atoll.wire.libp2p.multiaddr import DialAddress
 
 pytestmark = pytest.mark.net
 
-ANY = "/ip4/192.0.2.1/tcp/0/ws"
 WORDS = [b"%d" % n + bytes(n % 50) for n in range(60)]
 
 
@@ -64,9 +63,9 @@ def _cut_write(end: MemoryConnection, write: Callable, left: list[int]) -> Calla
 
 async def acquainted(network: MemoryNetwork) -> tuple[Island, Island]:
     """Each knows the other's address, and one connection stands."""
-    ada, bob = (Island(name, transports={network.name: network.transport}) for name in ("ada", "bob"))
-    for me in (ada, bob):
-        (me.address,) = await me.links.listen([ANY])
+    ada, bob = (Island(name, transports={"memory": network.transport}) for name in ("ada", "bob"))
+    for name, me in (("ada", ada), ("bob", bob)):
+        (me.address,) = await me.links.listen([f"/memory/{name}"])
     ada.links.contact(bob.name, (bob.address,))
     await asyncio.gather(ada.up(bob), bob.up(ada))
     bob.links.contact(ada.name, (ada.address,))
@@ -149,8 +148,8 @@ async def test_a_peer_without_the_session_begins_a_new_one():
     assert ada.links.send(bob.name, b"before")
     await bob.until(lambda: bob.heard)
     await closed(bob)
-    again = Island("bob", transports={network.name: network.transport})
-    (again.address,) = await again.links.listen([ANY])
+    again = Island("bob", transports={"memory": network.transport})
+    (again.address,) = await again.links.listen(["/memory/bob"])
     ada.links.contact(bob.name, (again.address,))
     await ada.until(lambda: len(ada.events) == 3)
     assert ada.links.send(bob.name, b"after")

@@ -25,9 +25,11 @@ from atoll.base.errors import AtollError, NetworkError, RunFailedError, UsageErr
 from atoll.base.units import bytes_text, seconds_text
 from atoll.base.version import VERSION
 from atoll.crypto.identity import require_post_quantum
-from atoll.runtime.network.dialer import cannot_dial, endpoint_of
+from atoll.runtime.network.dialer import cannot_dial, cannot_listen, endpoint_of
 from atoll.runtime.network.link_settings import LinkSettings
-from atoll.runtime.network.tcp import connect
+from atoll.runtime.network.transport import Connection, ConnectionCallbacks, Transport, TransportOptions
+from atoll.runtime.network.transports import TRANSPORTS
+from atoll.wire.libp2p.multiaddr import DialAddress
 from atoll.wire.ticket import parse
 
 LINK_S = 4.0  # longest wait for all addresses together
@@ -136,13 +138,33 @@ async def check_links(addresses: Sequence[str]) -> list[PreflightResult]:
     return [PreflightResult(one.what, one.text, warning=one.error is not None) if reached else one for one in found]
 
 
+async def check_bindable(addresses: Sequence[str]) -> None:
+    """Raise NetworkError for an address that this computer cannot listen on now. Nothing listens afterwards."""
+    for address in addresses:
+        where = endpoint_of(address)
+        try:
+            listener = await _transport_of(where).listen(where, _refuse)
+        except OSError as why:
+            raise cannot_listen(address, why) from why
+        listener.close()
+        await listener.wait_closed()
+
+
+def _transport_of(where: DialAddress) -> Transport:
+    options = TransportOptions(LinkSettings().congestion, on_written=lambda written_bytes: None)
+    return TRANSPORTS[where.transport](options)
+
+
+def _refuse(connection: Connection) -> ConnectionCallbacks:
+    raise ConnectionAbortedError("this address is only being checked")
+
+
 async def _check_link(address: str) -> PreflightResult:
     begin = time.monotonic()
     try:
         where = endpoint_of(address)
         async with asyncio.timeout(LINK_S):
-            sock = await connect(where, LinkSettings().congestion)
-        sock.close()
+            (await _transport_of(where).dial(where)).abort()
     except OSError as why:  # TimeoutError is one too
         error = cannot_dial(address, why)
         return PreflightResult("link", error.what, error)

@@ -40,9 +40,9 @@ from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer, count_local_peers
 from atoll.runtime.control.status import unaudited_text
 from atoll.runtime.event_log import RunStatus
-from atoll.runtime.network.addresses import check_bindable
 from atoll.runtime.network.dialer import endpoint_of
 from atoll.runtime.peer_folder import default_name
+from atoll.runtime.preflight import check_bindable
 from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import private_folder

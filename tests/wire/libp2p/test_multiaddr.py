@@ -9,6 +9,7 @@ from atoll.crypto.identity import Identity
 from atoll.wire.libp2p import multiaddr
 from atoll.wire.libp2p.multiaddr import DialAddress
 
+WSS = (("tcp", "443"), ("wss", ""))
 PEER = Identity.from_seeds(bytes(32), bytes(32)).peer
 
 
@@ -21,11 +22,16 @@ def test_the_example_of_the_specification():
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("/ip4/192.0.2.7/tcp/7071", DialAddress("192.0.2.7", 7071, "tcp", None)),
-        (f"/ip6/2001:db8::7/tcp/1/p2p/{PEER}", DialAddress("2001:db8::7", 1, "tcp", PEER)),
-        ("/dns/a-b.example.org/tcp/80/ws", DialAddress("a-b.example.org", 80, "ws", None)),
-        (f"/dns4/example.org/tcp/443/wss/p2p/{PEER}", DialAddress("example.org", 443, "wss", PEER)),
-        ("/dns6/example.org/tcp/443/tls/ws", DialAddress("example.org", 443, "wss", None)),
+        ("/ip4/192.0.2.7/tcp/7071", DialAddress.of_host("192.0.2.7", 7071)),
+        (f"/ip6/2001:db8::7/tcp/1/p2p/{PEER}", DialAddress.of_host("2001:db8::7", 1, "tcp", PEER)),
+        ("/dns/a-b.example.org/tcp/80/ws", DialAddress.of_host("a-b.example.org", 80, "tcp/ws")),
+        (
+            f"/dns4/example.org/tcp/443/wss/p2p/{PEER}",
+            DialAddress((("dns4", "example.org"), *WSS), PEER),
+        ),
+        ("/dns6/example.org/tcp/443/tls/ws", DialAddress((("dns6", "example.org"), *WSS))),
+        ("/ip4/192.0.2.7/udp/9/quic-v1", DialAddress.of_host("192.0.2.7", 9, "udp/quic-v1")),
+        (f"/unix/%2Frun%2Fa.sock/p2p/{PEER}", DialAddress((("unix", "%2Frun%2Fa.sock"),), PEER)),
     ],
 )
 def test_an_address_says_where_and_whom_to_dial(text: str, where: DialAddress):
@@ -45,7 +51,11 @@ def test_an_address_says_where_and_whom_to_dial(text: str, where: DialAddress):
         ("/ip6/fe80::1%eth0/tcp/1", "write /ip6/2001:db8::7, not /ip6/fe80::1%eth0"),
         ("/ip4/192.0.2.7/tcp/65536", "write /tcp/7071, not /tcp/65536"),
         ("/ip4/192.0.2.7/tcp", "ends too early; write /tcp/7071"),
-        ("/ip4/192.0.2.7/udp/7071", "/udp is not one of /ip4, /tcp"),
+        ("/ip4/192.0.2.7/sctp/7071", "/sctp is not one of /ip4, /tcp"),
+        ("/tcp/7071", "write a host, a port and perhaps the peer"),
+        ("/ip4/192.0.2.7/tcp/1/tcp/2", "write a host, a port and perhaps the peer"),
+        ("/ip4/192.0.2.7/ws", "write a host, a port and perhaps the peer"),
+        ("/unix/%00", "write /unix/%2Frun%2Fatoll.sock, not /unix/%00"),
         ("/ip4/192.0.2.7", "write a host, a port and perhaps the peer"),
         (f"/ip4/192.0.2.7/tcp/1/p2p/{PEER[:-1]}", "write /p2p/12D3KooW"),
         ("/dns/-bad-/tcp/1", "write /dns/peer.example.org, not /dns/-bad-"),

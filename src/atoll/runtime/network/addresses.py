@@ -1,6 +1,7 @@
 """Addresses: which ones to advertise, how far away each can be dialed, and which ports to reuse.
 
 Listening everywhere (0.0.0.0) is advertised as the addresses of the interfaces, since 0.0.0.0 cannot be dialed.
+An address without a host (a socket's path) is a place on this computer.
 
 Not responsible for: external addresses behind a router; --announce sets them.
 """
@@ -12,12 +13,11 @@ import socket
 from contextlib import suppress
 from typing import Literal
 
-from atoll.runtime.network import tcp
-from atoll.runtime.network.dialer import cannot_listen, endpoint_of, environment_addresses
+from atoll.runtime.network.dialer import endpoint_of, environment_addresses
 from atoll.wire.libp2p.multiaddr import DialAddress, endpoint, text_of
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-Ambiguity = Literal["", "loopback", "link"]
+Ambiguity = Literal["", "loopback", "link", "place"]
 INTERFACES_MAX = 3  # advertised per unspecified address: a ticket has little room
 
 
@@ -33,7 +33,7 @@ def advertised(bound: list[str]) -> tuple[str, ...]:
         where = endpoint(address)
         found = [where]
         if (ip := _ip(where)) is not None and ip.is_unspecified:
-            found = [where._replace(host=host) for host in _interfaces(ip.version)] or [where]
+            found = [where.with_host(host) for host in _interfaces(ip.version)] or [where]
         out += [text_of(e) for e in found]
     return tuple(dict.fromkeys(out))
 
@@ -48,31 +48,24 @@ def with_free_ports(addresses: tuple[str, ...]) -> list[str]:
             family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
             with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
                 probe.bind((where.host, 0))
-                where = where._replace(port=probe.getsockname()[1])
+                where = where.with_port(probe.getsockname()[1])
         out.append(text_of(where))
     return out
-
-
-async def check_bindable(addresses: tuple[str, ...]) -> None:
-    """Raise NetworkError for an address that this computer cannot listen on now. Nothing listens afterwards."""
-    for address in addresses:
-        where = endpoint_of(address)
-        try:
-            (await tcp.listening(where, tcp.UNPACED)).close()
-        except OSError as why:
-            raise cannot_listen(address, why) from why
 
 
 def as_last_time(asked: list[str], last: list[str]) -> list[str]:
     """Replace port 0 by the port bound last time, so that tickets and members' address books stay valid."""
     before = {(e.host, e.transport): e.port for e in map(endpoint_of, last)}
     wheres = [endpoint_of(address) for address in asked]
-    return [text_of(e._replace(port=e.port or before.get((e.host, e.transport), 0))) for e in wheres]
+    return [text_of(e.with_port(e.port or before.get((e.host, e.transport), 0))) for e in wheres]
 
 
 def scope_of(address: str) -> str:
     """ "computer", "network" or "internet": the range from which this address can be dialed."""
-    ip = _ip(endpoint(address))
+    where = endpoint(address)
+    if not where.host:
+        return "computer"
+    ip = _ip(where)
     if ip is None:
         return "internet"  # a host name is trusted
     if ip.is_loopback or ip.is_unspecified:
@@ -81,10 +74,12 @@ def scope_of(address: str) -> str:
 
 
 def ambiguity_of(host: str) -> Ambiguity:
-    """ "loopback" or "link" for an address that means another machine on every computer or link; else empty.
+    """ "loopback", "link" or "place" for an address that means another one on every computer or link; else empty.
 
     The kernel treats the unspecified address as loopback. A host name has to be resolved first.
     """
+    if not host:
+        return "place"
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -92,6 +87,11 @@ def ambiguity_of(host: str) -> Ambiguity:
     if isinstance(ip, ipaddress.IPv6Address):
         ip = ip.ipv4_mapped or ip
     return "loopback" if ip.is_loopback or ip.is_unspecified else "link" if ip.is_link_local else ""
+
+
+def is_everywhere(host: str) -> bool:
+    """True for 0.0.0.0 and ::, which listen on every interface."""
+    return host != "" and ipaddress.ip_address(host).is_unspecified
 
 
 def only_here(address: str) -> bool:

@@ -17,13 +17,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Hashable
-from ipaddress import ip_address
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId, one_line, short_id
 from atoll.base.limits import BULK_FRAME_MAX, CONTROL_FRAME_MAX, PEERS_MAX
 from atoll.base.machine import Lane, LinkDown, LinkUp
-from atoll.runtime.network.addresses import Ambiguity, ambiguity_of
+from atoll.runtime.network.addresses import Ambiguity, ambiguity_of, is_everywhere
 from atoll.runtime.network.buffer_pool import BufferPool
 from atoll.runtime.network.bulk_channel import (
     BulkChannel,
@@ -114,18 +113,18 @@ class ConnectionManager:
                 listener = await self._transports[where.transport].listen(where, self._accept)
             except OSError as why:
                 raise cannot_listen(address, why) from why
-            if not ip_address(own := listener.endpoint.host).is_unspecified:
+            if not is_everywhere(own := listener.endpoint.host):
                 self._dialable_kinds.add(ambiguity_of(own))
             self._listeners.append(listener)
-            bound.append(text_of(where._replace(port=listener.endpoint.port)))
+            bound.append(text_of(where.with_port(listener.endpoint.port)))
         self._security.listening(bound)
         return bound
 
     def contact(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """Keep a connection to this peer from now on. Addresses of unknown transports are skipped.
 
-        Loopback and link-local addresses mean another machine at every member: a member could use them to make
-        others connect to their own services. They are dialed only in these cases:
+        Loopback and link-local addresses and places on a computer mean another one at every member: a member could
+        use them to make others connect to their own services. They are dialed only in these cases:
         - This peer listens on such an address, too. A listener on every interface does not count.
         - `dial` reached one.
         - Loopback only: a peer on this computer is connected and was named by `contact`.

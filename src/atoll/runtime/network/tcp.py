@@ -62,7 +62,7 @@ class TcpTransport:
         sock = await listening(endpoint, self._options.congestion)
         host, port = sock.getsockname()[:2]
         server = await asyncio.get_running_loop().create_server(make_connection, sock=sock, backlog=BACKLOG)
-        return TcpListener(server, DialAddress(host, port, "tcp", None))
+        return TcpListener(server, DialAddress.of_host(host, port))
 
 
 class TcpListener:
@@ -213,7 +213,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     @property
     def remote_address(self) -> str:
         host, port = self._remote()
-        return text_of(DialAddress(host, port, "tcp", None)) if host else ""
+        return text_of(DialAddress.of_host(host, port)) if host else ""
 
     def _remote(self) -> tuple[str, int]:
         """Host and port of the remote; empty once the connection is gone."""

@@ -100,7 +100,7 @@ class Connection(Protocol):
 
     @property
     def has_unsent(self) -> bool:
-        """True if written bytes wait anywhere in this computer, kernel buffers included."""
+        """True if written bytes wait anywhere in this computer, kernel buffers included; False if unknown."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Connection(Protocol):
 
     @property
     def source(self) -> str:
-        """Host of the remote."""
+        """IP address of the remote; empty for a remote on this computer that has none."""
         ...
 
     @property
@@ -137,7 +137,7 @@ class Connection(Protocol):
 class Listener(Protocol):
     """An open listening address."""
 
-    endpoint: DialAddress  # as bound: a numeric host, a port other than 0
+    endpoint: DialAddress  # as bound: a numeric host and a port other than 0, or a place on this computer
 
     def close(self) -> None: ...
 
@@ -151,7 +151,8 @@ class Transport(Protocol):
         """A connection that waits for `start`. Raises OSError.
 
         ConnectionRefusedError means that every address refused.
-        `may_dial` is called with every numeric address that the endpoint's host resolves to.
+        `may_dial` is called with every numeric address that the endpoint's host resolves to. An endpoint without a
+        host needs no call: `dial_any` asked.
         """
         ...
 
@@ -169,7 +170,7 @@ class TransportOptions(NamedTuple):
 
 TransportFactory = Callable[[TransportOptions], Transport]
 Transports = Mapping[str, TransportFactory]
-"""Factories by the multiaddr name of the transport."""
+"""Factories by `DialAddress.transport`: "tcp" dials /ip4/192.0.2.7/tcp/7071, "unix" would dial /unix/%2Frun%2Fx."""
 
 
 def run_guarded(connection: Connection, work: Callable[[], None]) -> None:

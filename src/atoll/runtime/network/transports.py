@@ -1,4 +1,4 @@
-"""Registry of transports by the name that multiaddrs give them."""
+"""Registry of transports by `DialAddress.transport`, the protocols of an address."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Multiaddrs: addresses of peers, as text for people and as bytes for the wire (multiformats/multiaddr).
 
-All other code holds text; bytes appear only in identify. Supports the protocols that Atoll dials, and Ed25519 peer
-ids.
+All other code holds text; bytes appear only in identify. The protocols are rows of the standard's table, also ones
+that no transport of Atoll dials; peer ids are Ed25519.
 Invariants:
 - text -> bytes -> text is the identity for canonical text.
 - The error for a mistyped address names the correct form.
-Not responsible for: resolving names, guessing ports.
+Not responsible for: which transports exist, resolving names, guessing ports.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from atoll.base.errors import PeerFault
 from atoll.base.ids import PeerId
@@ -29,12 +30,40 @@ _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
 
 
 class DialAddress(NamedTuple):
-    """Parsed address for a dialer."""
+    """Parsed address for a dialer: a host and a port, or a place on this computer such as a socket's path."""
 
-    host: str  # IP address or name
-    port: int
-    transport: str  # "tcp", "ws" or "wss"
-    peer: PeerId | None  # peer expected there
+    parts: tuple[tuple[str, str], ...]  # (("ip4", "192.0.2.7"), ("tcp", "7071")), without /p2p
+    peer: PeerId | None = None  # peer expected there
+
+    @classmethod
+    def of_host(cls, host: str, port: int, transport: str = "tcp", peer: PeerId | None = None) -> DialAddress:
+        """An IP address or a name, and a port of the first protocol of `transport`."""
+        kind = "ip6" if ":" in host else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
+        first, *layers = transport.split("/")
+        return cls(((kind, host), (first, str(port)), *((layer, "") for layer in layers)), peer)
+
+    @property
+    def transport(self) -> str:
+        """The protocols without the host: "tcp", "tcp/wss" or "unix". The registry of transports goes by it."""
+        return "/".join(name for name, _ in self.parts if name not in _HOSTS)
+
+    @property
+    def host(self) -> str:
+        """IP address or name; empty for a place on this computer that has none."""
+        return next((value for name, value in self.parts if name in _HOSTS), "")
+
+    @property
+    def port(self) -> int:
+        """0 if the address has none."""
+        return next((int(value) for name, value in self.parts if name in _PORTS), 0)
+
+    def with_host(self, host: str) -> DialAddress:
+        return DialAddress.of_host(host, self.port, self.transport, self.peer)
+
+    def with_port(self, port: int) -> DialAddress:
+        """The same address if it has no port."""
+        parts = tuple((name, str(port) if name in _PORTS else value) for name, value in self.parts)
+        return self._replace(parts=parts)
 
 
 # ---- the protocols -----------------------------------------------------------------------------------------
@@ -80,6 +109,27 @@ def _name(code: int) -> _AddressProtocol:
     )
 
 
+def _port(code: int) -> _AddressProtocol:
+    return _AddressProtocol(code, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071")
+
+
+def _place(code: int, example: str) -> _AddressProtocol:
+    """A place on this computer. Its text is percent-encoded, since a path holds slashes."""
+    return _AddressProtocol(
+        code,
+        _VARIABLE,
+        lambda text: _printable(unquote(text, errors="strict")).encode(),
+        lambda raw: quote(_printable(raw.decode()), safe=""),
+        example,
+    )
+
+
+def _printable(place: str) -> str:
+    if not place or not place.isprintable():
+        raise ValueError("not a name or path")
+    return place
+
+
 def _flag(code: int) -> _AddressProtocol:
     return _AddressProtocol(code, 0, lambda text: b"", lambda raw: "")
 
@@ -88,21 +138,26 @@ _PROTOCOLS = {  # multiformats/multiaddr protocols.csv: code, size
     "ip4": _AddressProtocol(
         4, 4, lambda text: IPv4Address(text).packed, lambda raw: str(IPv4Address(raw)), "192.0.2.7"
     ),
-    "tcp": _AddressProtocol(6, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071"),
+    "tcp": _port(6),
     "ip6": _AddressProtocol(41, 16, _ip6_to_bytes, lambda raw: str(IPv6Address(raw)), "2001:db8::7"),
     "dns": _name(53),
     "dns4": _name(54),
     "dns6": _name(55),
+    "udp": _port(273),
+    "unix": _place(400, "%2Frun%2Fatoll.sock"),
     "p2p": _AddressProtocol(
         421, _VARIABLE, lambda text: peer_id_bytes(ed25519_of(text)), _peer_to_text, "12D3KooW…"
     ),
     "tls": _flag(448),
+    "quic-v1": _flag(461),
     "ws": _flag(477),
     "wss": _flag(478),
+    "memory": _place(777, "1"),
 }
 _BY_CODE = {protocol.code: name for name, protocol in _PROTOCOLS.items()}
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
-_TRANSPORTS = {(): "tcp", ("ws",): "ws", ("wss",): "wss", ("tls", "ws"): "wss"}
+_PORTS = ("tcp", "udp")  # what follows a host
+_PLACES = ("unix", "memory")  # what stands alone
 
 
 # ---- text and bytes ----------------------------------------------------------------------------------------
@@ -152,23 +207,24 @@ def from_bytes(data: Bytes, who: str = "") -> str:
 
 def endpoint(text: str) -> DialAddress:
     """Parse a dialable multiaddr. Raises ValueError with the correct form if it cannot be dialed."""
-    to_bytes(text)  # checks every value
-    names, values = zip(*_parts(text), strict=True)
-    peer = PeerId(values[-1]) if names[-1] == "p2p" else None
-    layers = names[2:-1] if peer else names[2:]
-    if names[0] not in _HOSTS or names[1:2] != ("tcp",) or layers not in _TRANSPORTS:
+    parts = _parts(from_bytes(to_bytes(text)))  # checks every value
+    peer = PeerId(parts.pop()[1]) if parts[-1][0] == "p2p" else None
+    names = tuple(name for name, _ in parts)
+    begins = len(names) > 1 and names[0] in _HOSTS and names[1] in _PORTS
+    layers = names[2:] if begins else names[1:]
+    if not (begins or names[:1] in [(name,) for name in _PLACES]) or any(_PROTOCOLS[name].size for name in layers):
         raise ValueError(
             f"{text[:99]!r} cannot be dialed; write a host, a port and perhaps the peer, "
             "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/443/wss"
         )
-    return DialAddress(values[0].lower(), int(values[1]), _TRANSPORTS[layers], peer)
+    if names[-2:] == ("tls", "ws"):
+        parts[-2:] = [("wss", "")]
+    return DialAddress(tuple(parts), peer)
 
 
 def text_of(where: DialAddress) -> str:
     """The canonical multiaddr of an endpoint."""
-    kind = "ip6" if ":" in where.host else "ip4" if re.fullmatch(r"[0-9.]+", where.host) else "dns"
-    text = f"/{kind}/{where.host}/tcp/{where.port}"
-    text += "" if where.transport == "tcp" else f"/{where.transport}"
+    text = "".join(f"/{name}/{value}" if value else f"/{name}" for name, value in where.parts)
     text += f"/p2p/{where.peer}" if where.peer else ""
     return from_bytes(to_bytes(text))
 
@@ -194,8 +250,9 @@ def _suggest_multiaddr(text: str) -> str:
     match = re.fullmatch(r"(?:(tcp|ws|wss)://)?\[?([0-9A-Za-z.:_-]+?)\]?:([0-9]{1,5})/?", text)
     if match is None:
         return "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
+    layers = "tcp" if match[1] in (None, "tcp") else f"tcp/{match[1]}"
     try:
-        return f"write {text_of(DialAddress(match[2], int(match[3]), match[1] or 'tcp', None))}"
+        return f"write {text_of(DialAddress.of_host(match[2], int(match[3]), layers))}"
     except ValueError:
         return "write for example /ip4/192.0.2.7/tcp/7071"
 
