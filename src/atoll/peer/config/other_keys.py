@@ -44,7 +44,7 @@ ANSWERS = {  # what to do in Atoll → names elsewhere
     "network.announce_addresses": "enable_nat_traversal nat_traversal enable_relay relay use_relay",
     "leave it out: a peer finds the others with a ticket: atoll join TICKET": "bootstrap bootstrap_peers "
     "initial_peers seeds master_addr master_port server_address",
-    "leave it out: peers always connect over TCP; write node.device to train on a GPU": "backend",
+    "leave it out: an address names its transport; write node.device to train on a GPU": "backend",
     "leave it out: every connection is encrypted": "encryption tls",
     "write keep.newest and keep.every_rounds; atoll checkpoint export writes a state elsewhere": "checkpoint_every "
     "checkpoint_interval save_steps",

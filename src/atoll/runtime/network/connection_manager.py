@@ -116,7 +116,7 @@ class ConnectionManager:
             if not is_everywhere(own := listener.endpoint.host):
                 self._dialable_kinds.add(ambiguity_of(own))
             self._listeners.append(listener)
-            bound.append(text_of(where.with_port(listener.endpoint.port)))
+            bound.append(text_of(where.with_port(listener.endpoint.port) if where.host else listener.endpoint))
         self._security.listening(bound)
         return bound
 

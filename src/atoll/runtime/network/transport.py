@@ -95,7 +95,7 @@ class Connection(Protocol):
 
     @property
     def acked_bytes(self) -> int:
-        """Bytes that the remote acknowledged; 0 if the transport cannot tell."""
+        """Bytes that the remote acknowledged; 0 if the transport cannot tell; its rate then stays unknown."""
         ...
 
     @property
@@ -150,7 +150,7 @@ class Transport(Protocol):
     async def dial(self, endpoint: DialAddress, may_dial: Callable[[str], bool] = ...) -> Connection:
         """A connection that waits for `start`. Raises OSError.
 
-        ConnectionRefusedError means that every address refused.
+        ConnectionRefusedError means that every address refused, or that no such place is on this computer.
         `may_dial` is called with every numeric address that the endpoint's host resolves to. An endpoint without a
         host needs no call: `dial_any` asked.
         """
