@@ -1,5 +1,6 @@
-"""Ticket check: whether a joining peer's redemption holds for one of the agreed tickets of a run.
+"""Ticket check by members: whether a joining peer's redemption holds for one of the agreed tickets of a run.
 
+`policy/membership.py` (`admissible`) calls it at the proposer and at every voter.
 Not responsible for: the bytes of tickets and redemptions (`wire/ticket.py`), tickets that resume a session
 (`crypto/session_tickets.py`).
 """

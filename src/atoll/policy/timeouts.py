@@ -1,6 +1,6 @@
-"""Adaptive windows: how long a round waits for silent members, from the duration of agreed rounds.
+"""Adaptive windows: how long a round waits for silent owners, from the duration of agreed rounds.
 
-A *window* is the time of one owner to gather and answer; the plan also uses it for the end of training. Genesis
+A *window* is the time of one owner to gather and answer. `plan.py` adds windows to the time of training. Genesis
 fixes the longest. If it fixes a shortest as well, every vertex holds the window of the next round, computed by
 every voter from the parent and from the times in the vertex: 1.5 times what the round took beside its training. So
 silence costs a few rounds' time instead of a fixed one.

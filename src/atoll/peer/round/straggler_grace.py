@@ -4,7 +4,7 @@ Each peer counts what it received. If some begin to share earlier no harm follow
 (specs/round.md, acceptance).
 
 Invariants:
-- The grace of an attempt begins once and has one end; without acceptance in genesis it never begins.
+- The grace of an attempt begins once and has one end; it never begins without `sync.quorum`, acceptance in genesis.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Peer store: named values, blobs by digest, private state, keys and the event log in one folder.
 
     peer.key  session.key     secrets
-    kept.sqlite               named values; committed with fsync before `keep` returns
-    blobs/<hex>               finished blobs; <hex>.part during the download (partial_blobs.py)
-    blobs/spare.new           file of a removed blob, to be written over
+    kept.sqlite               genesis, vertices, signatures, tickets; committed with fsync before `keep` returns
+    blobs/<hex>               states, data, exhibits; .part during the download (partial_blobs.py), or .damaged
+    blobs/*.new               blobs being written; spare.new is the file of a removed blob, to be written over
     blobs/<hex>.manifest      chunk digests; proved by the name, made again if lost
     private.bin               error feedback and inner state, keyed by vertex; losing it costs progress, not safety
     private.next              staged successor, valid once the current round counts the update in it
     facts.jsonl               event log for people and plots, and facts.old.jsonl before it (event_log.py)
+    door  lock  atoll.log  *.safetensors   control socket, owner, messages; data and model for the user
 
 Invariants:
 - All files are private to this user: 0600 in 0700 (ownership.py).

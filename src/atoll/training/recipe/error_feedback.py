@@ -3,11 +3,12 @@
     encode_update          pseudo-gradient plus error memory becomes wires, and the memory if every part is counted
     settle_error_feedback  once the round is agreed, parts that were not counted go back into the memory
 
-If an attempt fails, its update is dropped and the old memory stays: x was not merged, so the next pseudo-gradient
-covers both intervals.
+Later attempts of a round share the same update. If a round ends without it, the old memory stays: x was not merged,
+so the next pseudo-gradient covers both intervals. The arithmetic is in `training/codec/__init__.py` (`pack_spans`).
 Invariants:
 - Arguments are never changed.
-Not responsible for: an owner's error feedback on results (`worker/downlink_error_feedback.py`).
+Not responsible for: an owner's error feedback on results (`worker/downlink_error_feedback.py`), error feedback of
+`atoll.reduce` (`runtime/allreduce/error_feedback.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from atoll.training.recipe.update import Bounds
 @dataclass(frozen=True)
 class EncodedUpdate:
     wires: tuple[Buffer, ...]  # one per part
-    memory_F: Tensor  # the memory if every part is counted; see settle
+    memory_F: Tensor  # the memory if every part is counted; see `settle_error_feedback`
     bounds: Bounds
 
 

@@ -1,7 +1,8 @@
 """Judgment of one audit: from assignment, claim and exhibit to a verdict.
 
 Hashes are exact: an exhibit that contradicts its own chain is an `ExhibitHashMismatch`. Replays are not: a
-`ReplayMismatch` may be the auditor's fault, so alone it accuses no member (`verification/replay_audit/policy.py`).
+`ReplayMismatch` may be the auditor's fault, so alone it accuses no member: `policy/membership.py` (`convicted`)
+counts the auditors.
 Invariants:
 - Comparisons are relative to the *auditor's* numbers, never to claimed ones. NaN is a mismatch.
 """

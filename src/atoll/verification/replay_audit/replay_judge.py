@@ -1,4 +1,4 @@
-"""Judgment of one exhibit, for an auditor between its rounds and for an offline reader of the history.
+"""Replay of an audited update from its exhibit, in a worker or offline; `judge.py` gives the verdict.
 
 The assignment follows from the agreed state and from `JudgeReplay`, which follows from vertices.
 Invariants:
