@@ -12,6 +12,8 @@ import pytest
 
 from atoll.base.ids import ZERO_DIGEST, PeerId
 from atoll.base.machine import LinkUp
+from atoll.cli.amend import amend
+from atoll.cli.leave import stop
 from atoll.cli.status import peers
 from atoll.cli.watch import FinalJsonView, LogFileTee, farewell, introduction, line_of
 from atoll.peer.round.vertex_body import write_genesis
@@ -160,3 +162,16 @@ def test_gone_is_a_member_and_not_a_link(monkeypatch: pytest.MonkeyPatch, capsys
     progress.counted = [me, anna]
     assert [line["link"] for line in peers_of(cast(Any, host))] == ["me", "up", "gone"]
     assert "gone" in shown()[2]
+
+
+def test_a_person_reads_one_count_of_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Rounds that only assembled members train nothing: after round 33 of the history, 30 rounds are trained."""
+    answer = {"agreed": True, "amended": {"run.rounds": 60}, "round": 33, "trained": 30, "process": 1}
+    monkeypatch.setattr(control_socket, "send_request", lambda *_, **__: answer)
+    amend("run.rounds=60", dir=tmp_path)
+    stop(tmp_path)
+    amended, ended = capsys.readouterr().out.splitlines()
+    assert amended == "run.rounds = 60: in effect after 30 trained rounds"
+    assert ended.startswith("ended after 30 trained rounds; ")

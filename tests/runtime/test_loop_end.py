@@ -284,13 +284,13 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
         (
             {"fact": "RoundAttemptFailed", "attempt": 0, "round": 9},
             "WARNING",
-            "attempt 1 of round 9 ran out of time",
+            "attempt 1 of this round ran out of time",
         ),
-        ({"fact": "LocalContributionSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in round 9: slow"),
+        ({"fact": "LocalContributionSkipped", "round": 9, "why": "slow"}, "WARNING", "no part in this round: slow"),
         (
             {"fact": "LocalContributionSkipped", "round": 9, "why": CLOSED_BEFORE},
             "INFO",
-            "no part in round 9: it is",
+            "no part in this round: it is",
         ),
         ({"fact": "WorkRefused", "why": "disk full"}, "WARNING", "tries again: disk full"),
         (

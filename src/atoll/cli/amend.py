@@ -36,7 +36,7 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     if json:
         say_json(answer)
     elif answer["agreed"]:
-        say(f"{told}: from round {answer['round'] + 1} on, after {answer['trained']} trained rounds")
+        say(f"{told}: in effect after {answer['trained']} trained rounds")
     else:
         say(
             f"the members were told ({told}); it takes effect when the current round closes: atoll status says "

@@ -50,7 +50,7 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     if json:
         say_json(answer)
     else:
-        say(f"ended at round {answer['round']}; atoll up --dir {folder} resumes it")
+        say(f"ended after {answer['trained']} trained rounds; atoll up --dir {folder} resumes it")
 
 
 def recover(

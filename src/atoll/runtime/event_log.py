@@ -373,7 +373,7 @@ class RunStatus:
             case "WorkRefused":
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
             case "RoundAttemptFailed" if entry["attempt"] + 1 >= self.max_retries and self.phase != "assembling":
-                self.trouble = f"round {entry['round']} failed {entry['attempt'] + 1} times; it goes on trying"
+                self.trouble = f"this round failed {entry['attempt'] + 1} times; the peer goes on trying"
             case "HistoryLacksEraSignatures" if entry.get("elsewhere"):
                 self.trouble = (
                     f"this peer was shown a made-up past: {entry['elsewhere']} of those who should have signed the "

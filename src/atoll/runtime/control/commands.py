@@ -150,7 +150,8 @@ async def _fetch(host: TrainingPeer, given: FetchArguments) -> Any:
 
 async def _leave(host: TrainingPeer, given: LeaveArguments) -> Any:
     host.on_leave(given.why[:200])
-    return {"leaving": host.me, "round": host.progress.round, "process": os.getpid()}
+    progress = host.progress
+    return {"leaving": host.me, "round": progress.round, "trained": progress.trained, "process": os.getpid()}
 
 
 async def _evaluate(host: TrainingPeer, given: EvaluateArguments) -> Any:

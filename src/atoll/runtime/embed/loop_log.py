@@ -66,11 +66,11 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             yield from _round(entry, progress)
         case "RoundAttemptFailed" if progress.phase not in ("paused", "assembling") or "paused" in entry:
             then = entry.get("paused", "trying again")
-            what = f"attempt {entry['attempt'] + 1} of round {entry['round']} ran out of time; {then}"
+            what = f"attempt {entry['attempt'] + 1} of this round ran out of time; {then}"
             yield LoopLogLine(logging.WARNING, what)
         case "LocalContributionSkipped":
             level = logging.INFO if CLOSED_BEFORE in entry["why"] else logging.WARNING
-            yield LoopLogLine(level, f"this peer has no part in round {entry['round']}: {entry['why']}")
+            yield LoopLogLine(level, f"this peer has no part in this round: {entry['why']}")
         case "WorkRefused":
             what = f"this computer cannot do its part of the round, and tries again: {entry['why']}"
             yield LoopLogLine(logging.WARNING, what)

@@ -590,7 +590,7 @@ class Run(RunReadings):
         if not largest_of(x_N) < math.inf:
             self.close()
             what = "the model" if self._local.gradients is None or not self._joined else "a gradient"
-            after = f"after round {self.round}" if self.round >= 0 else "in the first round"
+            after = f"after {counted_text(self.trained, 'trained round')}" if self.trained else "in the first round"
             when = f"{after}, step {self._span.steps}" if self._joined else "before its first round"
             raise RunFailedError(
                 "E-ATT-10",
