@@ -81,9 +81,9 @@ def test_a_plot_leaves_out_what_was_not_reported_and_what_was_not_sent(tmp_path:
     silent, alone, short = (
         recorded(tmp_path / name, 5, **fields)
         for name, fields in (
-            ("silent", {"loss": 0.0}),
+            ("silent", {"loss": None}),
             ("alone", {"bytes_out": 0, "counted": ["ada"]}),
-            ("both", {"loss": 0.0, "bytes_out": 0}),
+            ("both", {"loss": None, "bytes_out": 0}),
         )
     )
     assert "no loss was reported" in atoll("plot", silent, "--out", tmp_path / "a.svg").stdout

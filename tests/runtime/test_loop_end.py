@@ -68,6 +68,12 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def shown_by_status(folder: Path) -> str:
+    """What `atoll status` prints of this folder, and whether it imported torch."""
+    asked = [sys.executable, "-c", ASKS, "status", "--dir", str(folder)]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model(
     tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ):
@@ -91,8 +97,7 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
         assert caplog.text.count("the run is over after 2 rounds (the agreed model is in ") == 1
         assert caplog.text.count("this step is yours alone") == 1
 
-    asked = [sys.executable, "-c", ASKS, "status", "--dir", str(tmp_path / "one")]
-    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+    told = shown_by_status(tmp_path / "one")
     assert "over after 2 rounds; no peer is running in" in told and "loss not reported, 4 samples" in told
     assert f"members of the last round: {platform.node()}/one\n" in told and "torch: False" in told
     record = tmp_path / "one" / "facts.jsonl"  # as that of a latecomer, which has seen one round alone
@@ -259,6 +264,22 @@ def _gone(peer: str) -> dict[str, Any]:
 
 CLOSED = {"fact": "RoundClosed", "round": 9, "trained": 4, "state": "", "time_s": 9.0, "loss": None, "samples": 1}
 CLOSED |= {"counted": ["A"], "missing": [], "steps": 1}
+
+
+def test_a_reported_loss_of_zero_is_no_missing_one(
+    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture
+):
+    """The loop reports 0.0 after each step, as a model that fits its data exactly."""
+    caplog.set_level(logging.INFO, "atoll")
+    model, optimizer = small_loop()
+    with atoll.found(folder=tmp_path, rounds=2, inner_steps=2) as run:
+        run.attach(model, optimizer)
+        while not run.done:
+            step(model, optimizer)
+            run.report(0.0)
+        assert run.loss == 0.0
+    assert "round 2 of 2: loss 0.0000, 1 member\n" in caplog.text
+    assert "over after 2 rounds" in shown_by_status(tmp_path) and "loss 0.0000, " in shown_by_status(tmp_path)
 
 
 def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():

@@ -26,6 +26,7 @@ from msgspec import UNSET, Meta, UnsetType
 from atoll.base.arguments import Positive, Window
 from atoll.base.ids import Seconds
 
+ZERO_LOSS = 2.0**-100  # a reported loss of 0 as members send it: 0 itself means that a member reported none
 ABOVE, BELOW = 1.1, 0.9  # multiples of the target loss, between which the batch stays
 FALL_MOST = (
     64.0  # multiple of the current loss; a higher first loss is an outlier or lie that would keep rounds short
@@ -139,7 +140,7 @@ def progress_after(
         return UNSET
     now = initial_progress(effort, inner_steps) if before is UNSET else before
     loss = max(0.0, median(losses)) if losses else 0.0
-    if loss == 0.0:
+    if loss <= ZERO_LOSS:
         return AdaptiveWorkloadState(now.steps, now.batch, now.batch, now.first_loss)
     first_loss = min(now.first_loss, FALL_MOST * loss) if now.first_loss > 0 else loss
     steps, batch = now.steps, now.batch

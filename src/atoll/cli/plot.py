@@ -57,8 +57,8 @@ def plot(
 
 
 def is_reported(loss: float | None) -> bool:
-    """False for a round whose members reported no loss, which is then 0, and for losses that are not finite."""
-    return loss is not None and isfinite(loss) and loss != 0.0
+    """False for a round whose members reported no loss, and for losses that are not finite."""
+    return loss is not None and isfinite(loss)
 
 
 def title_of(record: Path) -> str:
@@ -103,7 +103,7 @@ def rounds_of(record: Path) -> list[dict[str, Any]]:
         elif entry.get("fact") == "RoundClosed" and entry.get("counted"):
             rows[entry["trained"]] = {
                 "trained": entry["trained"],
-                "loss": entry["loss"] or None,  # older logs: 0 if no member reported one
+                "loss": entry["loss"],
                 "peers": len(entry["counted"]),
                 "bytes_out": entry.get("bytes_out", 0),
                 "bytes_data_parallel": progress.bytes_data_parallel,

@@ -296,7 +296,7 @@ def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
         return unchanged if entry["missing"] else ""
     absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""
     count, less = len(entry["counted"]), progress.bytes_data_parallel
-    loss = f"{entry['loss']:.3f}" if entry["loss"] else "not reported"
+    loss = "not reported" if entry["loss"] is None else f"{entry['loss']:.3f}"
     return (
         f"round {entry['trained']}{of}  loss {loss}  {counted_text(count, 'peer')}{absent}  "
         f"sent {bytes_text(entry.get('bytes_out', 0))}"

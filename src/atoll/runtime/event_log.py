@@ -448,7 +448,7 @@ class RunStatus:
             return
         if entry["trained"] <= self.trained or not counted:
             return
-        self.trained, self.loss = entry["trained"], entry["loss"] or None  # older logs: 0 if none was reported
+        self.trained, self.loss = entry["trained"], entry["loss"]
         if self.loss is not None:
             self.curve = [*self.curve[-CURVE_MAX + 1 :], (self.trained, self.loss)]
         tokens = entry["samples"] * max(1, self.seq_len)

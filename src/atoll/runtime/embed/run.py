@@ -36,7 +36,7 @@ from torch import nn
 from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, RunFailedError, UsageError, short_traceback
 from atoll.base.units import counted_text
-from atoll.base.workload import BATCH_MOST
+from atoll.base.workload import BATCH_MOST, ZERO_LOSS
 from atoll.peer.config.node_sections import StateMemory
 from atoll.runtime.embed.after_end import AfterEnd, PostRunStepHook, refuse_steps
 from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel, hugging_face_config, number_of
@@ -439,7 +439,7 @@ class Run(RunReadings):
             span = self._end_span(mailbox_F, lo, hi)
         if not span.reported:
             self._warn(UNREPORTED)
-        loss = span.loss_sum / span.reported if span.reported else 0.0
+        loss = (span.loss_sum / span.reported or ZERO_LOSS) if span.reported else 0.0
         samples, queues = span.steps * self._batch, self._local.queue_rounds > 0
         goes_ahead = job.ahead is not None and self._held_job < job.job
         self._sent = HandoverSnapshot(lo, mailbox_F[lo:hi].clone()) if goes_ahead and not queues else None

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from atoll.base.errors import PeerFault
+from atoll.base.workload import ZERO_LOSS
 from atoll.runtime.storage.ownership import open_private
 from atoll.runtime.trainer.protocol import (
     COMMAND,
@@ -272,7 +273,7 @@ class TrainerCommandLoop:
             steps=span.steps,
             samples=span.samples,
             tokens=span.tokens,
-            loss=span.loss_sum / span.steps if span.steps else None,
+            loss=(span.loss_sum / span.steps or ZERO_LOSS) if span.steps else None,
             seconds=span.seconds,
             cursor=job.cursor + span.samples,
             counters=self._counters(),

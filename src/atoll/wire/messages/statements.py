@@ -80,7 +80,7 @@ class Commitment(BaseStatement, frozen=True, tag="Commitment"):
     parts: int  # number of parts; 0: the signer skips this round, for the reason in `why`
     steps: int  # inner steps of this update
     samples: int
-    loss: float  # mean training loss over the samples that are not late, in nats per token
+    loss: float  # mean training loss over the samples that are not late, in nats per token; 0: none
     step_s: float  # seconds per inner step, for the next plan
     weight: int  # weight of this update in the mean: its samples, or 0 for a newcomer
     why: str = ""  # reason of a skipped round, or options of the caller, see `asked`

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from atoll.base.fair_draw import CREDIT_MAX
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
 from atoll.base.limits import PEERS_MAX, SCORE_ONE, TICKETS_MAX, VOTE_ROUNDS_MAX
-from atoll.base.workload import AdaptiveWorkloadState
+from atoll.base.workload import ZERO_LOSS, AdaptiveWorkloadState
 from atoll.wire.data_ranges import DataPlace
 from atoll.wire.messages.statements import (
     AgreedWeights,
@@ -131,14 +131,16 @@ class SharedDataProgress(msgspec.Struct, frozen=True, array_like=True):
 class SwarmRoundMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of one round, recomputable from the commitments in the same body."""
 
-    loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0 without samples
+    loss: Finite  # mean training loss of the contributors, weighted by this round's samples; 0: none reported
     steps: int  # inner steps taken by the swarm in this round
     samples: int
 
     @property
     def reported_loss(self) -> float | None:
-        """The loss for people; None if it is exactly 0: loops of users need not report one."""
-        return self.loss or None
+        """The loss for people; None if no member reported one, which loops of users need not."""
+        if self.loss == 0.0:
+            return None
+        return 0.0 if abs(self.loss) <= ZERO_LOSS else self.loss
 
 
 class VertexBody(msgspec.Struct, frozen=True, tag="VertexBody"):
