@@ -46,7 +46,7 @@ def test_a_loop_that_joins_asks_the_published_place_first(
 def test_atoll_join_is_refused_at_once_where_members_train_in_their_own_programs(
     tmp_path: Path, peers_in_threads: None
 ):
-    """It was let in once, failed four times to start a trainer, and left."""
+    """It does not become a member before it is refused: only the second loop joins."""
     founder = found_loop(folder=tmp_path / "founder", start_peers=2, rounds=1, inner_steps=1)
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(trained, founder)
@@ -57,6 +57,9 @@ def test_atoll_join_is_refused_at_once_where_members_train_in_their_own_programs
         with atoll.join(founder.ticket, folder=tmp_path / "second") as second:
             trained(second)
         end.result()
+    entries = list(entries_in(tmp_path / "founder" / "facts.jsonl"))
+    joined = [peer for entry in entries if entry["fact"] == "MembershipChanged" for peer in entry["joined"]]
+    assert len(joined) == 1, "the refused peer was a member"
 
 
 def test_atoll_up_does_not_take_the_place_of_a_loop(

@@ -44,6 +44,11 @@ def farewell(peer: Peer, why: str, now: Seconds) -> list[Effect]:
     return [] if peer.is_lost else peer.say(LeaveReport(peer.known.history.head + 1, why[:200]), now)
 
 
+def withdraw(peer: Peer) -> None:
+    """Ask for no role from now on: this computer cannot take part in the run."""
+    peer.participation.admission.withdrawn = True
+
+
 def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
     """Skip training for this many rounds; 0 ends it. `at_once`: from the current round on, without its update."""
     peer.resting.begins(peer.at + (1 if at_once else 2), rounds)

@@ -349,6 +349,7 @@ class _EndWatcher:
                 if text := unaudited_text(self.host):
                     self.shell.notice(text)
             case "LearningKnown" if (refusal := self._loop_missing(entry["data"])) is not None:
+                self.host.withdraw()
                 self.leave("refused", refusal)
             case "JoinRejected":
                 self._refused(entry)

@@ -17,6 +17,7 @@ from atoll.base.limits import MIB
 from atoll.base.machine import Fact
 from atoll.features.archive.reed_solomon import ready
 from atoll.features.attribution.leave_one_out import gather_rows
+from atoll.peer import operator_commands
 from atoll.peer.events import (
     ArchivedStateRebuildFailed,
     ArchivedStateRebuilt,
@@ -245,8 +246,13 @@ class TrainingPeer(Driver):
         self._tell_learning()
         self._spawn(self._find_data())
 
+    def withdraw(self) -> None:
+        """Never ask to be a member: this computer cannot take part in the run."""
+        operator_commands.withdraw(self.machine)
+
     def _refuse(self, code: str, what: str, fix: str, cause: str = "") -> None:
-        """Report that this computer cannot take part in the run."""
+        """Report that this computer cannot take part in the run, before it is a member."""
+        self.withdraw()
         refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, cause=cause, for_good=True)
         for listener in self.listeners:
             listener(refused)

@@ -48,6 +48,7 @@ class AdmissionRequester:
         self.asked_at_head = -1  # the newest vertex here at that time
         self.waits = visits  # a request is pending: a JoinRequest, a request for genesis, any request of a visitor
         self.refusers: dict[RefusalCode, set[PeerId]] = {}  # peers that refused it, by code
+        self.withdrawn = False  # the local driver refused the run: it asks for no role any more
         self.refusals = 0  # consecutive requests that enough peers refused
 
     def knows_genesis(self) -> None:
@@ -73,7 +74,7 @@ class AdmissionRequester:
         self, wish: DesiredRole, history: VertexChain, at: int, now: Seconds, audited: bool = False
     ) -> JoinRequest | ReadyReport | None:
         """The report to send now, if any; `at` is the round of the local state, `audited` a property of the run."""
-        if wish.role == "visitor":
+        if wish.role == "visitor" or self.withdrawn:
             return None
         word = self._lacking(wish, history, at, audited and wish.unaudited)
         before, said_at = self.asked
