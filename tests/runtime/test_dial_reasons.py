@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -82,6 +83,24 @@ async def test_a_refused_redial_is_reported_also_after_the_link_was_down():
     await closed(ada)
 
 
+def unreachable(address: str, why: str, cause: str = "", code: str = "E-NET-13") -> dict[str, str]:
+    return {"fact": "Unreachable", "address": address, "why": why, "cause": cause, "code": code}
+
+
+@clockwork
+async def test_a_ticket_whose_addresses_all_refuse_fails_soon():
+    """No process listens at the first address; the second one refuses too, or a firewall drops the packets."""
+    first, second = "/ip4/192.0.2.7/tcp/7071", "/ip4/192.0.2.8/tcp/7071"
+    host = SimpleNamespace(bootstrap=((first, None), (second, None)), machine=SimpleNamespace(history=None))
+    for code, wait_s in (("E-NET-12", 10), ("E-NET-13", 60)):
+        join, began = JoinProgress(host, list[str]().append), asyncio.get_running_loop().time()
+        join.entry(unreachable(first, "refused", code="E-NET-12"))
+        join.entry(unreachable(second, "the reason", code=code))
+        failure = await join.failure()
+        assert failure is not None and failure.what.startswith(f"no member of this run answered within {wait_s} s:")
+        assert asyncio.get_running_loop().time() - began == pytest.approx(wait_s, abs=0.1)
+
+
 @clockwork
 async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_then_gives_up():
     """Its address at once, each new reason once, a line every few seconds; the end has the newest reason."""
@@ -89,7 +108,7 @@ async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_the
     told: list[str] = []
     join = JoinProgress(host, told.append)
     for why in ("no reply: timed out", "no reply: timed out", "refused"):
-        join.entry({"fact": "Unreachable", "address": host.bootstrap[0][0], "why": why, "cause": "a firewall"})
+        join.entry(unreachable(host.bootstrap[0][0], why, "a firewall"))
     assert told == ["not joined yet: no reply: timed out (a firewall)", "not joined yet: refused (a firewall)"]
     failure = await join.failure()
     assert told[2] == "trying /ip4/192.0.2.7/tcp/7071 …"
@@ -98,6 +117,6 @@ async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_the
     assert "refused" in failure.what
 
     host.machine.history = object()
-    join.entry({"fact": "Unreachable", "address": "/ip4/192.0.2.8/tcp/7071", "why": "refused", "cause": ""})
+    join.entry(unreachable("/ip4/192.0.2.8/tcp/7071", "refused"))
     assert told.pop() == "no connection yet: refused"  # of a member that came back
     assert await join.failure() is None

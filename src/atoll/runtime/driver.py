@@ -515,7 +515,7 @@ class Driver:
                 return
             except (NetworkError, RefusedError) as why:  # another program there may give way to the peer
                 log.info("cannot reach %s yet: %s", address, why.what)
-                self._show("Unreachable", phase="join", address=address, why=why.what, cause=why.cause)
+                self._show("Unreachable", code=why.code, address=address, why=why.what, cause=why.cause)
                 await asyncio.sleep(DIAL_AGAIN_S)
 
     async def _pulse(self) -> None:
@@ -584,9 +584,9 @@ class Driver:
         self.progress.fold(entry)
         self.on_entry(entry)
 
-    def _show(self, fact: str, **fields: Any) -> None:
+    def _show(self, fact: str, phase: str = "join", **fields: Any) -> None:
         """Show a fact that is not recorded."""
-        self.record_entry({"at": round(self.clock.now(), 3), "fact": fact} | fields, durable=False)
+        self.record_entry({"at": round(self.clock.now(), 3), "fact": fact, "phase": phase} | fields, durable=False)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

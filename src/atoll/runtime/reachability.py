@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.base.errors import NetworkError
+from atoll.base.ids import Seconds
+from atoll.runtime.network.dialer import NO_LISTENER
 
 JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
+REFUSED_S = 10.0  # the same if each address refuses: no process listens there; a peer that starts listens by then
 STILL_TRYING_S = 8.0  # between two lines of a peer that no member has answered yet
 
 
@@ -25,6 +28,7 @@ class JoinProgress:
     ) -> None:
         self._host, self._notice, self._routine = host, notice, routine or notice
         self._reasons: dict[str, str] = {}  # address -> newest reason why it cannot be reached
+        self._refused: set[str] = set()  # addresses at which no process listens, by the newest dial
         self._cause = ""  # of the newest reason
 
     def entry(self, entry: Mapping[str, Any]) -> None:
@@ -36,6 +40,7 @@ class JoinProgress:
             state = "no connection yet" if self._is_known else "not joined yet"
             self._notice(f"{state}: {why}" + (f" ({cause})" if cause else ""))
         self._reasons[address], self._cause = why, cause
+        (self._refused.add if entry["code"] == NO_LISTENER else self._refused.discard)(address)
 
     async def failure(self) -> NetworkError | None:
         """Wait until the run is known, then None; or the error once no member has answered in time."""
@@ -44,22 +49,26 @@ class JoinProgress:
         self._routine(f"trying {', '.join(address for address, _ in self._host.bootstrap)} …")
         clock = asyncio.get_running_loop().time
         began = clock()
-        while True:
-            await asyncio.sleep(min(STILL_TRYING_S, began + JOIN_S - clock()))
+        while (left_s := began + self._patience_s - clock()) > 0:
+            await asyncio.sleep(min(STILL_TRYING_S, left_s))
             if self._is_known:
                 return None
-            if clock() - began >= JOIN_S:
-                break
-            self._notice(f"still trying: no member has answered for {clock() - began:.0f} s")
-        reasons = "; ".join(self._reasons.values())
+            if clock() - began < self._patience_s:
+                self._notice(f"still trying: no member has answered for {clock() - began:.0f} s")
+        patience_s, reasons = self._patience_s, "; ".join(self._reasons.values())
         return NetworkError(
             "E-NET-01",
-            f"no member of this run answered within {JOIN_S:.0f} s" + (f": {reasons}" if reasons else ""),
+            f"no member of this run answered within {patience_s:.0f} s" + (f": {reasons}" if reasons else ""),
             cause=self._cause or "a member's process is there, but does not answer",
             fix="start the peer that made the ticket (atoll up in its folder, with --stay if its run is over), or "
             "ask another member for one (atoll invite); if it runs, let it announce an address that you can reach: "
             "atoll up --announce /ip4/…/tcp/…",
         )
+
+    @property
+    def _patience_s(self) -> Seconds:
+        addresses = {address for address, _ in self._host.bootstrap} | self._reasons.keys()
+        return REFUSED_S if addresses and addresses == self._refused else JOIN_S
 
     @property
     def _is_known(self) -> bool:

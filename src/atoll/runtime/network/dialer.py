@@ -22,6 +22,7 @@ from atoll.wire.libp2p.multiaddr import DialAddress, endpoint
 
 log = logging.getLogger(__name__)
 
+NO_LISTENER = "E-NET-12"  # code of a refused connection
 NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
 
 
@@ -134,7 +135,7 @@ def cannot_dial(address: str, why: OSError | PeerFault) -> NetworkError | Refuse
     match why:
         case ConnectionRefusedError():
             return NetworkError(
-                "E-NET-12",
+                NO_LISTENER,
                 f"no peer listens at {address}: connection refused",
                 cause="the peer is not running, or its port changed; the computer itself is there",
                 fix="ask a member for a new ticket: atoll invite",
