@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from atoll.runtime.storage.ownership import lock_folder
 
 LIGHT = ["status", "peers", "invite", "export", "leave", "stop", "recover", "init", "plot", "simulate"]
 LIGHT += ["verify", "checkpoint", "plan", "pause", "resume", "amend", "config", "docs", "publish", "evaluate"]
@@ -41,6 +44,16 @@ for verb in sys.argv[2:]:
 """
 
 
+USES = """
+import sys
+from atoll.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    print(ended.code, *{"torch"} & sys.modules.keys())
+"""
+
+
 def test_help_never_imports_torch():
     """Of all verbs, one after the other in a process of its own."""
     verbs = [*LIGHT, *BESIDE, "up", "join", "demo"]
@@ -62,6 +75,18 @@ def test_asking_a_folder_where_nobody_runs_never_imports_torch(tmp_path: Path):
     asked = [sys.executable, "-c", ASKS, str(tmp_path), "status", "peers", "leave", "pause"]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["3"] * 4, done.stderr
+
+
+def test_a_folder_in_use_is_reported_before_torch_is_imported(tmp_path: Path):
+    """Loading torch takes seconds. This process holds the folder as a peer does."""
+    (tmp_path / "kept.sqlite").touch()
+    handle = lock_folder(tmp_path)
+    try:
+        command = [sys.executable, "-c", USES, "up", "--dir", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        os.close(handle)
+    assert "E-DIR-01 another Atoll process" in done.stderr and done.stdout == "2\n", done.stderr
 
 
 def test_help_is_there_before_anybody_gets_impatient():

@@ -45,7 +45,7 @@ from atoll.runtime.peer_folder import default_name
 from atoll.runtime.preflight import check_bindable
 from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.storage.atomic_files import unusable
-from atoll.runtime.storage.ownership import private_folder
+from atoll.runtime.storage.ownership import check_unlocked, private_folder
 from atoll.runtime.transfer_progress import downloaded_bytes
 from atoll.wire.ticket import Ticket, parse
 
@@ -239,9 +239,10 @@ def _listening(start: PeerOptions) -> tuple[str, ...]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Report a folder that cannot be used before torch is loaded."""
+    """Report a folder that cannot be used, or that another process uses, before torch is loaded."""
     try:
         private_folder(folder)
+        check_unlocked(folder)
     except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
         raise unusable(folder, why) from None
 

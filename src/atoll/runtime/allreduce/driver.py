@@ -41,7 +41,7 @@ from atoll.runtime import driver
 from atoll.runtime.allreduce.call import Cuts, GroupTerms, ReduceCall, ReduceResult, asked_for, but_for_held
 from atoll.runtime.allreduce.trust import VerifiableReduceArithmetic
 from atoll.runtime.allreduce.worker import GroupWorker
-from atoll.runtime.storage.store import is_in_use
+from atoll.runtime.storage.ownership import is_in_use
 from atoll.wire.codec import decode_statement
 from atoll.wire.messages.membership import ReportMessage
 from atoll.wire.messages.round import UpdateCommitmentMessage

@@ -1,4 +1,4 @@
-"""Ownership and modes of a peer's folder: files 0600 in folders 0700, whatever the umask.
+"""Ownership, modes and lock of a peer's folder: files 0600 in folders 0700, one process, whatever the umask.
 
 Invariants:
 - A folder of another user, or one that every user can write to, is refused before anything is written into it.
@@ -129,8 +129,46 @@ def read_secret(path: Path) -> bytes | None:
         return file.read()
 
 
+def lock_folder(folder: Path) -> int:
+    """Lock the folder: two processes with one identity would produce evidence against each other. UsageError."""
+    handle = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        os.lockf(handle, os.F_TLOCK, 0)
+    except OSError:
+        os.close(handle)
+        raise _in_use(folder) from None
+    return handle
+
+
+def check_unlocked(folder: Path) -> None:
+    """UsageError if another process holds this folder. Must not be called for a folder of this process."""
+    if (folder / "lock").exists() and is_in_use(folder):
+        raise _in_use(folder)
+
+
+def is_in_use(folder: Path) -> bool:
+    """True while another process holds this folder. Must not be called for a folder of this process."""
+    handle = os.open(folder / "lock", os.O_RDWR)
+    try:
+        os.lockf(handle, os.F_TEST, 0)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def _owner(path: Path) -> int:
     return path.lstat().st_uid
+
+
+def _in_use(folder: Path) -> UsageError:
+    return UsageError(
+        "E-DIR-01",
+        f"another Atoll process is using {folder}",
+        cause="the peer is already running in this folder",
+        fix=f"atoll status --dir {folder}, or choose another folder with --dir",
+    )
 
 
 def _of_another_user(path: Path, folder: Path, choose: str) -> UsageError:

@@ -43,7 +43,7 @@ from atoll.protocol.transfer.tasks import BlobStoragePrepared, CloseBlob, DropBl
 from atoll.runtime.network.buffer_pool import for_once
 from atoll.runtime.network.file_slice import FileSlice, SharedOpenFile
 from atoll.runtime.storage.atomic_files import aside, open_elsewhere, read_at, refused, sync_folder, write_durably
-from atoll.runtime.storage.ownership import make_private, open_private, private_folder, read_secret
+from atoll.runtime.storage.ownership import lock_folder, make_private, open_private, private_folder, read_secret
 from atoll.runtime.storage.partial_blobs import PARTS_KEPT_S, Memory, PartialBlobStore
 from atoll.runtime.storage.staged_file import StagedFile
 from atoll.runtime.storage.verified_chunks import ChunkVerificationCache, FileStamp
@@ -85,7 +85,7 @@ class PeerStore:
             private_folder(folder)
             private_folder(folder / "blobs")
             make_private(folder / "kept.sqlite")  # its log and index get the same mode
-            self._lock = self._take_lock()
+            self._lock = lock_folder(self.folder)
         except OSError as why:
             raise refused("open this folder", why.strerror, folder) from why
         self._blobs = os.fspath(folder / "blobs")
@@ -509,21 +509,6 @@ class PeerStore:
             return FileStamp.of(os.stat(self._place(name)))
         return None
 
-    def _take_lock(self) -> int:
-        """Lock the folder: two processes with one identity would produce evidence against each other."""
-        handle = open_private(self.folder / "lock", os.O_RDWR | os.O_CREAT)
-        try:
-            os.lockf(handle, os.F_TLOCK, 0)
-        except OSError:
-            os.close(handle)
-            raise UsageError(
-                "E-DIR-01",
-                f"another Atoll process is using {self.folder}",
-                cause="the peer is already running in this folder",
-                fix=f"atoll status --dir {self.folder}, or choose another folder with --dir",
-            ) from None
-        return handle
-
 
 class NewBlob:
     """A blob without a name until it is whole. One at a time per folder; call `finish` or `drop`."""
@@ -559,18 +544,6 @@ class NewBlob:
         with suppress(OSError):  # a full disk refuses again
             self._file.close()
         self._path.unlink(missing_ok=True)
-
-
-def is_in_use(folder: Path) -> bool:
-    """True while another process holds this folder. Must not be called for a folder of this process."""
-    handle = os.open(folder / "lock", os.O_RDWR)
-    try:
-        os.lockf(handle, os.F_TEST, 0)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def run_store_task(store: PeerStore, work: Any) -> Any:
