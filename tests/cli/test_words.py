@@ -295,6 +295,20 @@ def test_a_round_is_one_line_and_names_who_was_missing():
     assert line_of(entry | {"counted": [], "missing": []}, progress) == ""  # members only assembled
 
 
+def test_a_round_that_closed_before_this_peer_was_ready_is_no_alarm():
+    """It comes back to its run; the first round closes while its trainer starts, a later one without its update."""
+    progress = RunStatus(me="ada")
+    entry = {"time_s": 5.0, "fact": "RoundClosed", "round": 55, "trained": 50, "loss": None, "state": "ab"}
+    entry |= {"counted": [], "missing": ["ada"], "steps": 0, "samples": 0}
+    progress.fold({"fact": "LocalStateCaughtUp", "round": 54, "by": "disk", "trained": 49})
+    assert line_of(entry, progress) == "round 50 closed before this peer was ready; the model is unchanged"
+    skipped = {"fact": "LocalContributionSkipped", "why": "E-TRN-12 the data set is not loaded yet"}
+    assert line_of(skipped, progress).startswith("this peer has no part in this round: ")
+    progress.fold({"fact": "LocalTrainingEnded", "round": 56, "steps": 4})
+    assert line_of(skipped, progress).startswith("! ")
+    assert line_of(entry, progress) == "! round 50 counted no update; the model is unchanged"
+
+
 def test_a_client_counts_among_those_that_could_have_trained():
     """Two voters and a client train, an observer does not: three of three, not three of two."""
     line = {"vote_key": b"", "addresses": (), "standing": "member", "since": 0, "step_s": 0.0}

@@ -21,7 +21,7 @@ from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.evaluation.facts import evaluation_text
-from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus, alike_text
+from atoll.runtime.event_log import RunStatus, alike_text
 from atoll.runtime.network.addresses import scope_of
 from atoll.runtime.supervisor import PeerDisplay
 
@@ -225,7 +225,7 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             told = f"! this computer cannot do its part of the round: {entry['why']}"
             return f"{told}; free memory or disk, or fix the cause: the peer tries again"
         case "LocalContributionSkipped":
-            alarm = "" if CLOSED_BEFORE in entry["why"] else "! "
+            alarm = "" if progress.is_late_start(entry["why"]) else "! "
             return f"{alarm}this peer has no part in this round: {entry['why']}"
         case "LocalReviewFailed":
             what = f"the update of {name(entry['peer'])} in round {entry['of']}"
@@ -292,6 +292,8 @@ def _round_lines(entry: dict[str, Any], progress: RunStatus) -> str:
 def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
     of = f"/{progress.rounds}" if progress.rounds else ""
     if not entry["counted"]:
+        if progress.missed_start(entry):
+            return f"round {entry['trained']}{of} closed before this peer was ready; the model is unchanged"
         unchanged = f"! round {entry['trained']}{of} counted no update; the model is unchanged"
         return unchanged if entry["missing"] else ""
     absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""

@@ -65,6 +65,8 @@ HEADER_FACTS = (
     "MembershipChanged",
 )  # repeated in a new file, since later lines need them
 CLOSED_BEFORE = "it is over: the others agreed on it without this peer"  # why a peer has no part in a round
+LATE_START = "its time for training is over already"  # the same, while its trainer starts
+DATA_LATE = "the data set is not loaded yet"
 EVENTS_VERSION = 2  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
@@ -259,6 +261,7 @@ class RunStatus:
     bytes_data_parallel: int = 0  # estimate for one peer in data-parallel training
     bytes_data_parallel_all: int = 0  # estimate for all peers
     holds_model: bool = False  # True if the agreed state is here
+    is_ready: bool = False  # True from this peer's first training on after it caught up
     over: bool = False
     trouble: str = ""
     audits_drawn: int = 0  # segments of rounds drawn for replay
@@ -288,7 +291,7 @@ class RunStatus:
         progress = RunStatus(me=me)
         for entry in entries:
             progress.fold(entry)
-        progress.phase, progress.over, progress.holds_model = "starting", False, False
+        progress.phase, progress.over, progress.holds_model, progress.is_ready = "starting", False, False, False
         progress.step, progress.step_loss, progress.trouble = 0, None, ""
         progress.suspected.clear()
         return progress
@@ -312,7 +315,7 @@ class RunStatus:
                 self.base_values = entry.get("base_values", 0)  # absent in older logs
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "LocalStateCaughtUp":
-                self.phase, self.holds_model, self.apart_steps = "waiting", True, 0
+                self.phase, self.holds_model, self.is_ready, self.apart_steps = "waiting", True, False, 0
                 self.trained = entry.get("trained") or self.trained  # absent in older logs
                 self.download_reasons.clear()
             case "StateDownloadBegan":
@@ -327,7 +330,7 @@ class RunStatus:
             case "Stepped":
                 self.step, self.step_loss = entry["steps"], entry["loss"]
             case "LocalTrainingEnded":
-                self.phase, self.step, self.passed = "committing", entry["steps"], ""
+                self.phase, self.step, self.passed, self.is_ready = "committing", entry["steps"], "", True
             case "LocalContributionSkipped":
                 self.passed = entry["why"]
             case "TrainedWithoutQuorum":
@@ -416,6 +419,14 @@ class RunStatus:
         is_same = why in reasons or (bool(reasons) and not why.endswith(UNSERVED))
         self.download_text = "" if is_same else f"downloading the agreed model ({why})"
         reasons.append(why)
+
+    def is_late_start(self, why: str) -> bool:
+        """True for a reason to skip a round that only says that this peer was not ready: no trouble."""
+        return CLOSED_BEFORE in why or (not self.is_ready and (LATE_START in why or DATA_LATE in why))
+
+    def missed_start(self, entry: Entry) -> bool:
+        """True for a closed round that lacks this peer's update because its trainer was not ready: no trouble."""
+        return self.me in entry["missing"] and not self.is_ready
 
     def arrival_text(self, peer: str) -> str:
         """How this member came: for the first time, or back."""

@@ -17,7 +17,7 @@ from typing import Any
 from atoll.base.ids import PeerId
 from atoll.base.units import counted_text
 from atoll.runtime.embed.messages import LoopLogLine
-from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus, alike_text
+from atoll.runtime.event_log import RunStatus, alike_text
 
 TROUBLES = ("HistoryLacksEraSignatures", "StoredVertexLost")  # facts that RunStatus explains in its `trouble`
 LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
@@ -69,7 +69,7 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             what = f"attempt {entry['attempt'] + 1} of this round ran out of time; {then}"
             yield LoopLogLine(logging.WARNING, what)
         case "LocalContributionSkipped":
-            level = logging.INFO if CLOSED_BEFORE in entry["why"] else logging.WARNING
+            level = logging.INFO if progress.is_late_start(entry["why"]) else logging.WARNING
             yield LoopLogLine(level, f"this peer has no part in this round: {entry['why']}")
         case "WorkRefused":
             what = f"this computer cannot do its part of the round, and tries again: {entry['why']}"
@@ -125,7 +125,8 @@ def _round(entry: Entry, progress: RunStatus) -> Iterator[LoopLogLine]:
         who = counted_text(counted, "member") + absent
         yield LoopLogLine(logging.INFO, f"round {entry['trained']}{of}: loss {loss}, {who}")
     elif entry["missing"]:
-        yield LoopLogLine(logging.WARNING, UNMOVED.format(trained=entry["trained"]))
+        level = logging.INFO if progress.missed_start(entry) else logging.WARNING
+        yield LoopLogLine(level, UNMOVED.format(trained=entry["trained"]))
     for peers in progress.alike_anew:
         yield LoopLogLine(logging.WARNING, alike_text([progress.name_of(peer) for peer in peers]))
     if "pauses" in entry:

@@ -18,6 +18,7 @@ from typing import Any
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import Seconds
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
+from atoll.runtime.event_log import DATA_LATE, LATE_START
 from atoll.runtime.trainer import TrainerClient, TrainerCommandError, TrainerHeartbeat, TrainerSpec
 from atoll.training.exchange.layout import check_same
 from atoll.training.recipe.gradient import PLAIN
@@ -70,7 +71,7 @@ class TrainerSupervisor:
                 why = f"the trainer failed {self.failures} times and starts again later"
                 raise RunFailedError("E-TRN-11", why) from None
             late = self._equipped.is_set()
-            why = "its time for training is over already" if late else "the data set is not loaded yet"
+            why = LATE_START if late else DATA_LATE
             raise RunFailedError("E-TRN-12", why) from None
 
     async def start(self, learning: TrainingSpec) -> None:
