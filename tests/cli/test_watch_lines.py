@@ -164,11 +164,37 @@ def test_gone_is_a_member_and_not_a_link(monkeypatch: pytest.MonkeyPatch, capsys
     assert "gone" in shown()[2]
 
 
+AMENDED: dict[str, Any] = {"agreed": True, "amended": {"run.rounds": 60}, "round": 33, "trained": 30}
+AMENDED |= {"was_over": False, "over": False, "changes_rate": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"was_over": True}, "; the run had ended and goes on"),
+        ({"was_over": True, "over": True}, "the run has ended, so nothing trains until it has more rounds: atoll"),
+        ({"was_over": True, "agreed": False}, "the run has ended; it takes effect once a quorum"),
+        ({"agreed": False}, "it takes effect when the current round closes"),
+        ({"changes_rate": True}, "a higher one can raise the loss at first"),
+    ],
+)
+def test_an_amendment_says_what_happens_next(
+    change: dict[str, Any],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(control_socket, "send_request", lambda *_, **__: AMENDED | change)
+    amend("run.rounds=60", dir=tmp_path)
+    assert says in capsys.readouterr().out
+
+
 def test_a_person_reads_one_count_of_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Rounds that only assembled members train nothing: after round 33 of the history, 30 rounds are trained."""
-    answer = {"agreed": True, "amended": {"run.rounds": 60}, "round": 33, "trained": 30, "process": 1}
+    answer = AMENDED | {"process": 1}
     monkeypatch.setattr(control_socket, "send_request", lambda *_, **__: answer)
     amend("run.rounds=60", dir=tmp_path)
     stop(tmp_path)

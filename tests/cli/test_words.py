@@ -25,7 +25,7 @@ from atoll.cli.checkpoint import could_train
 from atoll.cli.main import app
 from atoll.cli.main import main as command
 from atoll.cli.picture import curve_text
-from atoll.cli.say import qr, say, say_json, say_trouble, ticket_of
+from atoll.cli.say import qr, run_title, say, say_json, say_trouble, ticket_of
 from atoll.cli.status import exchange_text, preference_lines
 from atoll.cli.watch import JsonLinesView, LiveTerminalView, PlainLinesView, introduction, line_of
 from atoll.crypto.identity import Identity
@@ -565,6 +565,11 @@ def test_a_ticket_file_with_a_byte_order_mark_holds_the_ticket(tmp_path: Path):
     """As an editor on Windows saves it."""
     (file := tmp_path / "ticket").write_bytes(b"\xef\xbb\xbfATOLL1:AAAA\r\n")
     assert ticket_of("", file) == "ATOLL1:AAAA"
+
+
+def test_a_run_without_a_name_is_named_by_its_id():
+    assert run_title("run", "842ac35e") == "run 842ac35e"
+    assert run_title("corals", "842ac35e") == "run corals (842ac35e)"
 
 
 def test_status_says_in_plain_words_how_updates_travel():

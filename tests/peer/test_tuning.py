@@ -220,8 +220,8 @@ def test_numbers_that_make_no_sense_here_are_refused_by_every_voter():
     reach(swarm, 5)
     settings, parent = swarm.world.nodes[CREATOR].machine.settings, head_of(swarm)
     refused = {
-        "changes nothing": ChangeableSettings(),
-        "not finite": ChangeableSettings(lr=float("inf")),
+        "already in effect": ChangeableSettings(),
+        "not a finite number": ChangeableSettings(lr=float("inf")),
         "does not have: audits": ChangeableSettings(audit_rate=0.1),
         "rounds in minutes": ChangeableSettings(round_time_s=60.0),
         "run.min_peers (9) above run.start_peers": ChangeableSettings(min_peers=9),

@@ -24,7 +24,6 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
         As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members. A
         last word without = is the peer's folder.
     """
-    from atoll.policy.membership import AMEND_ROUNDS
     from atoll.runtime.control.socket import send_request
 
     if numbers and dir is None and "=" not in numbers[-1] and Path(numbers[-1]).is_dir():
@@ -32,13 +31,31 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     if not numbers:
         raise UsageError("E-CFG-07", "no number is named", fix="atoll amend run.rounds=60; atoll amend --help")
     answer = send_request(folder_of(dir), "amend", numbers=list(numbers))
-    told = ", ".join(f"{key} = {value:g}" for key, value in answer["amended"].items())
     if json:
         say_json(answer)
-    elif answer["agreed"]:
-        say(f"{told}: in effect after {answer['trained']} trained rounds")
-    else:
-        say(
-            f"the members were told ({told}); it takes effect when the current round closes: atoll status says "
-            f"when. If {AMEND_ROUNDS} rounds pass without it, run this command again"
-        )
+        return
+    told = ", ".join(f"{key} = {value:g}" for key, value in answer["amended"].items())
+    if not answer["agreed"]:
+        say(f"the members were told ({told}); {_awaited(answer['was_over'])}")
+        return
+    say(f"{told}: in effect after {answer['trained']} trained rounds{_effect(answer['was_over'], answer['over'])}")
+    if answer["changes_rate"] and not answer["over"]:
+        say("the learning rate changes with it; a higher one can raise the loss at first")
+
+
+def _effect(was_over: bool, over: bool) -> str:
+    if over:
+        return "; the run has ended, so nothing trains until it has more rounds: atoll amend run.rounds=…"
+    return "; the run had ended and goes on" if was_over else ""
+
+
+def _awaited(was_over: bool) -> str:
+    """What the change of these settings waits for."""
+    from atoll.policy.membership import AMEND_ROUNDS
+
+    if was_over:
+        return "the run has ended; it takes effect once a quorum of members is running: atoll up --stay at each"
+    return (
+        "it takes effect when the current round closes: atoll status says when. If "
+        f"{AMEND_ROUNDS} rounds pass without it, run this command again"
+    )

@@ -94,7 +94,7 @@ def say_trouble(why: AtollError, as_json: bool) -> int:
 
 def run_title(name: str, short: str) -> str:
     """Title of the run with this name and short id; a run without a name of its own has just the id."""
-    return " ".join(filter(None, ("run", one_line(name) if name != UNNAMED else "", f"({short})")))
+    return f"run {short}" if name == UNNAMED else f"run {one_line(name)} ({short})"
 
 
 def qr(text: str) -> str:

@@ -145,7 +145,7 @@ def tune(peer: Peer, to: ChangeableSettings, sign: Sign, now: Seconds) -> list[E
     known = _as_member(peer, also_over=True)
     history, to = known.history, with_waiting(peer, to)
     if why := why_not(known.settings, history.head_body, to):
-        raise ValueError(f"the settings change {why}")
+        raise ValueError(why)
     plain = ChangeSettings(history.head_id, to, b"")
     return peer.say(replace(plain, signature=sign(word_bytes(known.notary.run, plain))), now)
 

@@ -99,20 +99,20 @@ def tuned_by(settings: RunSettings, parent: VertexBody, trained: int, to: Change
 
 
 def why_not(settings: RunSettings, parent: VertexBody, to: ChangeableSettings) -> str:
-    """Why these numbers cannot follow this vertex, in plain words; empty if they can."""
+    """Why the settings cannot take these numbers after this vertex, as a clause; empty if they can."""
     now, given = settings_after(settings, parent), numbers_in(to)
     held = {} if parent.tuned is UNSET else numbers_in(parent.tuned.to)
     if all(held.get(name) == value for name, value in given.items()):
-        return "changes nothing: these numbers are already in effect"
+        return "they are already in effect"
     if not all(isfinite(value) for value in given.values()):
-        return "names a number that is not finite"
+        return "one is not a finite number"
     if lacking := [what for name, what in _lacks(now).items() if name in given]:
-        return f"changes what this run does not have: {'; '.join(lacking)}"
+        return f"they change what this run does not have: {'; '.join(lacking)}"
     if now.round.rhythm is not UNSET and given.keys() & {"rounds", "inner_steps"}:
-        return "changes rounds or steps of a run whose phases are shares of all its rounds (sync.phases)"
+        return "rounds and steps stay in a run whose phases are shares of all its rounds (sync.phases)"
     goes_on = parent.trained + (not (is_over(settings, parent) or parent.paused is not UNSET))
     if to.rounds is not UNSET and 0 < to.rounds <= goes_on:
-        return f"asks for {to.rounds} rounds, but {goes_on} will have trained when members agree on it"
+        return f"this asks for {to.rounds} rounds, but {goes_on} will have trained when members agree on it"
     then = with_numbers(now, to)
     return _misfit(then) or pacing_problem(then)
 
@@ -145,7 +145,7 @@ def _misfit(settings: RunSettings) -> str:
         ("a fifth of consensus.timeout_min", "one of consensus.timeout", _least_s(settings), s.owner_s),
     ):
         if low > high:
-            return f"would have {small} ({low:g}) above {large} ({high:g})"
+            return f"they would put {small} ({low:g}) above {large} ({high:g})"
     return ""
 
 

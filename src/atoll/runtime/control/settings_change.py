@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import Seconds
 from atoll.peer.config.sections import declarations, sections
-from atoll.peer.governance.settings_change import in_words, numbers_in, tuned_by, with_numbers
+from atoll.peer.governance.settings_change import in_words, is_over, numbers_in, tuned_by, with_numbers
 from atoll.peer.operator_commands import with_waiting
 from atoll.peer.settings import RunSettings
 from atoll.runtime.config import numbers_of
@@ -126,20 +126,26 @@ async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -
         raise RefusedError("E-RUN-28", "this peer does not know the run yet", fix="atoll status")
     genesis, fragments = host.machine.settings, learning.recipe.schedule.fragments
     to = numbers_from(texts, fragments)
-    both = with_waiting(host.machine, to)
+    both, was_over = with_waiting(host.machine, to), is_over(genesis, history.head_body)
     try:
         then = tuned_by(genesis, history.head_body, history.head_body.trained, both)
         if why := problem(learning, with_numbers(genesis, then.to), then):
             raise ValueError(why)
         host.change_numbers(to)
     except ValueError as why:
-        raise RefusedError("E-RUN-28", f"the run cannot change so: {why}", fix="atoll status") from None
+        raise RefusedError("E-RUN-28", f"these settings cannot change: {why}", fix="atoll status") from None
     before, until = history.head, time.monotonic() + wait_s
     while (body := _first_with(history.bodies, before, to)) is None and time.monotonic() < until:
         await host.next_round(until - time.monotonic())
     last = history.head_body if body is None else body
     told = {"agreed": body is not None, "amended": by_key(to, fragments)}
+    told |= {"was_over": was_over, "over": is_over(genesis, last), "changes_rate": _changes_rate(learning, to)}
     return told | {"round": last.round, "trained": last.trained}
+
+
+def _changes_rate(learning: TrainingSpec, to: ChangeableSettings) -> bool:
+    """True if these numbers change the learning rate of the run's recipe, which may fall over all rounds."""
+    return learning.recipe.model != ATTACHED and bool({"lr", "rounds"} & numbers_in(to).keys())
 
 
 def _first_with(bodies: Mapping[int, VertexBody], after: int, to: ChangeableSettings) -> VertexBody | None:

@@ -193,7 +193,7 @@ class Run(RunReadings):
             raise UsageError(
                 "E-ATT-02",
                 "this run is attached already",
-                fix="call atoll.join again for another place in it, or to come back after close()",
+                fix="for a second member, or to come back after close(), call atoll.join again",
             )
         request, self._quiet = self._request, quiet or is_quiet()
         self._batch, self._validate = self._samples_per_step(batch), validate
