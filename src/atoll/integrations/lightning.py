@@ -69,7 +69,7 @@ class AtollLightningCallback(Callback):
         known: dict[str, Any] = {"batch": size * trainer.accumulate_grad_batches, "after_end": "skip"}
         self.run.attach(pl_module, trainer.optimizers[0], **known | self._attach)
         self._round, trainer.should_stop = self.run.round, self.run.done
-        if self._before is not None and self._before != self.run.trained:
+        if self._before not in (None, self.run.trained) and not self.run.done:  # after the end no step follows
             log.warning(
                 "the checkpoint was written after %s agreed rounds, and the run is at %s: the model is the agreed "
                 "one; step %s and its data follow",

@@ -68,7 +68,7 @@ class AtollCallback(TrainerCallback):
         self._hook = model.register_forward_hook(self._see_loss, with_kwargs=True)
         kept: Any = state.stateful_callbacks
         before = kept.get(STATE, {}).get("trained")
-        if before is not None and before != self.run.trained:
+        if before is not None and before != self.run.trained and not self.run.done:  # after the end none follows
             log.warning(
                 "the Trainer's checkpoint was written after %s agreed rounds, and the run is at %s: the model is "
                 "the agreed one; step %s and its data follow",
