@@ -213,7 +213,7 @@ def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: P
         run.attach(models[0], founder)
         with pytest.raises(atoll.RefusedError, match=r"(?s)E-ATT-01 .*\[128, 64\]") as refused:
             atoll.join(run.ticket, folder=tmp_path / "two").attach(models[1], joiner)
-    assert "[100, 64]" in str(refused.value)
+    assert "[100, 64]" in str(refused.value) and "another run, join with its ticket" in refused.value.fix
 
 
 def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(

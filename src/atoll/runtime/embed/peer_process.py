@@ -355,7 +355,8 @@ def _model_mismatch(run: ModelLayout, mine: ModelLayout) -> RefusedError | None:
         "E-ATT-01",
         f"your model is not the model of this run (here: yours, there: the run's):\n{text}",
         fix="build the model as the founder did"
-        + (", freeze the same parameters and pass the same only=" if frozen else ""),
+        + (", freeze the same parameters and pass the same only=" if frozen else "")
+        + "; or, if you meant another run, join with its ticket, in another folder",
     )
 
 
