@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -71,6 +73,19 @@ def test_a_model_of_other_tokens_than_bytes_ends_its_demo_without_a_sample(monke
         asyncio.run(swarm._sample(tmp_path))
 
 
+def test_a_demo_names_each_peer_that_joins(tmp_path: Path):
+    """The founder's log stands for all."""
+    told: list[str] = []
+    swarm = demo.DemoRun(demo.DemoSettings(), tmp_path, told.append)
+    founder = demo.DemoProcess("peer-1", tmp_path, cast(Any, SimpleNamespace(returncode=None)))
+    swarm.children.append(founder)
+    members = [{"peer": name, "name": name, "standing": "new"} for name in ("peer-1", "peer-2", "peer-3")]
+    swarm._hear(
+        founder, {"fact": "MembershipChanged", "joined": ["peer-2", "peer-3"], "left": [], "members": members}
+    )
+    assert told == ["peer-2, peer-3 joined"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_demo_on_a_gpu_ends_with_one_state_for_all(precision: str, tmp_path: Path):
@@ -99,6 +114,7 @@ def test_an_ended_demo_leaves_no_process_behind(how: signal.Signals, tmp_path: P
     )
     assert swarm.stdout is not None
     try:
+        assert swarm.stdout.readline().startswith("peer-1 starts: ")
         awaited = "peer-1 founded" if how == signal.SIGTERM else "round "
         assert next(line for line in swarm.stdout if line.startswith(awaited)) and processes_of(tmp_path)
         swarm.send_signal(how)

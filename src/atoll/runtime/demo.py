@@ -124,11 +124,14 @@ class DemoRun:
 
     async def _run(self, began: float) -> DemoResult:
         s = self.settings
+        self.on_change("peer-1 starts: each peer loads torch, the model and the data first, for some seconds")
         founder = await self._found("peer-1", s.peers, self._sets())
         ticket = founder.news["ticket"]
         self.on_change(f"peer-1 founded a run; {s.peers - 1} more join with its ticket")
         for k in range(2, s.peers + 1):
             await self._start(f"peer-{k}", ["join"], ticket)
+        meanwhile = "; training begins when all are members" if s.peers > 1 else ""
+        self.on_change(f"measuring the validation loss before training{meanwhile}")
         start = await send_request_async(founder.folder, "evaluate")
         self.on_change(f"before training: validation loss {start['loss']:.3f}")
         if s.chaos:
@@ -305,6 +308,8 @@ class DemoRun:
                 return f"! {name(entry['peer'])} does not answer; the others go on without it"
             case "MembershipChanged" if entry["left"]:
                 return f"the members agreed that {', '.join(name(p) for p in entry['left'])} is gone"
+            case "MembershipChanged" if entry["joined"]:
+                return f"{', '.join(name(p) for p in entry['joined'])} joined"
             case "RoundClosed" if child.progress.missing and entry["counted"]:
                 absent = ", ".join(name(p) for p in child.progress.missing)
                 return f"round {entry['trained']} closed with {len(entry['counted'])} peers, without {absent}"
