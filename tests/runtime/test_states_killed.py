@@ -1,16 +1,18 @@
-"""States under SIGKILL at random points: what was staged or committed is there, whole."""
+"""States under SIGKILL and power cuts at random points: what was staged or committed is there, whole."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from torn_disk import cut_power, forget_syncs
 
 from atoll.base.ids import Digest
 from atoll.crypto.digest import blob_id, manifest_of
@@ -19,33 +21,45 @@ from atoll.runtime.storage import state_files
 from atoll.runtime.storage.blob_retention import BlobRetention
 from atoll.runtime.storage.state_files import FileStateStore
 from atoll.runtime.storage.store import PeerStore
+from atoll.worker.state_store import MissingStateError
 
-SIZE = 5_000_000  # bytes of a state: files from 1 MiB on are written over
-PIECES = 40
+SIZE = 2_000_000  # bytes of a state: files from 1 MiB on are written over
+PIECES = 16
+OPERATIONS = PIECES + 5  # about as many writes, syncs and renames make one state
 
 WRITER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_states_killed import opened, stage
+from torn_disk import record_in
+size = int(sys.argv[2])
 for line in sys.stdin:
-    place = Path(line.strip())
+    place, kill_at, share = line.split()
     pid = os.fork()
     if pid:
-        print(pid, flush=True)
         os.waitpid(pid, 0)
         print("over", flush=True)
         continue
-    _, retention, states = opened(place)
+    _, retention, states = opened(Path(place))
+    record_in(Path(place + ".log"), int(kill_at), float(share))
     for number in range(10_000):
-        name = stage(states, number)
-        os.write(1, b"staged %s\\n" % name.hex().encode())
+        name = stage(states, number, size)
+        os.write(1, b"staged %d %s\\n" % (number, name.hex().encode()))
         if number % 3:
             states.commit(name)
-            os.write(1, b"committed %s\\n" % name.hex().encode())
+            os.write(1, b"committed %d %s\\n" % (number, name.hex().encode()))
             retention._replaced.clear()  # a minute has passed
             retention.tidy(set(), number)
 """
+
+
+@dataclass(frozen=True)
+class OwedState:
+    """A state that the writer must still have after its death."""
+
+    number: int
+    name: Digest
 
 
 def opened(folder: Path) -> tuple[PeerStore, BlobRetention, FileStateStore]:
@@ -54,68 +68,139 @@ def opened(folder: Path) -> tuple[PeerStore, BlobRetention, FileStateStore]:
     return store, retention, FileStateStore(store, retention)
 
 
-def content(number: int) -> bytes:
-    return number.to_bytes(4, "big") * (SIZE // 4)
+def content(number: int, size: int = SIZE) -> bytes:
+    return number.to_bytes(4, "big") * (size // 4)
 
 
-def stage(states: FileStateStore, number: int) -> Digest:
+def stage(states: FileStateStore, number: int, size: int = SIZE) -> Digest:
     """Written in pieces, the last ones first."""
-    data, draft = content(number), states.draft(SIZE)
-    for at in reversed(range(0, SIZE, SIZE // PIECES)):
-        draft.write(at, data[at : at + SIZE // PIECES])
+    data, draft = memoryview(content(number, size)), states.draft(size)
+    for at in reversed(range(0, size, size // PIECES)):
+        draft.write(at, data[at : at + size // PIECES])
     name, _ = draft.finish()
     return name
 
 
-def killed_at(writer: subprocess.Popen[str], folder: Path, seed: int) -> list[Digest]:
-    """States that the writer must still have, once it died in the middle of a later one."""
-    assert writer.stdin is not None and writer.stdout is not None
-    writer.stdin.write(f"{folder}\n")
-    writer.stdin.flush()
-    pid, last = int(writer.stdout.readline()), random.Random(seed).randrange(30)
-    told: list[tuple[str, Digest]] = []
-    for line in writer.stdout:
-        if line == "over\n":
-            break
-        word, name = line.split()
-        told.append((word, Digest(bytes.fromhex(name))))
-        if len(told) == last + 1:
-            os.kill(pid, signal.SIGKILL)
-    heads = [name for word, name in told if word == "committed"]
-    return [*heads[-1:], told[-1][1]]
+class StateWriter:
+    """A process that forks a fresh writer for every point, so that only the first one is slow to start."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+        command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), str(size)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def killed_at(self, place: Path, operation: int, share: float) -> list[OwedState]:
+        """States that must be there once the writer died in this operation on its disk, the head first."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{place} {operation} {share}\n")
+        self.process.stdin.flush()
+        told: list[tuple[str, OwedState]] = []
+        for line in self.process.stdout:
+            if line == "over\n":
+                break
+            word, number, name = line.split()
+            told.append((word, OwedState(int(number), Digest(bytes.fromhex(name)))))
+        heads = [owed for word, owed in told if word == "committed"]
+        return [*heads[-1:], *(owed for _, owed in told[-1:])]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
-def play(folder: Path, seeds: range) -> None:
-    command = [sys.executable, "-c", WRITER, str(Path(__file__).parent)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            for seed in seeds:
-                place = folder / f"p{seed}"
-                owed = killed_at(writer, place, seed)
-                store, _, states = opened(place)
-                for name in owed:
-                    number = int.from_bytes(states.view(name)[:4], "big")
-                    assert states.view(name) == content(number), f"seed {seed}"
-                left = [path.name for path in (place / "blobs").iterdir() if path.suffix not in ("", ".manifest")]
-                assert left in ([], ["spare.new"]), f"seed {seed}: {left}"
-                assert all(states.is_recoverable(Digest(bytes.fromhex(p.name))) for p in store_files(place))
-                store.close()
-                shutil.rmtree(place)
-        finally:
-            writer.kill()
+def drawn_point(writer: StateWriter, place: Path, seed: int, cuts: bool) -> list[OwedState]:
+    """A folder as this seed's kill, or power cut, left it, and what must be in it."""
+    draw = random.Random(seed)
+    return point(writer, place, draw.randrange(1, 12 * OPERATIONS), draw, cuts)
+
+
+def point(writer: StateWriter, place: Path, operation: int, draw: random.Random, cuts: bool) -> list[OwedState]:
+    owed, log = writer.killed_at(place, operation, draw.random()), place.with_name(place.name + ".log")
+    if cuts and log.exists():
+        cut_power(place / "blobs", log, draw)
+    log.unlink(missing_ok=True)
+    return owed
+
+
+def holds(place: Path, owed: Sequence[OwedState], size: int) -> None:
+    """The owed states are whole; what else has a state's name is whole or set aside; no other file is left."""
+    store, _, states = opened(place)
+    try:
+        for one in owed:
+            assert states.view(one.name) == content(one.number, size)
+        for path in store_files(place):
+            states.is_recoverable(Digest(bytes.fromhex(path.name)))  # sets damaged ones aside
+        names = {
+            path.name for path in (place / "blobs").iterdir() if path.suffix not in ("", ".manifest", ".damaged")
+        }
+        assert names <= {"spare.new", "state.new"}
+    finally:
+        store.close()
+
+
+def play(folder: Path, seeds: range, cuts: bool) -> None:
+    writer = StateWriter()
+    try:
+        for seed in seeds:
+            place = folder / f"p{seed}"
+            owed = drawn_point(writer, place, seed, cuts)
+            try:
+                holds(place, owed, SIZE)
+            except (AssertionError, MissingStateError) as why:
+                raise AssertionError(f"seed {seed}: {why}") from why
+            shutil.rmtree(place)
+    finally:
+        writer.close()
 
 
 def store_files(folder: Path) -> list[Path]:
     return [path for path in (folder / "blobs").iterdir() if path.suffix == ""]
 
 
-def test_what_was_staged_or_committed_survives(tmp_path: Path):
-    play(tmp_path, range(8))
+@pytest.mark.parametrize("cuts", [False, True], ids=["killed", "power cut"])
+def test_what_was_staged_or_committed_survives(tmp_path: Path, cuts: bool):
+    play(tmp_path, range(12), cuts)
+
+
+def test_a_power_cut_in_any_operation_of_a_state_loses_no_other(tmp_path: Path):
+    """Every write, sync and rename of the seventh state, which is written over the file of a removed one."""
+    writer = StateWriter()
+    try:
+        for operation in range(6 * OPERATIONS, 7 * OPERATIONS + 1):
+            owed = point(writer, tmp_path / "peer", operation, random.Random(operation), cuts=True)
+            assert len(owed) == 2
+            holds(tmp_path / "peer", owed, SIZE)
+            shutil.rmtree(tmp_path / "peer")
+    finally:
+        writer.close()
+
+
+def test_mutant_a_store_that_does_not_sync_loses_what_it_staged(tmp_path: Path):
+    """The same cuts, but no sync counts: a state that was acknowledged is torn, and that is noticed."""
+    writer, lost = StateWriter(), 0
+    try:
+        for seed in range(6):
+            place = tmp_path / f"p{seed}"
+            owed = writer.killed_at(place, 4 * OPERATIONS + seed, 0.5)
+            log = tmp_path / f"p{seed}.log"
+            forget_syncs(log)
+            cut_power(place / "blobs", log, random.Random(seed))
+            try:
+                holds(place, owed, SIZE)
+            except (AssertionError, MissingStateError):
+                lost += 1
+    finally:
+        writer.close()
+    assert lost >= 4
 
 
 @pytest.mark.long
-def test_what_was_staged_or_committed_survives_three_hundred_times(tmp_path: Path):
-    play(tmp_path, range(1000, 1300))
+@pytest.mark.parametrize("cuts", [False, True], ids=["killed", "power cut"])
+def test_what_was_staged_or_committed_survives_three_hundred_times(tmp_path: Path, cuts: bool):
+    play(tmp_path, range(1000, 1300), cuts)
 
 
 def test_a_state_has_its_name_only_once_its_bytes_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
