@@ -5,9 +5,9 @@ form asserts what this counts). Each point is a fresh store: the writer gets SIG
 write after a random vertex; for a power cut the sectors that were written since the last sync are then kept or
 dropped at random. The store is opened again, and everything that was acknowledged is looked for.
 
-States of the model (`tests/runtime/test_states_killed.py`): the writer dies in a random write, sync or rename of one
-of several states, which are written over the files of removed ones. For a power cut, blocks of 4 KiB without a sync
-get back what was there before, at random, and renames without a sync of the folder are undone.
+States of the model (`tests/runtime/test_states_killed.py`): the writer dies in a random write, sync or rename of
+one of several states, which are written over the files of removed ones. For a power cut, blocks of 4 KiB without a
+sync get back what was there before, at random, and renames without a sync of the folder are undone.
 
     python bench/power_loss.py [--points 500] [--state-points 1M:300,50M:20] [--seed 1000] [--quick] [--json]
 
