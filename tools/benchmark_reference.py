@@ -6,7 +6,7 @@ Usage:
     python tools/benchmark_reference.py --measure kill wire # first run only these
 
 Each file of bench/results holds one run: command, date, machine, what was measured, its summary in one line, and
-the object that the bench printed with --json. A README row is `measured`, `summary` and `command` of one file.
+the object that the bench printed with --json. A README row is `measured` and `summary` of one file.
 
 Not responsible for: measuring (bench/), or judging a figure (bench/RESULTS.md).
 """
@@ -62,20 +62,20 @@ def _kill_measured(report: Report) -> str:
 def _kill_summary(report: Report) -> str:
     f = report["figures"]
     return (
-        f"{f['hangs']} hangs, {f['disagreements']} disagreements; the call takes {f['recovery_s_median']} s longer "
-        f"(median), {f['recovery_s_max']} s at most"
+        f"{f['hangs']} hangs, {f['disagreements']} disagreements; {f['recovery_s_median']} s longer (median), "
+        f"{f['recovery_s_max']} s at most"
     )
 
 
 def _power_summary(report: Report) -> str:
     kinds = report["figures"].values()
     lost, altered = (sum(kind[key] for kind in kinds) for key in ("lost", "altered"))
-    return f"{lost} acknowledged vertices lost, {altered} altered"
+    return f"{lost} acknowledged vertices or states lost, {altered} altered"
 
 
 def _power_measured(report: Report) -> str:
-    points = report["settings"]["points"]
-    return f"a writer killed (SIGKILL) at {points} points, its power cut at {points} points"
+    points = sum(kind["points"] for kind in report["figures"].values())
+    return f"a writer killed, or its power cut, at {points} points"
 
 
 def _allreduce_summary(report: Report) -> str:
@@ -95,22 +95,19 @@ def _convergence_summary(report: Report) -> str:
 
 def _convergence_measured(report: Report) -> str:
     f = report["figures"]
-    return (
-        f"recipe `{f['recipe']}` beside data-parallel training, GPT of 168 k parameters, {f['peers']} peers, "
-        f"{f['steps']} steps"
-    )
+    model = f"GPT of 168 k parameters, {f['peers']} peers, {f['steps']} steps"
+    return f"`{f['recipe']}` beside data-parallel training: {model}"
 
 
 def _hostile_measured(report: Report) -> str:
-    kinds = " and ".join(villain["kind"] for villain in report["figures"]["villains"])
-    s = report["settings"]
-    return f"{s['peers']} processes, two liars ({kinds}), audit rate {s['audit_rate']}"
+    s, liars = report["settings"], len(report["figures"]["villains"])
+    return f"{s['peers']} processes, {liars} of them liars, audit rate {s['audit_rate']:g}"
 
 
 def _hostile_summary(report: Report) -> str:
     f = report["figures"]
     ends = ", ".join(f"{v['kind']} {v['became']} in round {v['rounds']}" for v in f["villains"])
-    return f"{ends}, counted from the first lie; {f['honest_harmed']} honest members lost their place"
+    return f"{ends} of its lies; {f['honest_harmed']} honest members lost their place"
 
 
 def _codec_summary(report: Report) -> str:
@@ -220,7 +217,6 @@ README_ROWS = (
     ("convergence",),
     ("kill", "kill-quick"),
     ("allreduce",),
-    ("hostile",),
     ("power_loss", "power_loss-quick"),
 )
 
@@ -271,8 +267,8 @@ def readme_table() -> str:
     """The README's table of measured facts, without its two markers."""
     found = results()
     names = (next((name for name in row if name in found), None) for row in README_ROWS)
-    rows = (_fact(found[name]) for name in names if name)
-    return "| measured | figure | command |\n|---|---|---|\n" + "".join(rows)
+    rows = (f"| {found[name]['measured']} | {found[name]['summary']} |\n" for name in names if name)
+    return "| measured | figure |\n|---|---|\n" + "".join(rows)
 
 
 def readme_text(text: str) -> str:
