@@ -87,11 +87,16 @@ def unreachable(address: str, why: str, cause: str = "", code: str = "E-NET-13")
     return {"fact": "Unreachable", "address": address, "why": why, "cause": cause, "code": code}
 
 
+def unlinked() -> SimpleNamespace:
+    """A machine that knows no run and has no link."""
+    return SimpleNamespace(history=None, linked=set())
+
+
 @clockwork
 async def test_a_ticket_whose_addresses_all_refuse_fails_soon():
     """No process listens at the first address; the second one refuses too, or a firewall drops the packets."""
     first, second = "/ip4/192.0.2.7/tcp/7071", "/ip4/192.0.2.8/tcp/7071"
-    host = SimpleNamespace(bootstrap=((first, None), (second, None)), machine=SimpleNamespace(history=None))
+    host = SimpleNamespace(bootstrap=((first, None), (second, None)), machine=unlinked())
     for code, wait_s in (("E-NET-12", 10), ("E-NET-13", 60)):
         join, began = JoinProgress(host, list[str]().append), asyncio.get_running_loop().time()
         join.entry(unreachable(first, "refused", code="E-NET-12"))
@@ -102,9 +107,23 @@ async def test_a_ticket_whose_addresses_all_refuse_fails_soon():
 
 
 @clockwork
+async def test_a_member_that_refused_at_first_and_then_connects_gets_its_time_to_answer():
+    """It had just started; the error does not repeat the old refusal."""
+    address, clock = "/ip4/192.0.2.7/tcp/7071", asyncio.get_running_loop().time
+    host = SimpleNamespace(bootstrap=((address, None),), machine=SimpleNamespace(history=None, linked={"ada"}))
+    join, began = JoinProgress(host, list[str]().append), clock()
+    join.entry(unreachable(address, "refused", code="E-NET-12"))
+    failure = await join.failure()
+    assert failure is not None and failure.what == "no member of this run answered within 60 s"
+    assert failure.cause == "a member is connected, but does not answer" and clock() - began == pytest.approx(
+        60, abs=0.1
+    )
+
+
+@clockwork
 async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_then_gives_up():
     """Its address at once, each new reason once, a line every few seconds; the end has the newest reason."""
-    host = SimpleNamespace(bootstrap=(("/ip4/192.0.2.7/tcp/7071", None),), machine=SimpleNamespace(history=None))
+    host = SimpleNamespace(bootstrap=(("/ip4/192.0.2.7/tcp/7071", None),), machine=unlinked())
     told: list[str] = []
     join = JoinProgress(host, told.append)
     for why in ("no reply: timed out", "no reply: timed out", "refused"):

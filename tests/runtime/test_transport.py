@@ -267,7 +267,8 @@ async def islands_in_memory() -> tuple[Island, Island]:
 async def test_two_connection_managers_talk_over_memory():
     """Noise, both lanes, goodbye: no layer above the transport knows the difference."""
     ada, bob = await islands_in_memory()
-    ada.links.contact(bob.name, ("/ip4/127.0.0.1/tcp/1", bob.address))  # the first one has no transport here
+    told = ("/", "/memory/" + 200 * "é", "/ip4/127.0.0.1/tcp/1", bob.address)  # only the last can be dialed here
+    ada.links.contact(bob.name, told)
     await asyncio.gather(ada.up(bob), bob.up(ada))
     payload = os.urandom(3 * MIB + 17)
     assert ada.links.send(bob.name, b"hello")

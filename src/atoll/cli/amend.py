@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.base.errors import UsageError
+from atoll.base.units import counted_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
@@ -38,7 +39,8 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     if not answer["agreed"]:
         say(f"the members were told ({told}); {_awaited(answer['was_over'])}")
         return
-    say(f"{told}: in effect after {answer['trained']} trained rounds{_effect(answer['was_over'], answer['over'])}")
+    since = counted_text(answer["trained"], "trained round")
+    say(f"{told}: in effect after {since}{_effect(answer['was_over'], answer['over'])}")
     if answer["changes_rate"] and not answer["over"]:
         say("the learning rate changes with it; a higher one can raise the loss at first")
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.base.ids import PeerId, names_of, short_id
+from atoll.base.units import counted_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
@@ -50,7 +51,7 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     if json:
         say_json(answer)
     else:
-        say(f"ended after {answer['trained']} trained rounds; atoll up --dir {folder} resumes it")
+        say(f"ended after {counted_text(answer['trained'], 'trained round')}; atoll up --dir {folder} resumes it")
 
 
 def recover(

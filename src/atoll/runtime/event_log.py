@@ -67,6 +67,7 @@ HEADER_FACTS = (
 CLOSED_BEFORE = "it is over: the others agreed on it without this peer"  # why a peer has no part in a round
 LATE_START = "its time for training is over already"  # the same, while its trainer starts
 DATA_LATE = "the data set is not loaded yet"
+START_ROUNDS = 20  # of half a second each, while a trainer starts
 EVENTS_VERSION = 2  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
@@ -262,6 +263,7 @@ class RunStatus:
     bytes_data_parallel_all: int = 0  # estimate for all peers
     holds_model: bool = False  # True if the agreed state is here
     is_ready: bool = False  # True from this peer's first training on after it caught up
+    unready_rounds: int = 0  # closed since then while this peer was not ready
     over: bool = False
     trouble: str = ""
     audits_drawn: int = 0  # segments of rounds drawn for replay
@@ -315,7 +317,8 @@ class RunStatus:
                 self.base_values = entry.get("base_values", 0)  # absent in older logs
                 self.batch, self.seq_len, self.unit = entry["batch"], entry["seq_len"], entry["unit"]
             case "LocalStateCaughtUp":
-                self.phase, self.holds_model, self.is_ready, self.apart_steps = "waiting", True, False, 0
+                self.phase, self.holds_model, self.is_ready = "waiting", True, False
+                self.apart_steps = self.unready_rounds = 0
                 self.trained = entry.get("trained") or self.trained  # absent in older logs
                 self.download_reasons.clear()
             case "StateDownloadBegan":
@@ -422,11 +425,16 @@ class RunStatus:
 
     def is_late_start(self, why: str) -> bool:
         """True for a reason to skip a round that only says that this peer was not ready: no trouble."""
-        return CLOSED_BEFORE in why or (not self.is_ready and (LATE_START in why or DATA_LATE in why))
+        return CLOSED_BEFORE in why or (self._is_starting and (LATE_START in why or DATA_LATE in why))
 
     def missed_start(self, entry: Entry) -> bool:
         """True for a closed round that lacks this peer's update because its trainer was not ready: no trouble."""
-        return self.me in entry["missing"] and not self.is_ready
+        return self.me in entry["missing"] and self._is_starting
+
+    @property
+    def _is_starting(self) -> bool:
+        """True in the first rounds after catching up; a trainer that stays late for longer is trouble."""
+        return not self.is_ready and self.unready_rounds <= START_ROUNDS
 
     def arrival_text(self, peer: str) -> str:
         """How this member came: for the first time, or back."""
@@ -442,6 +450,7 @@ class RunStatus:
 
     def _round_closed(self, entry: Entry) -> None:
         self.state, self.phase, self.trouble, self.apart_steps = entry["state"], "planning", "", 0
+        self.unready_rounds += self.holds_model and not self.is_ready
         self.rounds = entry.get("rounds", self.founded_rounds)
         self.min_peers = entry.get("min_peers", self.founded_min_peers)
         late = entry.get("late", {})

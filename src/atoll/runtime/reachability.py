@@ -16,7 +16,7 @@ from atoll.base.ids import Seconds
 from atoll.runtime.network.dialer import NO_LISTENER
 
 JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
-REFUSED_S = 10.0  # the same if each address refuses: no process listens there; a peer that starts listens by then
+REFUSED_S = 10.0  # the same while each address refuses: no process listens there
 STILL_TRYING_S = 8.0  # between two lines of a peer that no member has answered yet
 
 
@@ -55,11 +55,14 @@ class JoinProgress:
                 return None
             if clock() - began < self._patience_s:
                 self._notice(f"still trying: no member has answered for {clock() - began:.0f} s")
-        patience_s, reasons = self._patience_s, "; ".join(self._reasons.values())
+        patience_s, cause = self._patience_s, self._cause or "a member's process is there, but does not answer"
+        reasons = "; ".join(self._reasons.values())
+        if self._host.machine.linked:
+            reasons, cause = "", "a member is connected, but does not answer"
         return NetworkError(
             "E-NET-01",
             f"no member of this run answered within {patience_s:.0f} s" + (f": {reasons}" if reasons else ""),
-            cause=self._cause or "a member's process is there, but does not answer",
+            cause=cause,
             fix="start the peer that made the ticket (atoll up in its folder, with --stay if its run is over), or "
             "ask another member for one (atoll invite); if it runs, let it announce an address that you can reach: "
             "atoll up --announce /ip4/…/tcp/…",
@@ -68,7 +71,8 @@ class JoinProgress:
     @property
     def _patience_s(self) -> Seconds:
         addresses = {address for address, _ in self._host.bootstrap} | self._reasons.keys()
-        return REFUSED_S if addresses and addresses == self._refused else JOIN_S
+        is_gone = addresses and addresses == self._refused and not self._host.machine.linked
+        return REFUSED_S if is_gone else JOIN_S
 
     @property
     def _is_known(self) -> bool:

@@ -251,7 +251,10 @@ class TrainingPeer(Driver):
         operator_commands.withdraw(self.machine)
 
     def _refuse(self, code: str, what: str, fix: str, cause: str = "") -> None:
-        """Report that this computer cannot take part in the run, before it is a member."""
+        """Report that this computer cannot take part in the run. A peer that is no member yet never asks to be one.
+
+        Own data are checked late, since they may need the run's tokenizer: by then it may be a member.
+        """
         self.withdraw()
         refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, cause=cause, for_good=True)
         for listener in self.listeners:

@@ -144,8 +144,10 @@ async def amend_run(host: TrainingPeer, texts: Sequence[str], wait_s: Seconds) -
 
 
 def _changes_rate(learning: TrainingSpec, to: ChangeableSettings) -> bool:
-    """True if these numbers change the learning rate of the run's recipe, which may fall over all rounds."""
-    return learning.recipe.model != ATTACHED and bool({"lr", "rounds"} & numbers_in(to).keys())
+    """True if these numbers change the learning rate of the run's recipe: it may fall over all rounds or tokens."""
+    over_tokens = learning.recipe.schedule.total_tokens is not UNSET
+    names = {"lr", "rounds", "total_tokens", "inner_steps"} if over_tokens else {"lr", "rounds"}
+    return learning.recipe.model != ATTACHED and bool(names & numbers_in(to).keys())
 
 
 def _first_with(bodies: Mapping[int, VertexBody], after: int, to: ChangeableSettings) -> VertexBody | None:

@@ -177,7 +177,7 @@ def _with_link(host: TrainingPeer, line: dict[str, Any]) -> dict[str, Any]:
     if link == "indirect":
         more["through"] = [host.progress.name_of(p) for p in host.progress.counted if p in is_up][:THROUGH_TOLD]
     if link in ("up", "indirect") and not (stats is not None and stats.same_computer):
-        more["not_dialable"] = [a for a in line["addresses"] if scope_of(a) == "computer"]
+        more["not_dialable"] = [a for a in line["addresses"] if scope_of(a) in ("", "computer")]
     return line | more
 
 

@@ -61,8 +61,11 @@ def as_last_time(asked: list[str], last: list[str]) -> list[str]:
 
 
 def scope_of(address: str) -> str:
-    """ "computer", "network" or "internet": the range from which this address can be dialed."""
-    where = endpoint(address)
+    """ "computer", "network" or "internet": the range from which this address can be dialed; "" if invalid."""
+    try:
+        where = endpoint(address)
+    except ValueError:
+        return ""
     if not where.host:
         return "computer"
     ip = _ip(where)

@@ -33,7 +33,7 @@ class IdentifyMessage(msgspec.Struct, frozen=True, kw_only=True):
     signed_peer_record: bytes = b""  # exact bytes, as needed for forwarding
 
     def dialable(self) -> tuple[str, ...]:
-        """The listen addresses that Atoll can dial, as text."""
+        """The listen addresses of a form that can be dialed, as text."""
         return tuple(text for raw in self.listen_addresses if (text := _readable(raw)))
 
 

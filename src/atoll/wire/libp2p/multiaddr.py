@@ -158,6 +158,7 @@ _BY_CODE = {protocol.code: name for name, protocol in _PROTOCOLS.items()}
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6")
 _PORTS = ("tcp", "udp")  # what follows a host
 _PLACES = ("unix", "memory")  # what stands alone
+_EXAMPLES = "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
 
 
 # ---- text and bytes ----------------------------------------------------------------------------------------
@@ -176,11 +177,13 @@ def to_bytes(text: str) -> bytes:
         if protocol.size == _VARIABLE:
             out += varint.encode(len(raw))
         out += raw
+    if not 0 < len(out) <= ADDRESS_BYTES_MAX:
+        raise ValueError(f"{text[:99]!r} has {len(out)} bytes, allowed are 1 to {ADDRESS_BYTES_MAX}; {_EXAMPLES}")
     return bytes(out)
 
 
 def from_bytes(data: Bytes, who: str = "") -> str:
-    """Decode a multiaddr to text. Raises PeerFault if it is invalid or has a protocol that Atoll does not dial."""
+    """Decode a multiaddr to text. Raises PeerFault if it is invalid or has an unknown protocol."""
     if not 0 < len(data) <= ADDRESS_BYTES_MAX:
         raise PeerFault(who, f"address of {len(data)} bytes, allowed are 1 to {ADDRESS_BYTES_MAX}")
     text, at = "", 0
@@ -249,7 +252,7 @@ def _suggest_multiaddr(text: str) -> str:
     """Suggest a multiaddr for a URL or host:port."""
     match = re.fullmatch(r"(?:(tcp|ws|wss)://)?\[?([0-9A-Za-z.:_-]+?)\]?:([0-9]{1,5})/?", text)
     if match is None:
-        return "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071"
+        return _EXAMPLES
     layers = "tcp" if match[1] in (None, "tcp") else f"tcp/{match[1]}"
     try:
         return f"write {text_of(DialAddress.of_host(match[2], int(match[3]), layers))}"
