@@ -115,9 +115,7 @@ async def test_a_member_that_refused_at_first_and_then_connects_gets_its_time_to
     join.entry(unreachable(address, "refused", code="E-NET-12"))
     failure = await join.failure()
     assert failure is not None and failure.what == "no member of this run answered within 60 s"
-    assert failure.cause == "a member is connected, but does not answer" and clock() - began == pytest.approx(
-        60, abs=0.1
-    )
+    assert failure.cause.endswith("does not answer") and clock() - began == pytest.approx(60, abs=0.1)
 
 
 @clockwork

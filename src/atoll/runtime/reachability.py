@@ -55,14 +55,14 @@ class JoinProgress:
                 return None
             if clock() - began < self._patience_s:
                 self._notice(f"still trying: no member has answered for {clock() - began:.0f} s")
-        patience_s, cause = self._patience_s, self._cause or "a member's process is there, but does not answer"
-        reasons = "; ".join(self._reasons.values())
+        patience_s = self._patience_s
+        reasons, cause = "; ".join(self._reasons.values()), self._cause
         if self._host.machine.linked:
-            reasons, cause = "", "a member is connected, but does not answer"
+            reasons = cause = ""  # they are of earlier dials
         return NetworkError(
             "E-NET-01",
             f"no member of this run answered within {patience_s:.0f} s" + (f": {reasons}" if reasons else ""),
-            cause=cause,
+            cause=cause or "a member's process is there, but does not answer",
             fix="start the peer that made the ticket (atoll up in its folder, with --stay if its run is over), or "
             "ask another member for one (atoll invite); if it runs, let it announce an address that you can reach: "
             "atoll up --announce /ip4/…/tcp/…",
