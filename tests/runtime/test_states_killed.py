@@ -39,7 +39,7 @@ for line in sys.stdin:
     place, kill_at, share = line.split()
     pid = os.fork()
     if pid:
-        print("over", os.waitpid(pid, 0)[1], flush=True)
+        os.write(1, b"over %d\\n" % os.waitpid(pid, 0)[1])
         continue
     _, retention, states = opened(Path(place))
     record_in(Path(place + ".log"), int(kill_at), float(share))
