@@ -1,6 +1,6 @@
 """A loop of Accelerate as a member of a run: a small network learns which of its inputs is the largest.
 
-    python examples/accelerate_loop.py                                         founds a run and prints the ticket
+    ATOLL_START_PEERS=2 python examples/accelerate_loop.py                     founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/accelerate_loop.py     another member, in another terminal
 
 The same command goes on after a crash, from the run's folder and the state beside it, at the next batch.

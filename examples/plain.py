@@ -1,6 +1,6 @@
 """A plain PyTorch loop as a member of a run: a small network learns which of its inputs is the largest.
 
-    python examples/plain.py                                         founds a run and prints the ticket
+    ATOLL_START_PEERS=2 python examples/plain.py                     founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/plain.py     another member, in another terminal
 
 The same command goes on after a crash: the agreed model comes from the run's folder, the optimizer and the place in

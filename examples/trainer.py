@@ -1,6 +1,6 @@
 """A transformers.Trainer as a member of a run: a Llama of random weights learns to count.
 
-    python examples/trainer.py                                           founds a run and prints the ticket
+    ATOLL_START_PEERS=2 python examples/trainer.py                       founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/trainer.py       another member, in another terminal
 
 The same command goes on after a crash, from the run's folder and the Trainer's last checkpoint beside it. All leave

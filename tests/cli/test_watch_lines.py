@@ -201,3 +201,13 @@ def test_a_person_reads_one_count_of_rounds(
     amended, ended = capsys.readouterr().out.splitlines()
     assert amended == "run.rounds = 60: in effect after 30 trained rounds"
     assert ended.startswith("ended after 30 trained rounds; ")
+
+
+def test_stop_of_a_loops_peer_names_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """`atoll up` would be refused in its folder."""
+    answer = {"trained": 1, "process": 1, "attached": True}
+    monkeypatch.setattr(control_socket, "send_request", lambda *_, **__: answer)
+    stop(tmp_path)
+    assert capsys.readouterr().out == "ended after 1 trained round; run its program again to resume\n"

@@ -51,7 +51,10 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     if json:
         say_json(answer)
     else:
-        say(f"ended after {counted_text(answer['trained'], 'trained round')}; atoll up --dir {folder} resumes it")
+        again = (
+            "run its program again to resume" if answer.get("attached") else f"atoll up --dir {folder} resumes it"
+        )
+        say(f"ended after {counted_text(answer['trained'], 'trained round')}; {again}")
 
 
 def recover(

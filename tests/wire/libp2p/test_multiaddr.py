@@ -55,7 +55,7 @@ def test_an_address_says_where_and_whom_to_dial(text: str, where: DialAddress):
         ("/tcp/7071", "write a host, a port and perhaps the peer"),
         ("/ip4/192.0.2.7/tcp/1/tcp/2", "write a host, a port and perhaps the peer"),
         ("/ip4/192.0.2.7/ws", "write a host, a port and perhaps the peer"),
-        ("/", "has 0 bytes"),
+        ("/", "names no host and no port; write for example /ip4/192.0.2.7"),
         ("/memory/" + 200 * "é", "has 404 bytes, allowed are 1 to 256"),
         ("/unix/%00", "write /unix/%2Frun%2Fatoll.sock, not /unix/%00"),
         ("/ip4/192.0.2.7", "write a host, a port and perhaps the peer"),

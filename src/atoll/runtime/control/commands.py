@@ -151,7 +151,8 @@ async def _fetch(host: TrainingPeer, given: FetchArguments) -> Any:
 async def _leave(host: TrainingPeer, given: LeaveArguments) -> Any:
     host.on_leave(given.why[:200])
     progress = host.progress
-    return {"leaving": host.me, "round": progress.round, "trained": progress.trained, "process": os.getpid()}
+    told = {"leaving": host.me, "round": progress.round, "trained": progress.trained, "process": os.getpid()}
+    return told | {"attached": host.island.tended.attached}
 
 
 async def _evaluate(host: TrainingPeer, given: EvaluateArguments) -> Any:

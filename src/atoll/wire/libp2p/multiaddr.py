@@ -218,7 +218,7 @@ def endpoint(text: str) -> DialAddress:
     if not (begins or names[:1] in [(name,) for name in _PLACES]) or any(_PROTOCOLS[name].size for name in layers):
         raise ValueError(
             f"{text[:99]!r} cannot be dialed; write a host, a port and perhaps the peer, "
-            "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/443/wss"
+            "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/7071"
         )
     if names[-2:] == ("tls", "ws"):
         parts[-2:] = [("wss", "")]
@@ -234,6 +234,8 @@ def text_of(where: DialAddress) -> str:
 
 def _parts(text: str) -> list[tuple[str, str]]:
     """[("ip4", "192.0.2.7"), ("tcp", "7071"), ("ws", "")]"""
+    if not text.strip("/"):
+        raise ValueError(f"{text[:99]!r} names no host and no port; {_EXAMPLES}")
     if not text.startswith("/"):
         raise ValueError(f"{text[:99]!r} is not a multiaddr; {_suggest_multiaddr(text)}")
     words = text.removesuffix("/").split("/")[1:]
