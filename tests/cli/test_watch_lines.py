@@ -94,6 +94,10 @@ def test_waiting_for_members_is_no_failed_attempt_and_a_member_without_a_link_is
     silent = {"fact": "PeerSuspected", "peer": "a", "why": "silent"}
     assert line_of(silent, progress).startswith("! anna does not respond")
     assert line_of(silent | {"never_linked": True}, progress).startswith("no direct link to anna")
+    departed = {"fact": "PeerDeparted", "peer": "a"}
+    assert line_of(departed, progress) == ""  # the line of the agreed farewell follows
+    paused = departed | {"paused": "paused: 1 of 2 voters are here, 2 are needed"}
+    assert line_of(paused, progress) == "! anna has left; paused: 1 of 2 voters are here, 2 are needed"
 
 
 def test_a_founder_that_only_this_computer_can_dial_is_told_calmly():

@@ -7,8 +7,8 @@ from math import inf, nan
 import pytest
 
 from atoll.base.ids import PeerId
-from atoll.base.machine import LinkDown, LinkUp, Received, Send
-from atoll.protocol.membership.failure_detector import FailureDetector
+from atoll.base.machine import Emit, LinkDown, LinkUp, Received, Send
+from atoll.protocol.membership.failure_detector import FailureDetector, PeerDeparted
 from atoll.wire.messages.membership import PingReply
 
 OTHERS = tuple(PeerId(name) for name in "abcd")
@@ -116,3 +116,16 @@ def test_a_message_that_is_read_after_its_author_died_brings_it_not_back():
     heart = watching(*OTHERS)
     heart.on_link_event(LinkDown(OTHERS[0], refused=True), 100.0)
     assert not heart.record_life(OTHERS[0], 101.9) and heart.is_gone(OTHERS[0])
+
+
+def test_a_peer_whose_process_ends_after_its_farewell_has_departed_once():
+    """If it sends anything in between, it still votes on its own farewell, and its end is an ordinary one."""
+    heart = watching(*OTHERS)
+    gone, voter = OTHERS[:2]
+    heart.record_farewell(gone)
+    assert heart.is_gone(gone)
+    assert heart.on_link_event(LinkDown(gone, refused=True), 101.0) == [Emit(PeerDeparted(peer=gone))]
+    assert heart.on_link_event(LinkDown(gone, refused=True), 102.0) == []
+    heart.record_farewell(voter)
+    heart.record_life(voter, 102.0)
+    assert Emit(PeerDeparted(peer=voter)) not in heart.on_link_event(LinkDown(voter, refused=True), 103.0)

@@ -214,6 +214,8 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
         case "PeerSuspected":
             what = entry.get("paused", "the others go on")
             return f"! {name(entry['peer'])} does not respond ({entry['why']}); {what}"
+        case "PeerDeparted" if "paused" in entry and not progress.over:
+            return f"! {name(entry['peer'])} has left; {entry['paused']}"
         case "PeerReturned":
             return "" if entry["peer"] != progress.returned else f"{name(entry['peer'])} responds again"
         case "RoundAttemptFailed" if progress.phase in ("paused", "assembling") and "paused" not in entry:

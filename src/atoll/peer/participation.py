@@ -486,7 +486,7 @@ class RunParticipationMachine:
             case Accusation() if self.round is not None:
                 effects += self.from_round(self.round.heed(statement, self.run_time(now)), now)
             case LeaveReport():
-                self.heartbeat.refused.add(by)
+                self.heartbeat.record_farewell(by)
             case AuditReport():
                 effects += self.from_verifiers(self.verifiers.on_report(by, statement, now), now)
             case RollbackOrder(state=state):

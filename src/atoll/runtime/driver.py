@@ -61,7 +61,7 @@ from atoll.peer.events import MembershipChanged, RoundAttemptFailed, RoundClosed
 from atoll.peer.governance.orders import RollbackGoal
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.peer import Peer
-from atoll.protocol.membership.failure_detector import PeerSuspected
+from atoll.protocol.membership.failure_detector import PeerDeparted, PeerSuspected
 from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
 from atoll.runtime.clock import SystemClock
 from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, paused_text, plain
@@ -567,7 +567,7 @@ class Driver:
             return
         if isinstance(fact, RoundClosed):
             entry |= {"bytes_out": self.bytes_out, "bytes_in": self.bytes_in}
-        elif isinstance(fact, RoundAttemptFailed | PeerSuspected):
+        elif isinstance(fact, RoundAttemptFailed | PeerSuspected | PeerDeparted):
             entry |= {"paused": why} if (why := self.paused()) is not None else {}
             if isinstance(fact, PeerSuspected) and not operator_commands.was_linked(self.machine, fact.peer):
                 entry["never_linked"] = True

@@ -374,7 +374,7 @@ class RunStatus:
                 ]
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
-            case "RoundAttemptFailed" | "PeerSuspected" if entry.get("paused"):
+            case "RoundAttemptFailed" | "PeerSuspected" | "PeerDeparted" if entry.get("paused"):
                 self.trouble = entry["paused"]
             case "WorkRefused":
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"

@@ -47,6 +47,13 @@ class PeerSuspected(Fact, frozen=True, kw_only=True, tag="PeerSuspected"):
     why: Literal["silent", "refused"]
 
 
+class PeerDeparted(Fact, frozen=True, kw_only=True, tag="PeerDeparted"):
+    """The process of a peer ended after its farewell, which members may not have agreed on yet."""
+
+    phase = "membership"
+    peer: PeerId
+
+
 class PeerReturned(Fact, frozen=True, kw_only=True, tag="PeerReturned"):
     """A peer that was gone sends messages again."""
 
@@ -84,6 +91,7 @@ class FailureDetector:
         self.beat_count = 0
         self.round_trips: dict[PeerId, deque[Seconds]] = {}  # member -> recent round round_trips
         self.refused: set[PeerId] = set()
+        self.leaving: set[PeerId] = set()  # of these: said farewell, and the process may still run
         # members with a connection that ended, until the next one, and when it ended
         self.unlinked: dict[PeerId, Seconds] = {}
         self.silent: set[PeerId] = set()
@@ -128,6 +136,7 @@ class FailureDetector:
         self.round_trips = {p: round_trips for p, round_trips in self.round_trips.items() if p in members}
         self.silent &= self.watched.keys()
         self.refused &= set(members)
+        self.leaving &= self.refused
         self.unlinked = {p: since for p, since in self.unlinked.items() if p in members}
         self.called = {p: since for p, since in self.called.items() if p in self.others}
         self.accused = {p: who & set(members) for p, who in self.accused.items() if p in members}
@@ -167,9 +176,14 @@ class FailureDetector:
             was_gone = self.is_gone(peer)
             self.silent.discard(peer)
             self.refused.discard(peer)
+            self.leaving.discard(peer)
             self.accused.pop(peer, None)
             return [Emit(PeerReturned(peer=peer))] if was_gone else []
         return []
+
+    def record_farewell(self, peer: PeerId) -> None:
+        self.refused.add(peer)
+        self.leaving.add(peer)
 
     def record_suspicion(self, peer: PeerId, by: PeerId, now: Seconds) -> None:
         """Record a member's signed suspicion. Enough of them make an unwatched peer gone.
@@ -189,6 +203,9 @@ class FailureDetector:
                 self.unlinked.pop(peer, None)
                 self.unreachable.discard(peer)
                 return self.record_life(peer, now)
+            case LinkDown(peer, refused=True) if peer in self.leaving:
+                self.leaving.discard(peer)
+                return [Emit(PeerDeparted(peer=peer))]
             case LinkDown(peer, refused=True) if peer not in self.refused:
                 was_gone = self.is_gone(peer)
                 self.refused.add(peer)

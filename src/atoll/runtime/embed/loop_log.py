@@ -60,6 +60,8 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
         case "PeerSuspected" if not progress.over:
             then = entry.get("paused", "the others go on")
             yield LoopLogLine(logging.WARNING, f"{name(entry['peer'])} does not respond ({entry['why']}); {then}")
+        case "PeerDeparted" if "paused" in entry and not progress.over:
+            yield LoopLogLine(logging.WARNING, f"{name(entry['peer'])} has left; {entry['paused']}")
         case "PeerReturned" if entry["peer"] == progress.returned:
             yield LoopLogLine(logging.INFO, f"{name(entry['peer'])} responds again")
         case "RoundClosed":
