@@ -62,7 +62,7 @@ async def test_each_kind_of_failed_dial_is_named_with_its_likely_cause():
     for failure, code, words, cause in FAILURES:
         network.failure = failure
         with pytest.raises(NetworkError, match=f"{code} .*{words}") as failed:
-            await ada.links.dial("/memory/nobody")
+            await ada.links.dial("/memory/empty")
         assert cause in failed.value.cause and failed.value.fix
     await closed(ada)
 

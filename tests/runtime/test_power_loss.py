@@ -80,11 +80,8 @@ class Writer:
         raise AssertionError("the writer died by itself")
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        with self.process:
+            self.process.kill()
 
 
 def value_of(number: int) -> bytes:

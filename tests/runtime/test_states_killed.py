@@ -85,7 +85,6 @@ class StateWriter:
     """A process that forks a fresh writer for every point, so that only the first one is slow to start."""
 
     def __init__(self, size: int = SIZE) -> None:
-        self.size = size
         command = [sys.executable, "-c", WRITER, str(Path(__file__).parent), str(size)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -105,11 +104,8 @@ class StateWriter:
         return list(dict.fromkeys([*heads[-1:], *(owed for _, owed in told[-1:])]))
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        with self.process:
+            self.process.kill()
 
 
 def drawn_point(writer: StateWriter, place: Path, seed: int, cuts: bool) -> list[OwedState]:

@@ -31,13 +31,12 @@ class DiskLog:
         self._operations = self._records = 0
         self._lock = Lock()  # a thread syncs while another one writes
 
-    def put(self, *record: Any) -> int:
-        """Returns how many records there are now."""
+    def put(self, *record: Any) -> None:
         os.write(self._file, _framed(record))
         self._records += 1
-        return self._records
 
-    def is_last(self) -> bool:
+    def count_operation(self) -> bool:
+        """True if the process dies in this one."""
         self._operations += 1
         return self._operations == self._kill_at
 
@@ -45,7 +44,7 @@ class DiskLog:
         view = memoryview(data).cast("B")
         with self._lock:
             self.put("write", os.fstat(handle).st_ino, at, os.pread(handle, len(view), at), len(view))
-            if self.is_last():
+            if self.count_operation():
                 os.pwrite(handle, view[: int(self._share * len(view))], at)
                 _die()
             assert os.pwrite(handle, view, at) == len(view)
@@ -53,7 +52,7 @@ class DiskLog:
     def fsync(self, handle: int) -> None:
         with self._lock:
             done, found = self._records, os.fstat(handle)
-            if self.is_last():
+            if self.count_operation():
                 _die()
         _fsync(handle)
         with self._lock:
@@ -65,7 +64,7 @@ class DiskLog:
     def rename(self, source: Path, target: Path) -> Path:
         with self._lock:
             self.put("rename", str(source), str(target))
-            if self.is_last():
+            if self.count_operation():
                 _die()
             return _rename(source, target)
 

@@ -182,6 +182,7 @@ class FailureDetector:
         return []
 
     def record_farewell(self, peer: PeerId) -> None:
+        """Wait for this peer no more: it said farewell."""
         self.refused.add(peer)
         self.leaving.add(peer)
 

@@ -98,7 +98,7 @@ def is_everywhere(host: str) -> bool:
 
 
 def only_here(address: str) -> bool:
-    """True if only this computer can dial the address, which is the default."""
+    """True for the loopback address, the default. Only this computer can dial it."""
     return endpoint(address).host == "127.0.0.1"
 
 

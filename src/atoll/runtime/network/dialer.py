@@ -119,10 +119,8 @@ def environment_addresses() -> tuple[str, ...]:
 
 
 def cannot_listen(address: str, why: OSError) -> NetworkError:
-    cause, fix = (
-        "another program holds this port or path",
-        "another port or path, or tcp/0 to let the system choose a port",
-    )
+    cause = "another program holds this port or path"
+    fix = "another port or path, or tcp/0 to let the system choose a port"
     if address in environment_addresses():
         cause += ", perhaps with the same ATOLL_LISTEN: the address is from there"
         fix = f"unset ATOLL_LISTEN, or set it to {fix}"

@@ -213,9 +213,10 @@ def endpoint(text: str) -> DialAddress:
     parts = _parts(from_bytes(to_bytes(text)))  # checks every value
     peer = PeerId(parts.pop()[1]) if parts[-1][0] == "p2p" else None
     names = tuple(name for name, _ in parts)
-    begins = len(names) > 1 and names[0] in _HOSTS and names[1] in _PORTS
-    layers = names[2:] if begins else names[1:]
-    if not (begins or names[:1] in [(name,) for name in _PLACES]) or any(_PROTOCOLS[name].size for name in layers):
+    has_host = len(names) > 1 and names[0] in _HOSTS and names[1] in _PORTS
+    is_place = bool(names) and names[0] in _PLACES
+    layers = names[2:] if has_host else names[1:]
+    if not (has_host or is_place) or any(_PROTOCOLS[name].size for name in layers):
         raise ValueError(
             f"{text[:99]!r} cannot be dialed; write a host, a port and perhaps the peer, "
             "like /ip4/192.0.2.7/tcp/7071/p2p/12D3KooW… or /dns/peer.example.org/tcp/7071"
@@ -259,7 +260,7 @@ def _suggest_multiaddr(text: str) -> str:
     try:
         return f"write {text_of(DialAddress.of_host(match[2], int(match[3]), layers))}"
     except ValueError:
-        return "write for example /ip4/192.0.2.7/tcp/7071"
+        return _EXAMPLES
 
 
 def _varint(data: Bytes, at: int, who: str) -> tuple[int, int]:
