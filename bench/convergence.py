@@ -39,7 +39,14 @@ import wire
 from atoll.cli.plan import LinkAssumptions, row_of
 from atoll.peer.config.validate import RECIPES
 from atoll.training.data import Data, data_digest, load_data
-from atoll.training.experiment.api import ExperimentResult, FaultSpec, MemberAbsence, SyncRecord, experiment
+from atoll.training.experiment.api import (
+    ExperimentOptions,
+    ExperimentResult,
+    FaultSpec,
+    MemberAbsence,
+    SyncRecord,
+    experiment,
+)
 from atoll.training.experiment.cost_model import layout_of_size
 from atoll.training.recipe.methods import METHODS
 from atoll.training.recipe.recipes import Recipe, UpdateCoding
@@ -100,7 +107,10 @@ def run(recipe: Recipe, data: Data, asked: argparse.Namespace, trouble: FaultSpe
             print(f"{one.step} {one.train_loss:.4f}", file=sys.stderr, flush=True)
 
     say.last = 0
-    return experiment(recipe, data=data, peers=asked.peers, steps=asked.steps, trouble=trouble, progress=say)
+    options = ExperimentOptions(feedback_precision=asked.feedback)
+    return experiment(
+        recipe, data=data, peers=asked.peers, steps=asked.steps, trouble=trouble, progress=say, options=options
+    )
 
 
 def measured(asked: argparse.Namespace) -> dict:
@@ -114,6 +124,7 @@ def measured(asked: argparse.Namespace) -> dict:
     figures = {
         "recipe": asked.recipe,
         "set": asked.set,
+        "feedback": asked.feedback,
         "peers": asked.peers,
         "steps": asked.steps,
         "seeds": asked.seeds,
@@ -177,6 +188,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--feedback", default="fp32", choices=("fp32", "bf16"), help="precision of error feedback")
     parser.add_argument("--lost", type=float, default=0.0, help="share of updates that never arrive")
     parser.add_argument("--late", type=int, nargs="*", default=[], help="steps that each peer's updates take")
     parser.add_argument(

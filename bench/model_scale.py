@@ -78,7 +78,7 @@ def member(told: dict[str, Any]) -> None:
         run = atoll.join(ticket, folder=told["folder"])
     begin = time.monotonic()
     threading.Thread(target=tell_ticket, args=(run, begin), daemon=True).start()
-    run.attach(model, optimizer, state_memory=told["state_memory"])
+    run.attach(model, optimizer, state_memory=told["state_memory"], feedback_precision=told["feedback"])
     say("attached", seconds=time.monotonic() - begin)
     plain_s, closing_s, turn = [], [], run.round
     while not run.done:
@@ -306,6 +306,7 @@ def row(values: int, recipe: str, memory: str, options: Any, empty_bytes: int) -
         "parameters": values,
         "members": 2,
         "state_memory": memory,
+        "feedback": options.feedback,
         "recipe": recipe,
         "rounds": found["rounds"],
         "completed": found["completed"],
@@ -330,6 +331,7 @@ def terms(values: int, recipe: str, memory: str, options: Any) -> dict[str, Any]
         "dtype": {"fp32": "float32", "bf16": "bfloat16"}[options.dtype],
         "where": options.where,
         "state_memory": memory,
+        "feedback": options.feedback,
     }
 
 
@@ -343,6 +345,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="diloco", help="diloco, or names of atoll.training.recipe.methods")
     parser.add_argument("--state-memory", default="memory", help="memory, disk, or both with a comma")
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"), help="of the loops' models")
+    parser.add_argument("--feedback", default="fp32", choices=("fp32", "bf16"), help="precision of error feedback")
     parser.add_argument("--limit", action="store_true", help="peers may not take more than the limit")
     parser.add_argument("--no-reduce", action="store_true", help="measure no atoll.reduce")
     parser.add_argument("--where", default=None, help="folder for the members' folders")

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from atoll.base.ids import Digest, PeerId
 from atoll.crypto.digest import merkle_root
+from atoll.peer.config.node_sections import FeedbackPrecision
 from atoll.peer.settings import RunSettings
 from atoll.peer.tasks import (
     AdoptState,
@@ -135,6 +136,7 @@ class Members:
     """Each owns one part."""
 
     settings = RunSettings()
+    feedback: FeedbackPrecision = "fp32"
 
     def __init__(
         self, base: Path, recipe: Recipe, book: str, peers: int = PEERS, settings: RunSettings | None = None
@@ -161,7 +163,7 @@ class Members:
         return Inside()
 
     def island(self, index: int) -> TrainingWorker:
-        island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index])
+        island = TrainingWorker(self.stores[index], 1, trainer=self.trainers[index], feedback=self.feedback)
         island.learning = self.learning
         island.equip(self.book)
         return island

@@ -24,8 +24,9 @@ from atoll.runtime.storage.private_state import PrivateState, write_private
 from atoll.runtime.storage.store import PeerStore
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import load_data
-from atoll.training.experiment.api import ExperimentSimulator, FaultSpec
+from atoll.training.experiment.api import ExperimentOptions, ExperimentSimulator, FaultSpec
 from atoll.training.models import build_model, loss_of
+from atoll.training.recipe.error_feedback import FEEDBACK_DTYPES
 
 PRIVATE = ("private.bin", "private.next", "private.tmp")
 WHOLE = {"overlap": 0, "fragments": 1}
@@ -115,7 +116,7 @@ async def life_from(
         (copy.folder / "blobs").mkdir(mode=0o700, exist_ok=True)
         os.link(blob, copy.folder / "blobs" / blob.name)
     store, after = PeerStore(copy.folder, durable=False), members.restore(index)
-    island = TrainingWorker(store, 1, trainer=Inside())
+    island = TrainingWorker(store, 1, trainer=Inside(), feedback=members.feedback)
     island.learning = members.learning
     island.equip(members.book)
     assert await island.run(after if copy.kept else before)
@@ -176,15 +177,23 @@ def test_whatever_the_moment_of_a_kill_what_is_its_own_goes_with_the_vertex(
     story(tell, Members(tmp_path, recipe_for(how, rounds=6), book))
 
 
-@pytest.mark.parametrize("seed", range(4))
+class HalfPrecisionMembers(Members):
+    feedback = "bf16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*((Members, seed) for seed in range(4)), *((HalfPrecisionMembers, s) for s in (1, 2))]
+)
 def test_after_all_were_killed_in_a_round_a_run_ends_as_if_nothing_had_happened(
-    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, book: str, monkeypatch: pytest.MonkeyPatch, kind: type[Members], seed: int
 ):
     """Each at a moment of its own: the experiment's model and all error feedback, bit for bit. Once in the first
     half of the round, which is taken again; else after all had voted, so that what is theirs was written ahead."""
     recipe, draw = recipe_for(WHOLE, rounds=5), random.Random(seed)
+    steps, options = recipe.schedule.steps, ExperimentOptions(feedback_precision=kind.feedback)
+    data = load_data(book)
     run = ExperimentSimulator(
-        recipe, build_model("gpt-nano", 0), load_data(book), PEERS, recipe.schedule.steps, FaultSpec(), loss_of
+        recipe, build_model("gpt-nano", 0), data, PEERS, steps, FaultSpec(), loss_of, options=options
     )
 
     async def tell(members: Members) -> None:
@@ -212,8 +221,9 @@ def test_after_all_were_killed_in_a_round_a_run_ends_as_if_nothing_had_happened(
         for island, worker in zip(members.islands, run.workers, strict=True):
             assert torch.equal(island.head.anchor_F, run.agreed()), copies
             assert torch.equal(island.mine.memory_F, worker.memory_F), copies
+            assert island.mine.memory_F.dtype == FEEDBACK_DTYPES[kind.feedback]
 
-    story(tell, Members(tmp_path, recipe, book))
+    story(tell, kind(tmp_path, recipe, book))
 
 
 @pytest.mark.parametrize(

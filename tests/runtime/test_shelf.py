@@ -131,6 +131,18 @@ def test_a_private_file_is_good_for_its_vertex_its_model_and_whole(tmp_path: Pat
     store.close()
 
 
+def test_error_feedback_in_bf16_comes_back_from_a_private_file_with_an_odd_number_of_values(tmp_path: Path):
+    store, memory = PeerStore(tmp_path, durable=False), torch.randn(11).bfloat16()
+    kept = PrivateModelCopy(torch.full((11,), 2.0), Digest(b"s" * 32))
+    write_private(store, PrivateState(Digest(bytes(32)), memory, memoryview(b"inner"), b"", None, kept))
+    (again,) = read_private(store, 11)
+    assert again.memory_F.dtype == torch.bfloat16 and torch.equal(again.memory_F, memory)
+    assert torch.equal(again.kept.x_F, kept.x_F) and again.inner == b"inner"
+    write_private(store, PrivateState(Digest(bytes(32)), torch.full((11,), torch.inf).bfloat16()))
+    assert read_private(store, 11) == []
+    store.close()
+
+
 def test_the_file_of_a_state_that_went_is_written_over_unless_somebody_reads_it(tmp_path: Path):
     """A new file costs the kernel ten times as much. Whoever has the old one, open or linked, keeps what it has."""
     store, data = PeerStore(tmp_path), [bytes([k]) * 2 * MIB for k in range(4)]

@@ -175,6 +175,19 @@ def test_what_was_not_counted_goes_back_into_the_memory():
     assert torch.equal(settled[:a], update.memory_F[:a]) and torch.equal(settled[b:], update.memory_F[b:])
 
 
+def test_error_feedback_in_bf16_is_what_fp32_leaves_rounded_once():
+    """So nothing but the rounding between rounds is lost, and the wires are made of fp32 values."""
+    layout, state = nano()
+    bounds, x = part_bounds(layout.floats, (1,) * 3), state.anchor_F - 0.001 * random(layout.floats, 1)
+    memory = (0.0005 * random(layout.floats, 2)).bfloat16()
+    exact = encode_update(state.anchor_F, x, memory.float(), bounds, TWO_BIT, beta=0.9)
+    half = encode_update(state.anchor_F, x, memory, bounds, TWO_BIT, beta=0.9, memory_of=memory.new_empty)
+    assert [*map(bytes, half.wires)] == [*map(bytes, exact.wires)]
+    assert torch.equal(half.memory_F, exact.memory_F.bfloat16())
+    back, given = (settle_error_feedback(one, [False] * 3, TWO_BIT).float() for one in (half, exact))
+    assert (back - given).abs().max() < 2**-7 * given.abs().max()
+
+
 def test_encoding_commits_to_nothing():
     """The arguments are untouched, so a failed attempt simply forgets the update and goes on."""
     layout, state = nano()

@@ -28,7 +28,7 @@ from atoll.base.machine import Fact
 from atoll.base.units import bytes_text
 from atoll.crypto.digest import digest
 from atoll.crypto.identity import Identity, new_vote_key, public_bytes
-from atoll.peer.config.node_sections import StateMemory
+from atoll.peer.config.node_sections import FeedbackPrecision, StateMemory
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.membership.admission import DesiredRole
 from atoll.peer.round.vertex_body import write_genesis
@@ -95,6 +95,7 @@ def training_peer_factory(
     state_memory: StateMemory = "memory",
     own: OwnData = OwnData(),
     *,
+    feedback: FeedbackPrecision = "fp32",
     state_from: str = "",
 ) -> Callable[[PeerStartParameters], TrainingPeer]:
     """Factory of training peers."""
@@ -106,7 +107,14 @@ def training_peer_factory(
             if chosen != "cpu":
                 me = replace(me, wish=replace(me.wish, unaudited=True))
         island = TrainingWorker(
-            me.store, threads, trains=trains, trainer=trainer, keep=keep, device=chosen, state_memory=state_memory
+            me.store,
+            threads,
+            trains=trains,
+            trainer=trainer,
+            keep=keep,
+            device=chosen,
+            state_memory=state_memory,
+            feedback=feedback,
         )
         peer = TrainingPeer(me, island, on_fact=on_fact, own=own)
         if state_from:

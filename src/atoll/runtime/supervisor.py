@@ -529,6 +529,7 @@ def _factory(threads: int, start: PeerOptions) -> Make[TrainingPeer]:
         device=node.device,
         state_memory=node.state_memory,
         own=own,
+        feedback=node.feedback_precision,
         state_from=node.state_from,
     )
 

@@ -13,6 +13,7 @@ from atoll.peer.config.setting import Bytes, ConfigSection, Duration, Setting, T
 # fmt: off
 Group = Annotated[str, Meta(max_length=32, pattern="^[A-Za-z0-9._-]*$")]  # part of a name, behind an @
 StateMemory = Literal["memory", "disk"]
+FeedbackPrecision = Literal["fp32", "bf16"]
 Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")]
 
 
@@ -93,3 +94,7 @@ class NodeSection(ConfigSection, frozen=True):
     state_memory: Annotated[StateMemory, Setting(
         'Where this peer keeps vectors of the model\'s size, beside its state on disk: "memory", or "disk" for '
         "models that hardly fit. Rounds then take longer.", level="expert")] = "memory"
+    feedback_precision: Annotated[FeedbackPrecision, Setting(
+        'Precision in which this peer keeps its error feedback from round to round. "bf16" takes half a model less '
+        "of memory and of disk. In runs with replay audits it stays fp32: auditors compute it again.",
+        level="expert")] = "fp32"

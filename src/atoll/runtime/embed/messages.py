@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.base.arguments import Peers, Whole
 from atoll.base.workload import AdaptiveWorkloadPolicy
-from atoll.peer.config.node_sections import StateMemory
+from atoll.peer.config.node_sections import FeedbackPrecision, StateMemory
 from atoll.policy.fault_tolerance import StatisticName
 from atoll.policy.participation import ParticipationPolicy
 from atoll.policy.presets import Trust
@@ -58,6 +58,7 @@ class AttachLoopRequest(msgspec.Struct, frozen=True, tag="AttachLoopRequest"):
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: unknown
     validates: bool = False  # the loop can measure a held-out loss
     state_memory: StateMemory = "memory"
+    feedback_precision: FeedbackPrecision = "fp32"
     config: str = ""  # JSON of a Hugging Face model's configuration, for `checkpoint export --hf`
 
 

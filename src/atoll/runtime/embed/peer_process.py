@@ -98,8 +98,6 @@ async def serve(fd: int, memory: int) -> None:
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: int) -> None:
-    from atoll.runtime.bootstrap import training_peer_factory
-
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     wish = _ATTACH.decode(await reader.readexactly(size))
     mailbox = SharedMailbox(memory, wish.layout.floats, mailbox_room_bytes(wish.layout))
@@ -123,11 +121,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             claims.on_caught_up(fact, host)
 
     reading = asyncio.create_task(trainer.read_messages())
-    make = training_peer_factory(
-        1, watch, trainer, state_memory=wish.state_memory, state_from=wish.request.state_from
-    )
     try:
-        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), make)
+        host, ticket, lacks = await _enter_run(wish, trainer.read_x(), _factory(wish, watch, trainer))
     except AtollError as why:
         trainer.send(_sent(why))
         with suppress(ConnectionError):  # the loop may have ended in between
@@ -167,6 +162,21 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
         await writer.drain()
+
+
+def _factory(
+    wish: AttachLoopRequest, watch: Callable[[Fact], None], trainer: AttachedTrainer
+) -> Make[TrainingPeer]:
+    from atoll.runtime.bootstrap import training_peer_factory
+
+    return training_peer_factory(
+        1,
+        watch,
+        trainer,
+        state_memory=wish.state_memory,
+        feedback=wish.feedback_precision,
+        state_from=wish.request.state_from,
+    )
 
 
 def farewell_of(trainer: AttachedTrainer, trouble: list[AtollError]) -> str:

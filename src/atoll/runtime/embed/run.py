@@ -37,7 +37,7 @@ from atoll.base.arguments import Count, Whole, arguments
 from atoll.base.errors import AtollError, RunFailedError, UsageError, short_traceback
 from atoll.base.units import counted_text
 from atoll.base.workload import BATCH_MOST, ZERO_LOSS
-from atoll.peer.config.node_sections import StateMemory
+from atoll.peer.config.node_sections import FeedbackPrecision, StateMemory
 from atoll.runtime.embed.after_end import AfterEnd, PostRunStepHook, refuse_steps
 from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel, hugging_face_config, number_of
 from atoll.runtime.embed.loop_output import is_quiet, log, write_line
@@ -161,6 +161,7 @@ class Run(RunReadings):
         only: Sequence[str] = (),
         validate: Callable[[], SupportsFloat] | None = None,
         state_memory: StateMemory = "memory",
+        feedback_precision: FeedbackPrecision = "fp32",
         after_end: AfterEnd = "warn",
         quiet: bool = False,
     ) -> Run:
@@ -178,11 +179,11 @@ class Run(RunReadings):
         one. Parameters, `training` flags and the CPU's random numbers are restored afterwards.
 
         `state_memory="disk"` keeps the vectors of this peer that are as large as the model in files of its folder,
-        for models that hardly fit: rounds take longer.
+        for models that hardly fit: rounds take longer. `feedback_precision="bf16"` keeps error feedback in bf16,
+        which takes half a model less of memory and of disk.
 
         `after_end` sets what `optimizer.step()` does once the run is over: "warn" (train on alone, after one
         warning), "raise" (RunEnded, which ends loops of other libraries) or "skip" (change nothing).
-
         Members, rounds and problems are logged by `logging.getLogger("atoll")`, or printed on stderr if the
         program configured no logging. `quiet=True`, or ATOLL_QUIET=1, prints problems only.
 
@@ -208,10 +209,9 @@ class Run(RunReadings):
         self._require_finite(self._local.mailbox.x_F)
         on_interrupt(lambda: comeback_text(request, self._seen, self._quiet))
         self._channel.start(memory)
-        config, validates = hugging_face_config(model), validate is not None
-        self._channel.send(
-            AttachLoopRequest(request, self._local.layout, self._batch, pass_steps, validates, state_memory, config)
-        )
+        validates, precision = validate is not None, feedback_precision
+        wish = request, self._local.layout, self._batch, pass_steps, validates, state_memory, precision
+        self._channel.send(AttachLoopRequest(*wish, hugging_face_config(model)))
         self._wait_for_turn()
         self._joined = True
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))

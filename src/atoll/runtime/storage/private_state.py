@@ -36,7 +36,8 @@ from atoll.training.recipe.update import Bounds
 
 FORMAT = "atoll/private/4"
 MAPPED_FROM_BYTES = MIB  # a map of a smaller file costs more than its memory
-VECTOR, RAW = "f32/", "u8/"  # prefixes of names: vectors come first in the file, so that they are aligned
+# prefixes of names: vectors come first in the file, the longer values before the shorter ones, so all are aligned
+VECTOR, HALF, RAW = "f32/", "half/", "u8/"
 BYTES = ("inner", "claim", "late")  # fields stored as bytes; the others are vectors
 
 
@@ -99,7 +100,7 @@ def write_span(memory_F: Tensor | None, left_N: Tensor, begins: int, floats: int
     if len(left_N) >= floats:
         return left_N[:floats]
     if memory_F is None:
-        memory_F = torch.zeros(floats, dtype=torch.float32)
+        memory_F = torch.zeros(floats, dtype=left_N.dtype)
     memory_F[begins : begins + len(left_N)] = left_N
     return memory_F
 
@@ -138,21 +139,19 @@ def write_private(store: PeerStore, private: PrivateState) -> PrivateState:
         word = _InFlightHeader(sent.root, sent.claim, sent.state, sent.begins, sent.update.bounds)
         vectors["left"], beside["sent"] = sent.update.memory_F, msgspec.msgpack.encode(word)
         beside |= {f"wire/{part:06}": wire for part, wire in enumerate(sent.update.wires)}
-    tensors = {VECTOR + name: vector for name, vector in vectors.items()}
+    tensors = {(HALF if v.dtype == torch.bfloat16 else VECTOR) + name: v for name, v in vectors.items()}
     tensors |= {RAW + name: tensor_over(data, torch.uint8) for name, data in beside.items() if len(data)}
     _, *body = pieces_of(tensors, {})
     told["body"] = blob_id(manifest_of(*body)).hex()
     view = store.private.write(*pieces_of(tensors, told), ahead=sent is not None)
     if len(view) < MAPPED_FROM_BYTES:
         return private
-    mapped, _ = load(view)
+    mapped, _ = _vectors_in(load(view)[0])
     if private.kept is not None:
-        private = replace(private, kept=replace(private.kept, x_F=mapped[VECTOR + "kept"]))
+        private = replace(private, kept=replace(private.kept, x_F=mapped["kept"]))
     if sent is not None:
-        private = replace(
-            private, sent=replace(sent, update=replace(sent.update, memory_F=mapped[VECTOR + "left"]))
-        )
-    return replace(private, memory_F=mapped.get(VECTOR + "memory"))
+        private = replace(private, sent=replace(sent, update=replace(sent.update, memory_F=mapped["left"])))
+    return replace(private, memory_F=mapped.get("memory"))
 
 
 def read_private(store: PeerStore, floats: int) -> list[PrivateState]:
@@ -169,14 +168,13 @@ def _read(data: memoryview, floats: int) -> PrivateState | None:
         tensors, told = load(data)
         if told.get("body") != blob_id(manifest_of(*pieces_of(tensors, {})[1:])).hex():
             return None  # files are overwritten: a power cut may leave pages of another round
-        names = [name for name in tensors if name.startswith(VECTOR)]
-        vectors = {name.removeprefix(VECTOR): tensors.pop(name) for name in names}
+        vectors, others = _vectors_in(tensors)
         whole = {name: vector for name, vector in vectors.items() if name != "left"}
         if told.get("format") != FORMAT or any(vector.shape != (floats,) for vector in whole.values()):
             return None
         if not all(_fits(vector) for vector in vectors.values()):
             return None
-        beside = {name.removeprefix(RAW): value.numpy().tobytes() for name, value in tensors.items()}
+        beside = {name.removeprefix(RAW): value.numpy().tobytes() for name, value in others.items()}
         inner, claim, late = (beside.get(name, b"") for name in BYTES)
         kept_F, left_N = vectors.get("kept"), vectors.get("left")
         return PrivateState(
@@ -192,6 +190,12 @@ def _read(data: memoryview, floats: int) -> PrivateState | None:
         return None
 
 
+def _vectors_in(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(vectors by name, the other tensors of a file by their names there)."""
+    vectors = {name.partition("/")[2]: value for name, value in tensors.items() if not name.startswith(RAW)}
+    return vectors, {name: value for name, value in tensors.items() if name.startswith(RAW)}
+
+
 def _sent(beside: dict[str, bytes], left_N: Tensor) -> InFlightUpdate:
     word = _SENT.decode(beside.get("sent", b""))
     if not word.bounds or word.bounds[-1][1] != len(left_N):
@@ -204,7 +208,7 @@ def _sent(beside: dict[str, bytes], left_N: Tensor) -> InFlightUpdate:
 
 
 def _fits(vector: Tensor) -> bool:
-    return vector.ndim == 1 and vector.dtype == torch.float32 and largest_of(vector) < torch.inf
+    return vector.ndim == 1 and vector.dtype in (torch.float32, torch.bfloat16) and largest_of(vector) < torch.inf
 
 
 def _digest(data: bytes) -> Digest:

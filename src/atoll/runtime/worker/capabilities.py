@@ -12,6 +12,7 @@ from atoll.features.archive import worker as archive
 from atoll.features.attribution import worker as attribution
 from atoll.peer.settings import RunSettings
 from atoll.peer.verify.interface import Verifier
+from atoll.training.recipe.error_feedback import FEEDBACK_DTYPES
 from atoll.verification.malformed_updates import worker as malformed_updates
 from atoll.verification.replay_audit.worker import ReplayAuditWorker
 from atoll.verification.state_validation import worker as state_validation
@@ -57,5 +58,6 @@ def enable_sum_check(worker: TrainingWorker) -> None:
 
 
 def enable_replay_audit(worker: TrainingWorker, run: Digest, me: PeerId) -> None:
+    worker.mine.kept_as = FEEDBACK_DTYPES["fp32"]  # auditors compute error feedback again
     worker.auditing = ReplayAuditWorker(worker.context, run, me, worker.run_audit_step)
     worker.register(worker.auditing.handlers())

@@ -24,7 +24,7 @@ from atoll.features.partition_training.worker import PartitionedTrainer
 from atoll.peer.tasks import AbandonedRoundSettlement, AdoptState, EncodeUpdate
 from atoll.runtime.storage.private_state import PrivateState, write_span
 from atoll.training.codec import Codec
-from atoll.training.codec.blocks import Room
+from atoll.training.codec.blocks import Room, tensor_over
 from atoll.training.codec.compiled import native
 from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, settle_error_feedback
 from atoll.training.recipe.inner import GradientSumOptimizer
@@ -48,7 +48,9 @@ def gathers(recipe: Recipe) -> bool:
 
 
 class LocalUpdateState:
-    def __init__(self, away: PartitionedTrainer, arithmetic: Executor, room: Room) -> None:
+    def __init__(
+        self, away: PartitionedTrainer, arithmetic: Executor, room: Room, kept_as: torch.dtype = torch.float32
+    ) -> None:
         self.memory_F: Tensor | None = None  # error feedback
         self.update: EncodedUpdate | None = None  # in flight
         self.up: tuple[Codec, ...] = ()  # codecs of the in-flight update
@@ -63,6 +65,7 @@ class LocalUpdateState:
         self.uplink_bytes_s: Callable[[], float | None] = lambda: None  # measured rate; None: unknown
         self._away = away
         self._arithmetic, self._room = arithmetic, room
+        self.kept_as = kept_as  # precision of error feedback between rounds
 
     def start_point(self, head: SharedState) -> Tensor:
         """The x (F,) with which a trainer begins at this head."""
@@ -102,13 +105,16 @@ class LocalUpdateState:
         if self._away.riding_F is not None:
             x_N = x_N - self._away.riding_F
         spans = anchor_F[lo:hi], x_N, memory_N
-        update = self.update = encode_update(*spans, bounds, self.up, coding.beta, self._room)
+        update = self.update = encode_update(*spans, bounds, self.up, coding.beta, self._new_memory)
         self._steps = steps
         if self.own is not None:
             wires = zip(self.up, update.wires, bounds, strict=True)
             mine_F = torch.cat([up.decode(wire, b - a) for up, wire, (a, b) in wires])
             self.own.apply_own_share(_outer(learning), mine_F, members, step_of_run(learning.recipe, head))
         return update, late
+
+    def _new_memory(self, values: int) -> Tensor:
+        return tensor_over(self._room(self.kept_as.itemsize * values), self.kept_as)
 
     def uncounted_steps(self, counted: Sequence[bool] | None) -> int:
         """Steps of the in-flight update, if a vertex counts none of its parts; else 0."""
@@ -163,7 +169,7 @@ class LocalUpdateState:
         For one round this peer is a newcomer, and a newcomer's update has no weight.
         """
         if self._away.merge and self.memory_F is not None:
-            self._away.add_uncounted(self.memory_F, steps)
+            self._away.add_uncounted(self.memory_F.float(), steps)
             self.memory_F = None
 
     def record_mean(self, state: Digest, mean_F: Tensor | None) -> None:

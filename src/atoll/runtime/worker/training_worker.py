@@ -29,7 +29,7 @@ from atoll.base.errors import RunFailedError
 from atoll.base.ids import Digest
 from atoll.crypto.digest import Buffer, digest, merkle_root
 from atoll.features.partition_training.worker import PartitionedTrainer
-from atoll.peer.config.node_sections import StateMemory
+from atoll.peer.config.node_sections import FeedbackPrecision, StateMemory
 from atoll.peer.config.sections import KeepSection
 from atoll.peer.tasks import (
     AdoptState,
@@ -79,7 +79,7 @@ from atoll.runtime.worker.local_update import LocalUpdateState
 from atoll.runtime.worker.trainer_supervisor import TrainerSupervisor
 from atoll.training.codec import Codec
 from atoll.training.codec.compiled import native
-from atoll.training.recipe.error_feedback import settle_error_feedback
+from atoll.training.recipe.error_feedback import FEEDBACK_DTYPES, settle_error_feedback
 from atoll.training.recipe.moments import adopt_moments_bytes, as_bytes, joiner_state
 from atoll.training.recipe.outer import MomentAverage
 from atoll.training.recipe.private_parameters import PrivateModelCopy
@@ -123,6 +123,7 @@ class TrainingWorker:
         keep: KeepSection = KeepSection(),  # a frozen value
         device: str = "cpu",
         state_memory: StateMemory = "memory",
+        feedback: FeedbackPrecision = "fp32",
     ) -> None:
         self.store, self.trains, self.keep = store, trains, keep
         self.learning: TrainingSpec | None = None  # spec in genesis
@@ -138,7 +139,7 @@ class TrainingWorker:
         # for vectors that every round makes anew: fresh pages cost more than sums. A sweep per round bounds it
         files = file_memory(store.folder) if state_memory == "disk" else None
         room = self._memory = BufferPool(sys.maxsize, files)
-        self.mine = LocalUpdateState(self.away, self._arithmetic, room)
+        self.mine = LocalUpdateState(self.away, self._arithmetic, room, FEEDBACK_DTYPES[feedback])
         self.agreed = AgreedHead()
         self.live = LiveParameters(self.tended, self.away, self.mine, self.agreed, room)
         self.owing = DownlinkErrorFeedback()  # for owners that keep error feedback

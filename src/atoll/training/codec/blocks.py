@@ -60,8 +60,8 @@ def check_input(x: Tensor) -> Tensor:
 
 
 def largest_of(x: Tensor) -> float:
-    """The largest magnitude of fp32 of any shape; NaN if there is one. A maximum does not depend on the order."""
-    if native.kernels is not None and x.is_contiguous():
+    """The largest magnitude, of any shape; NaN if there is one. A maximum does not depend on the order."""
+    if native.kernels is not None and x.is_contiguous() and x.dtype == torch.float32:
         return native.kernels.largest(x.detach().view(-1).numpy())
     return max(float(x.amax()), -float(x.amin())) if x.numel() else 0.0
 

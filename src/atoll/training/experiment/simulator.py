@@ -32,7 +32,12 @@ from atoll.training.experiment.options import ExperimentOptions
 from atoll.training.experiment.results import ExperimentResult, SyncRecord
 from atoll.training.experiment.round_clock import RoundSchedule
 from atoll.training.experiment.traffic import TrafficCounter
-from atoll.training.recipe.error_feedback import EncodedUpdate, encode_update, settle_error_feedback
+from atoll.training.recipe.error_feedback import (
+    FEEDBACK_DTYPES,
+    EncodedUpdate,
+    encode_update,
+    settle_error_feedback,
+)
 from atoll.training.recipe.gradient import ComputeOptions, Loss
 from atoll.training.recipe.inner import PipelinedGradients
 from atoll.training.recipe.merge import merge, where_moved
@@ -83,6 +88,8 @@ class ExperimentSimulator:
         self.fragments = fragments_of(self.layout, recipe.schedule.fragments)
         how = recipe.computing or ComputeOptions(), self.loss
         self.workers = [SimulatedMember(model, len(self.fragments), self.layout, *how) for _ in range(peers)]
+        for worker in self.workers:
+            worker.memory_F = worker.memory_F.to(FEEDBACK_DTYPES[options.feedback_precision])
         self.viewer = SimulatedMember(model, 0, self.layout)  # model for validation, never trained
         self.present = list(range(peers))
         self.clients = None if options.sample is None else ClientSampler(peers, options.sample, options.groups)
@@ -318,7 +325,7 @@ class ExperimentSimulator:
         worker = self.workers[peer]
         begin, end = worker.progress(self.recipe.inner, self._anchor_of(peer), lo, hi)
         memory = worker.memory_F[lo:hi] if coding.beta else None
-        return encode_update(begin, end, memory, bounds, ups, coding.beta)
+        return encode_update(begin, end, memory, bounds, ups, coding.beta, worker.memory_F.new_empty)
 
     def _reduce(
         self,

@@ -13,7 +13,7 @@ Not responsible for: an owner's error feedback on results (`worker/downlink_erro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,17 @@ from torch import Tensor
 
 from atoll.crypto.digest import Buffer
 from atoll.training.codec import Codec, pack_spans
-from atoll.training.codec.blocks import Room, lend_spans, new_wire, spans_of, tensor_over
+from atoll.training.codec.blocks import lend_spans, spans_of
+from atoll.training.recipe.gradient import Precision
 from atoll.training.recipe.update import Bounds
+
+FEEDBACK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class EncodedUpdate:
     wires: tuple[Buffer, ...]  # one per part
-    memory_F: Tensor  # the memory if every part is counted; see `settle_error_feedback`
+    memory_F: Tensor  # the memory if every part is counted, fp32 or bf16; see `settle_error_feedback`
     bounds: Bounds
 
 
@@ -39,20 +42,24 @@ def encode_update(
     bounds: Bounds,
     codec: Codec | Sequence[Codec],
     beta: float,
-    room: Room = new_wire,
+    memory_of: Callable[[int], Tensor] = torch.empty,
 ) -> EncodedUpdate:
     """Wires of anchor − x under error feedback; `codec` is one for all parts or one for each.
 
-    The memory is written into `room`. ValueError if a value is not finite.
+    The memory is written into the vector `memory_of(values)`, rounded if that is bf16; all arithmetic is in fp32.
+    ValueError if a value is not finite.
     """
     assert anchor_F.shape == x_F.shape and bounds[-1][1] == len(x_F)
-    left_F, wires = tensor_over(room(4 * len(x_F)), torch.float32), []
+    left_F, wires = memory_of(len(x_F)), []
     with lend_spans(1) as (delta_S,):
         for one, (lo, hi) in zip(_each(codec, bounds), bounds, strict=True):
             places = ((lo + a, lo + b) for a, b in spans_of(hi - lo))
             deltas = (torch.sub(anchor_F[a:b], x_F[a:b], out=delta_S[: b - a]) for a, b in places)
-            owed_N = None if memory_F is None else memory_F[lo:hi]
-            wires.append(pack_spans(one, deltas, owed_N, beta, left_F[lo:hi]))
+            owed_N = None if memory_F is None else memory_F[lo:hi].float()
+            left_N = left_F[lo:hi] if left_F.dtype == torch.float32 else torch.empty(hi - lo, dtype=torch.float32)
+            wires.append(pack_spans(one, deltas, owed_N, beta, left_N))
+            if left_N.dtype != left_F.dtype:
+                left_F[lo:hi] = left_N
     return EncodedUpdate(tuple(wires), left_F, bounds)
 
 
