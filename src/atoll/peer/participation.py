@@ -44,7 +44,7 @@ from atoll.peer.events import (
     UpdateSharingBegan,
 )
 from atoll.peer.governance.orders import amend_of
-from atoll.peer.governance.settings_change import is_over
+from atoll.peer.governance.settings_change import is_over, plan_after
 from atoll.peer.membership.admission import UNTOLD, AdmissionRequester, DesiredRole, expelled, refusal_of
 from atoll.peer.membership.opt_out import WHY, RoundOptOut
 from atoll.peer.membership.report_broadcaster import ReportBroadcaster
@@ -61,6 +61,7 @@ from atoll.peer.sync.downloads import BlobDownloads
 from atoll.peer.sync.early_messages import EarlyMessageBuffer
 from atoll.peer.sync.history_repair import HistoryRepair
 from atoll.peer.sync.part_cache import RecentPartCache
+from atoll.peer.sync.part_prefetch import PartPrefetch
 from atoll.peer.sync.state_sync import StateSync
 from atoll.peer.sync.vertex_sync import VertexSync
 from atoll.peer.tasks import StateRestored
@@ -125,6 +126,7 @@ class RunParticipationMachine:
         self.unknown_key = False  # the local key differs from the one in the membership
         self.rates = TransferRates()
         self.strikes, self.part_pace = OwnerStrikes(), PartArrivalTime()
+        self.prefetch = PartPrefetch(self.part_pace)
         self.resting = RoundOptOut()
         self.words = ReportBroadcaster(
             self.notary, lambda: self.known, self.heartbeat, self._writers, self.pool_report
@@ -209,7 +211,7 @@ class RunParticipationMachine:
         current = self.round  # a round may close inside its own first event
         if current is None or current.plan.round != round:
             return []
-        return current.accept_vertex(vertex, self.run_time(now))
+        return current.accept_vertex(vertex, self.run_time(now), self.prefetch.take(round))
 
     def to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -243,7 +245,20 @@ class RunParticipationMachine:
                     out += self.regain.begin(self.known.history, effect.fact.why)
                 case _:
                     pass
-        return out
+        return out + self._request_next_parts(now)
+
+    def _request_next_parts(self, now: Seconds) -> list[Effect]:
+        """Request the next round's parts, if its vertex is here while the state of this round is made."""
+        current, history = self.round, self.known.history
+        if current is None or not (current.ground.has_pieces and current.makes_final_state):
+            return []
+        round, body = current.plan.round + 1, history.bodies.get(current.plan.round + 1)
+        if body is None or round <= self.prefetch.parts.round:
+            return []
+        plan = plan_after(self.settings, history.ids[round - 1], history.bodies[round - 1])
+        sources = dict.fromkeys([body.proposer, *plan.committee])
+        holders = [p for p in sources if p != self.me and p in self.linked and not self.known.mute(p)]
+        return self.prefetch.request(plan, body, holders, self.run_time(now))
 
     def _arrange_old_parts(self, share: UpdateSharingBegan) -> list[Effect]:
         """Drop parts of earlier rounds once all members committed to this one: no member will request them.
@@ -309,6 +324,8 @@ class RunParticipationMachine:
             taken = self.verifiers.on_row(event.sender, message, event.payload)
             if taken is not None:
                 return taken
+        if isinstance(message, PartResponse) and self.prefetch.receive(message, event.payload, self.run_time(now)):
+            return []
         if message.round == current and self.round is not None:
             if standing == "away" and message.trace != self.round.plan.trace:
                 return []  # it works on this round of another branch

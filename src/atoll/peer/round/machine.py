@@ -55,7 +55,7 @@ from atoll.peer.round.candidates import CandidateVertexTracker
 from atoll.peer.round.context import RoundContext
 from atoll.peer.round.outcome import adopted, closed_by, left_open, told_by
 from atoll.peer.round.owned_results import OwnedResults
-from atoll.peer.round.part_exchange import ReducedPartExchange
+from atoll.peer.round.part_exchange import PrefetchedParts, ReducedPartExchange
 from atoll.peer.round.proposal import ProposalBuilder
 from atoll.peer.round.state_transition import NextStateTasks
 from atoll.peer.round.update_sharing import RoundEnvironment, UpdateSharing
@@ -79,6 +79,7 @@ from atoll.wire.messages.history import VerticesResponse
 from atoll.wire.messages.round import (
     PartRequest,
     PartResponse,
+    PartResult,
     ProposalMessage,
     ResendRequest,
     RoundMessage,
@@ -90,6 +91,7 @@ from atoll.wire.messages.statements import (
     Accusation,
     Commitment,
     OwnerResult,
+    SignedStatement,
 )
 from atoll.wire.messages.vertex import Vertex, VertexBody
 
@@ -193,10 +195,19 @@ class RoundMachine:
             case ProposalMessage() | VoteMessage() | TimeoutMessage() | ViewChangePreVote():
                 view, effects = self.agreement.view, self.agreement.receive(sender, message)
                 return effects + self._pass_view(now) if self.agreement.view > view else effects
+            case PartResult(statement=said) if event.payload is None and self._has_requested(said):
+                return []  # the all-reduce would request these bytes, too
             case ResendRequest():
                 return self.greet(sender) if self.repeats.tells(sender) else []
             case _:
                 return self.sharing.receive(sender, message, event, now)
+
+    def _has_requested(self, said: SignedStatement) -> bool:
+        """True if the part of this result is in the decided vertex and was requested."""
+        if self.final is None or not self.ground.has_pieces:
+            return False
+        result = decode_statement(said.body, said.signer)
+        return isinstance(result, OwnerResult) and self.parts.has_requested(result.digest)
 
     def _spread(self, effects: list[Effect], now: Seconds) -> list[Effect]:
         """Act on the facts that lower components emit, then pass every effect on."""
@@ -464,10 +475,12 @@ class RoundMachine:
 
     # ---- keep --------------------------------------------------------------------------------------------
 
-    def accept_vertex(self, vertex: Vertex, now: Seconds) -> list[Effect]:
+    def accept_vertex(self, vertex: Vertex, now: Seconds, parts: PrefetchedParts | None = None) -> list[Effect]:
         """Accept the round's vertex from another peer; the history has checked its certificate. It always wins."""
         if self.closed or self.final is not None:
             return []
+        if parts is not None:
+            self.parts.take_over(parts)
         self.agreement.stop()
         return self._spread(self._finish(vertex, now), now)
 
@@ -556,6 +569,11 @@ class RoundMachine:
     def commits(self) -> Mapping[int, CommitmentCache]:
         """Commitments by attempt, this one and the next ones."""
         return self.committed.heard
+
+    @property
+    def makes_final_state(self) -> bool:
+        """True while the state of the decided vertex is made and adopted: its parts are all here."""
+        return self.final is not None and not self.closed and (self.next_state.busy or self.adopting)
 
     @property
     def awaited(self) -> Set[PeerId]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.base.ids import Digest, PeerId, Seconds
@@ -53,6 +53,15 @@ class PartRequests:
     times: int = 0
     first_at: Seconds | None = None
     holders: Sequence[PeerId] = ()  # asked last
+
+
+@dataclass
+class PrefetchedParts:
+    """Parts of one round that were requested before it began."""
+
+    round: int = -1
+    here: dict[Digest, Payload] = field(default_factory=dict[Digest, Payload])
+    coming: dict[Digest, PartRequests] = field(default_factory=dict[Digest, PartRequests])
 
 
 class ReducedPartExchange:
@@ -123,6 +132,14 @@ class ReducedPartExchange:
             wish = PartRequest(self.plan.round, attempt, self.plan.trace, part.digest)
             effects += [Send(holder, wish) for holder in asked.holders]
         return effects
+
+    def take_over(self, parts: PrefetchedParts) -> None:
+        self.held.update(parts.here)
+        self._asked.update(parts.coming)
+
+    def has_requested(self, digest: Digest) -> bool:
+        """True if the part is here or on its way."""
+        return digest in self.held or (digest in self._asked and self._asked[digest].times > 0)
 
     def came(self, digest: Digest, now: Seconds) -> None:
         """Note that a part arrived, requested or not."""
