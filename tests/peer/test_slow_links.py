@@ -168,7 +168,7 @@ def test_no_round_waits_for_a_newcomer_that_is_still_behind():
 
 
 def test_a_newcomer_gets_the_parts_of_the_next_round_while_it_makes_the_state_of_this_one():
-    """Its link needs 16 s for the parts of a round, its disk 5 s for a state. It once followed in 21 s, not in 16."""
+    """Its link needs 16 s for the parts of a round, its disk 5 s for a state: it once followed in 21 s, not 16."""
     run = RunSettings(
         open_to_all=True, round=RoundSettings(20, first_train_s=60), update_bytes=80 * MIB, pieces=PIECES_BY_SIZE
     )
