@@ -44,10 +44,10 @@ from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
 from atoll.runtime.embed.loop_log import LOOP_KILLED, LoopLog
 from atoll.runtime.embed.messages import (
+    AgreedReadings,
     AttachedPeerIdentity,
     AttachLoopRequest,
     LoopLogLine,
-    LoopRoundClosed,
     PeerFailureNotice,
     RunFinishedNotice,
     mailbox_room_bytes,
@@ -68,6 +68,7 @@ from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_pieces, untouched_zeros
 from atoll.wire.codec import decode_body
+from atoll.wire.messages.vertex import VertexBody
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
@@ -137,7 +138,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     def leave(why: str) -> None:
         end(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
 
-    trainer.agreed = lambda: _agreed(host)
+    trainer.readings = lambda: _readings_of(host)
 
     join = _connect_loop(host, trainer, wish.config)
     host.on_persist_failed, host.on_leave = end, leave
@@ -155,8 +156,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             if host.island.head is not None:
                 await host.island.warm_up()  # a peer that came back after the end may not have written the model
             await host.island.end_on_head()
-        trained = host.machine.history.head_body.trained if host.machine.history else 0
-        trainer.send(RunFinishedNotice(trained, await _write_model(host)))
+        trainer.send(read := _readings_of(host))
+        trainer.send(RunFinishedNotice(read.trained, await _write_model(host)))
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
@@ -234,10 +235,19 @@ async def _end_if_unreachable(join: JoinProgress, end: Callable[[AtollError], No
         end(failure)
 
 
-def _agreed(host: TrainingPeer) -> tuple[int, int]:
-    """Last agreed round, and training rounds so far."""
+def _readings_of(host: TrainingPeer) -> AgreedReadings:
+    """Figures of the last agreed round, with the loss of the last round that trained."""
     history = host.machine.history
-    return (-1, 0) if history is None else (history.head_body.round, history.head_body.trained)
+    if history is None:
+        return AgreedReadings(-1, 0, 0, None)
+    bodies = (history.bodies.get(round) for round in range(history.head, -1, -1))
+    trained = next((body for body in bodies if body is not None and body.commits), None)
+    loss = None if trained is None else trained.metrics.reported_loss
+    return _readings(history.head_body, loss)
+
+
+def _readings(body: VertexBody, loss: float | None) -> AgreedReadings:
+    return AgreedReadings(body.round, body.trained, sum(m.is_present for m in body.members), loss)
 
 
 async def _enter_run(
@@ -424,10 +434,7 @@ class _DataClaims:
 def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
     match fact:
         case RoundClosed(body=body) if body.parts:
-            here = sum(m.is_present for m in body.members)
-            trainer.send(
-                LoopRoundClosed(body.round, body.trained, len(fact.counted), here, body.metrics.reported_loss)
-            )
+            trainer.send(_readings(body, body.metrics.reported_loss))
         case RunOver():
             over.set()
         case GenesisKnown(settings=settings):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.runtime.embed.messages import LoopRoundClosed
+from atoll.runtime.embed.messages import AgreedReadings
 
 
 @dataclass
@@ -27,10 +27,10 @@ class RunProgress:
     base: str = ""
     shard: tuple[int, int] = 0, 1  # index and count
 
-    def closed(self, round: LoopRoundClosed) -> None:
-        """Take over the numbers of an agreed round."""
-        self.round, self.trained, self.members = round.round, round.trained, round.members
-        self.loss = math.nan if round.loss is None else round.loss
+    def update(self, read: AgreedReadings) -> None:
+        """Take over the figures of the last agreed round."""
+        self.round, self.trained, self.members = read.round, read.trained, read.members
+        self.loss = math.nan if read.loss is None else read.loss
 
 
 class RunReadings:

@@ -43,11 +43,11 @@ from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel, hugging_
 from atoll.runtime.embed.loop_output import is_quiet, log, write_line
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
+    AgreedReadings,
     AttachedPeerIdentity,
     AttachLoopRequest,
     DeclineRounds,
     LoopLogLine,
-    LoopRoundClosed,
     PeerFailureNotice,
     RoundsBegin,
     RunFinishedNotice,
@@ -520,14 +520,13 @@ class Run(RunReadings):
                 assert self._validate is not None
                 self._channel.send(self._local.evaluate(self._validate))
             case RoundsBegin(recipe, validated) if not self._joined:
-                self._seen.round, self._seen.trained = message.round, message.trained
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
             case AttachedPeerIdentity():
                 self._announce(message)
-            case LoopRoundClosed():
-                self._seen.closed(message)
+            case AgreedReadings():
+                self._seen.update(message)
             case LoopLogLine(level, text):
                 self._show(text, level)
             case RunFinishedNotice(rounds, model):
@@ -538,7 +537,7 @@ class Run(RunReadings):
                 if self._joined:
                     self._show(over_text(rounds, model))
                 else:
-                    log.warning("%s", over_before_text(rounds, self._request.folder))
+                    log.warning("%s", over_before_text(self._seen, self._request.folder))
             case PeerFailureNotice():
                 self.close()
                 raise error_of(message)
