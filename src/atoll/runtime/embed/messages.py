@@ -58,6 +58,7 @@ class AttachLoopRequest(msgspec.Struct, frozen=True, tag="AttachLoopRequest"):
     pass_steps: Whole = 0  # optimizer steps of one pass over the loop's own data; 0: unknown
     validates: bool = False  # the loop can measure a held-out loss
     state_memory: StateMemory = "memory"
+    threads: Whole = 0  # of torch in the loop's process; 0: its model is on a GPU
     config: str = ""  # JSON of a Hugging Face model's configuration, for `checkpoint export --hf`
 
 

@@ -53,6 +53,7 @@ from atoll.runtime.embed.messages import (
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.run_end import see_off
+from atoll.runtime.embed.shared_cores import SharedCoresAdvice
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
 from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
 from atoll.runtime.reachability import JoinProgress
@@ -140,7 +141,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
 
     trainer.readings = lambda: _readings_of(host)
 
-    join = _connect_loop(host, trainer, wish.config)
+    join = _connect_loop(host, trainer, wish)
     host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
@@ -186,22 +187,24 @@ async def _leave_run(host: TrainingPeer, trouble: list[AtollError], why: str) ->
     await host.stop(why, farewell=not (has_left or host.machine.over))
 
 
-def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> JoinProgress:
+def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, wish: AttachLoopRequest) -> JoinProgress:
     """Let the loop decline rounds, send it messages about the event log, and keep its model's configuration."""
-    if config:
-        write_durably(host.folder / MODEL_CONFIG, [config.encode()])
+    if wish.config:
+        write_durably(host.folder / MODEL_CONFIG, [wish.config.encode()])
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
 
     def send(level: int, text: str) -> None:
         trainer.send(LoopLogLine(level, text))
 
     join = JoinProgress(host, partial(send, logging.WARNING), routine=partial(send, logging.INFO))
-    messages = LoopLog(host.me)
+    messages, advice = LoopLog(host.me), SharedCoresAdvice(wish.threads)
 
     def tell(entry: dict[str, Any]) -> None:
         join.entry(entry)
         for message in messages.messages_of(entry, host.progress):
             trainer.send(message)
+        if entry["fact"] == "MembershipChanged" and (text := advice.text_once()):
+            send(logging.INFO, text)
 
     host.on_entry = tell
     return join

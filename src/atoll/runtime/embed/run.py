@@ -209,9 +209,8 @@ class Run(RunReadings):
         on_interrupt(lambda: comeback_text(request, self._seen, self._quiet))
         self._channel.start(memory)
         config, validates = hugging_face_config(model), validate is not None
-        self._channel.send(
-            AttachLoopRequest(request, self._local.layout, self._batch, pass_steps, validates, state_memory, config)
-        )
+        own = self._local.layout, self._batch, pass_steps, validates, state_memory, self._local.threads, config
+        self._channel.send(AttachLoopRequest(request, *own))
         self._wait_for_turn()
         self._joined = True
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
