@@ -26,6 +26,7 @@ class RunProgress:
     exchanged: int = 0
     base: str = ""
     shard: tuple[int, int] = 0, 1  # index and count
+    round_steps: int = 0  # optimizer steps of this member in the round
 
     def update(self, read: AgreedReadings) -> None:
         """Take over the figures of the last agreed round."""
@@ -57,6 +58,11 @@ class RunReadings:
     def trained(self) -> int:
         """Agreed training rounds so far."""
         return self._seen.trained
+
+    @property
+    def round_steps(self) -> int:
+        """Optimizer steps that this member takes in a round, as the current round asks for; 0 before `attach`."""
+        return self._seen.round_steps
 
     @property
     def members(self) -> int:

@@ -119,7 +119,6 @@ class Run(RunReadings):
         self._batch = 1
         self._span = _StepSpan()
         self._job: TrainSteps | None = None  # job that the peer waits for
-        self._asked_steps = 0  # steps of the last job
         self._cancelled_job = self._held_job = -1  # last job that was ended early; last one that pauses the loop
         self._steps_ahead = 0  # steps that the loop may take before the next job
         self._steps_ahead_next = 0  # the same, once the agreed values are merged
@@ -369,7 +368,7 @@ class Run(RunReadings):
         self._span.read = joined((*self._span.read, *taken))
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed
-        if self._local.queue_rounds and self._span.steps == self._asked_steps:
+        if self._local.queue_rounds and self._span.steps == self.round_steps:
             x_F = torch.empty(self.exchanged, dtype=torch.float32, device="cpu")
             self._queue.append((self._end_span(x_F, 0, self.exchanged), x_F))
         self._wait_for_turn()
@@ -491,7 +490,7 @@ class Run(RunReadings):
     def _handle_message(self, message: ToUser) -> None:
         match message:
             case TrainSteps():
-                self._job, self._asked_steps = message, message.steps
+                self._job, self._seen.round_steps = message, message.steps
                 self._seen.shard = message.shard, message.shards
                 if self._data is not None and message.data is not None:
                     held = (one for span in (*(s for s, _ in self._queue), self._span) for one in span.read)
