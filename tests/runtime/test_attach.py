@@ -256,7 +256,7 @@ def test_a_script_that_is_run_again_is_told_that_its_run_is_over(tmp_path: Path,
     run = atoll.found(folder=tmp_path / "one")
     run._handle(RunFinishedNotice(20))
     assert run.done and run.trained == 20
-    assert "over after 20 rounds" in (told := caplog.text) and f"folder than {tmp_path / 'one'}" in told
+    assert "ended after 20 rounds. The" in (told := caplog.text) and f"folder than {tmp_path / 'one'}" in told
 
 
 def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_path: Path):

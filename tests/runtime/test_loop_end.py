@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -122,6 +123,7 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
     caplog.clear()
     with found_loop(folder=tmp_path / "one", rounds=5, inner_steps=2, start_peers=3, up="fp32") as run:
         assert run.attach(model, optimizer, after_end="skip").done and run.model_file
+        assert "it ended after 2 rounds. The model" in caplog.text  # no loss was reported
         assert capsys.readouterr().out == "" and run.ticket == ""
         assert "rounds=5 (it has 2), start_peers=3 (it has 1), recipe, or the options" in caplog.text
         assert "inner_steps=" not in caplog.text and str(tmp_path / "one") in caplog.text
@@ -134,6 +136,34 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
         step(model, optimizer)
     own = [frame for frame in traceback.extract_tb(ended.tb) if "/src/atoll/" in frame.filename]
     assert len(own) == 1  # the border: nothing of what lies behind it
+
+
+def test_a_loop_knows_the_members_once_it_is_attached_and_the_last_figures_of_a_finished_run(
+    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture
+):
+    """Two loops train to the end. Then each program runs again, as its user would, and trains nothing."""
+
+    def whole(run: atoll.Run) -> tuple[int, int, float]:
+        model, optimizer = small_loop()
+        with run:
+            begin = run.attach(model, optimizer).members
+            while not run.done:
+                step(model, optimizer, run)
+        return begin, run.members, run.loss
+
+    founder = atoll.found(folder=tmp_path / "one", start_peers=2, rounds=2, inner_steps=2)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(whole, founder)]
+        while not founder.ticket and not ends[0].done():
+            wait(ends, 0.02)
+        ends.append(pool.submit(whole, atoll.join(founder.ticket, folder=tmp_path / "two")))
+        begins, members, losses = zip(*(end.result() for end in ends), strict=True)
+    assert begins == members == (2, 2) and losses[0] == losses[1] > 0
+    for again in (atoll.found(folder=tmp_path / "one"), atoll.join(founder.ticket, folder=tmp_path / "two")):
+        caplog.clear()
+        assert whole(again) == (2, 2, losses[0]) and again.trained == 2
+        told = f"this run is over, nothing is trained: it ended after 2 rounds with loss {losses[0]:.4f}. "
+        assert caplog.text.count(told) == 1
 
 
 def test_skipped_steps_call_a_closure_and_refuse_an_optimizer_that_moves_on_without_gradients():

@@ -12,7 +12,7 @@ from cyclopts.validators import Number
 
 from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
-from atoll.base.units import bytes_text, parse_duration_s, seconds_text
+from atoll.base.units import bytes_text, parse_duration_s, per_second_text, seconds_text
 from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json, say_reviews
 from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, model_text, say_stored_status, stored_status
 
@@ -104,7 +104,8 @@ def _say_running(s: dict[str, Any]) -> None:
             f"{late['steps']} steps"
         )
     if s["trained"]:
-        say(f"  {learned_text(s)}, {s['tokens_per_s']:,.0f} {s['unit']}/s")
+        rate = per_second_text(s["tokens_per_s"], s["unit"])
+        say(f"  {learned_text(s)}" + f", {rate}" * bool(rate))
     beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
     say(f"  {model_text(s)}{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""

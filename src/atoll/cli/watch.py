@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.base.ids import one_line, printable
-from atoll.base.units import bytes_text, counted_text
+from atoll.base.units import bytes_text, counted_text, per_second_text
 from atoll.base.version import VERSION
 from atoll.cli.display.log_views import JsonLogView, LogView, NoticeLogHandler, TimestampedLogView
 from atoll.cli.display.options import OutputOptions
@@ -305,7 +305,7 @@ def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
         f"round {entry['trained']}{of}  loss {loss}  {counted_text(count, 'peer')}{absent}  "
         f"sent {bytes_text(entry.get('bytes_out', 0))}"
         + (f" (data-parallel: {bytes_text(less)})" if less else "")
-        + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
+        + (f"  {per_second_text(progress.tokens_per_s, progress.unit)}" if progress.tokens_per_s else "")
     )
 
 

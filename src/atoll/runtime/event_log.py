@@ -59,11 +59,8 @@ LATE_MAX = 16  # newest entries of late work of rejoined members
 NAMED_MAX = 6  # names of missing members in one line
 NAMED_CHARACTERS_MAX = 24  # characters per name there
 FILE_BYTES_MAX = 64 * 2**20  # about 16,000 rounds
-HEADER_FACTS = (
-    "GenesisKnown",
-    "LearningKnown",
-    "MembershipChanged",
-)  # repeated in a new file, since later lines need them
+# repeated in a new file, since later lines need them
+HEADER_FACTS = ("GenesisKnown", "LearningKnown", "MembershipChanged")
 CLOSED_BEFORE = "it is over: the others agreed on it without this peer"  # why a peer has no part in a round
 LATE_START = "its time for training is over already"  # the same, while its trainer starts
 DATA_LATE = "the data set is not loaded yet"
@@ -71,7 +68,8 @@ START_ROUNDS = 20  # of half a second each, while a trainer starts
 EVENTS_VERSION = 2  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
-ROUND_SHARE = 0.2  # share of the newest round in the mean duration
+ROUND_SHARE = 0.2  # least share of the newest round in the mean duration
+TIMED_LEAST = 3  # timed rounds before a time left is shown: the first ones vary most
 CURVE_MAX = 4096  # losses kept for a screen; the file has all
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
@@ -284,6 +282,7 @@ class RunStatus:
     returned: str = ""  # the suspected member that responded again last
     closed_at_s: float = 0.0  # agreed time of the last round
     round_s: float = 0.0  # duration of a training round, a mean that follows the newest ones
+    timed_rounds: int = 0  # rounds in that mean
     # (bytes here, bytes in all) of downloads in progress; the running peer supplies it
     transferred: Callable[[], tuple[int, int]] = field(default=lambda: (0, 0), repr=False, compare=False)
 
@@ -476,15 +475,17 @@ class RunStatus:
         if before and entry["time_s"] > before:  # agreed times, since a joiner receives old rounds in a burst
             took_s = entry["time_s"] - before
             self.tokens_per_s = tokens / took_s
-            self.round_s += (took_s - self.round_s) * (ROUND_SHARE if self.round_s else 1.0)
+            if self.trained > 1:  # the first one waits for trainers that start
+                self.timed_rounds += 1
+                self.round_s += (took_s - self.round_s) * max(ROUND_SHARE, 1 / self.timed_rounds)
         alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
         self.bytes_data_parallel += alone
         self.bytes_data_parallel_all += alone * counted
 
     @property
     def left_s(self) -> float | None:
-        """Time until the run is over, at the pace of its newest rounds; None if unknown."""
-        if not self.rounds or not self.round_s or self.over:
+        """Time until the run is over, at the pace of its newest rounds; None until some rounds were timed."""
+        if not self.rounds or self.timed_rounds < TIMED_LEAST or self.over:
             return None
         return max(0, self.rounds - self.trained) * self.round_s
 

@@ -204,6 +204,7 @@ def count_local_peers() -> int:
     count = 0
     for path in door_path(Path()).parent.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(OSError):
+            line.setblocking(False)  # a peer that accepts nothing must not hold up the caller's event loop
             try:
                 line.connect(str(path))
                 count += 1
