@@ -168,3 +168,17 @@ def test_a_download_that_turns_to_a_newer_state_is_reported_once():
         progress.fold(entry)
         told += [progress.download_text] if why and progress.download_text else []
     assert told == [f"downloading the agreed model ({why})" for why in (lack, unserved, "3 rounds behind")]
+
+
+@pytest.mark.parametrize("end", ["", "1 / 0"])
+def test_a_program_that_ends_by_an_error_does_not_print_its_ticket(end: str, tmp_path: Path):
+    """The line with the ticket is shown as the place of the error, or in the traceback of another exception."""
+    script = tmp_path / "loop.py"
+    ticket = "ATOLL1:" + "A2B3" * 85
+    call = f'atoll.join("{ticket}", folder="one")' if not end else f'str("{ticket}"), {end}'
+    script.write_text(
+        f"import atoll\nfrom atoll.runtime.embed.program_end import end_plainly\nend_plainly()\n{call}\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and "line 4" in done.stderr and "ATOLL1:A2B3A2B3…" in done.stderr
+    assert ticket not in done.stderr

@@ -135,6 +135,30 @@ def test_a_wrong_word_is_shown_and_the_suggested_command_succeeds(
         assert done.returncode == 0 and done.stdout, done.stderr
 
 
+TICKET = "ATOLL1:" + "A2B3" * 85  # as long as a ticket is
+MISPLACED = [
+    (f"status {TICKET}", "E-ARG-21"),
+    (f"up {TICKET}", "E-ARG-21"),
+    (f"join --ticket-file {TICKET}", "E-ARG-21"),
+    (f"config {TICKET}", "E-CFG-09"),
+    (f"join --role {TICKET}", "E-ARG-01"),
+    (f"explain {TICKET}", "E-ARG-16"),
+    (f"join {TICKET}{TICKET}", "E-TKT-07"),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), MISPLACED, ids=[words[:12] for words, _ in MISPLACED])
+@pytest.mark.parametrize("form", ["", " --json"])
+def test_a_ticket_in_the_wrong_place_is_named_and_not_shown_whole(
+    words: str, code: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A screen or a log that shows the error does not admit its readers to the run."""
+    monkeypatch.chdir(tmp_path)
+    done = atoll(*shlex.split(words + form))
+    assert done.returncode == 2 and code in done.stderr and TICKET[7:] not in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_wrong_address_and_a_wrong_folder_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     text = refusal("up --listen 0.0.0.0:7071", 2, "E-NET-10", "0.0.0.0:7071")
