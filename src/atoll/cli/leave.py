@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -36,11 +36,12 @@ def stop(dir: Dir = None, *, json: AsJson = False) -> None:
 
 def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     from atoll.runtime.control.socket import send_request
+    from atoll.runtime.storage.ownership import is_in_use
 
     folder = folder_of(dir)
     answer = send_request(folder, verb, why=why)
     until = time.monotonic() + GONE_S
-    while (folder / "door").exists():
+    while (folder / "door").exists() or is_in_use(folder):  # a held folder would refuse the next `atoll up`
         if time.monotonic() > until:
             raise RunFailedError(
                 "E-DOOR-07",
@@ -51,10 +52,15 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     if json:
         say_json(answer)
     else:
-        again = (
-            "run its program again to resume" if answer.get("attached") else f"atoll up --dir {folder} resumes it"
-        )
-        say(f"ended after {counted_text(answer['trained'], 'trained round')}; {again}")
+        say(_ended_text(verb, answer, folder))
+
+
+def _ended_text(verb: str, answer: dict[str, Any], folder: Path) -> str:
+    """How far the peer came, and how it comes back. A peer of another version may not send all: it has ended."""
+    after = f" after {counted_text(answer['trained'], 'trained round')}" if "trained" in answer else ""
+    does, to = ("resumes it", "resume") if verb == "stop" else ("joins again", "join again")
+    again = f"run its program again to {to}" if answer.get("attached") else f"atoll up --dir {folder} {does}"
+    return f"{'ended' if verb == 'stop' else 'left the run'}{after}; {again}"
 
 
 def recover(

@@ -14,6 +14,7 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import PeerId, names_of, one_line, short_id
 from atoll.base.units import bytes_text
 from atoll.cli.say import run_title, say
+from atoll.runtime.storage.ownership import is_in_use
 from atoll.runtime.storage.stored_history import agreed_state
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def say_stored_status(s: dict[str, Any]) -> None:
     title = run_title(s["run"], s["run_id"][:8])
     of = f" of {s['rounds']}" if s["rounds"] else ""
     stands = f"over after {s['trained']} rounds" if s["over"] else f"{s['trained']}{of} rounds trained"
-    say(f"{title}: {stands}; no peer is running in {s['folder']}")
+    no_peer = "a peer is starting or ending" if is_in_use(Path(s["folder"])) else "no peer is running"
+    say(f"{title}: {stands}; {no_peer} in {s['folder']}")
     if s["trained"]:
         say(f"  {learned_text(s)}")
     if s["model"]:
