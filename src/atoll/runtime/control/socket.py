@@ -6,12 +6,14 @@ bytes, so the socket is in a short private folder, and the file `door` in the pe
 Invariants:
 - Only this user can connect: folder 0700, socket 0600, owner checked.
 - A refused request gets the same error that the command line shows.
+- A value that a peer of another version does not send is an error of its own, and never a KeyError.
 - torch is never imported: `atoll status` must stay fast.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import stat
@@ -27,7 +29,7 @@ from blake3 import blake3
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.runtime.storage.atomic_files import refused
-from atoll.runtime.storage.ownership import open_private
+from atoll.runtime.storage.ownership import is_in_use, open_private
 
 REQUEST_MAX = 64 * 1024  # bytes of one request
 REPLY_MAX = 16 * 2**20  # bytes of one reply: a run of 4096 members fits
@@ -35,6 +37,10 @@ PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
 DEAD_S = 60.0  # age from which a socket without a listener belongs to a killed peer
 
+OTHER_VERSION = "the command and the peer that runs in this folder are of different versions"
+RESTART = "stop the peer and start it again with this version of Atoll"
+
+log = logging.getLogger(__name__)
 RequestHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
 
@@ -106,16 +112,49 @@ class ControlServer:
                     "E-DOOR-02",
                     f"this peer does not know {request.verb!r}",
                     cause="the command is newer than the peer that runs in this folder",
-                    fix="stop the peer and start it again with this version of Atoll",
+                    fix=RESTART,
                 )
             return ControlReply(ok=await handler(request.with_))
         except AtollError as why:
             return ControlReply(error=ControlErrorReply(why.code, why.what, why.cause, why.fix, why.exit_status))
         except (msgspec.DecodeError, KeyError, ValueError) as why:
-            return ControlReply(error=ControlErrorReply("E-DOOR-03", f"invalid request: {why}", exit_status=2))
+            what = f"invalid request: {why}"
+            return ControlReply(error=ControlErrorReply("E-DOOR-03", what, OTHER_VERSION, RESTART, exit_status=2))
+        except Exception as why:
+            log.exception("%s failed", line[:80])
+            what = f"an error of Atoll itself in the running peer: {type(why).__name__}: {why}"
+            fix = f"report it with the last lines of {self.folder / 'atoll.log'}"
+            return ControlReply(error=ControlErrorReply("E-DOOR-10", what, "a defect", fix, exit_status=5))
 
 
 # ---- the command's side ------------------------------------------------------------------------------------
+
+
+class PeerAnswer(dict[str, Any]):
+    """Answer of a running peer. A key that a peer of another version does not send raises UsageError."""
+
+    def __init__(self, found: dict[str, Any], folder: Path) -> None:
+        super().__init__((key, _answer_of(value, folder)) for key, value in found.items())
+        self.folder = folder
+
+    def __missing__(self, key: str) -> Any:
+        raise _other_version(self.folder, f"its answer lacks {key!r}")
+
+
+def _answer_of(found: Any, folder: Path) -> Any:
+    """This JSON value with every object as a PeerAnswer."""
+    if isinstance(found, dict):
+        return PeerAnswer(found, folder)
+    return [_answer_of(one, folder) for one in found] if isinstance(found, list) else found
+
+
+def _other_version(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        "E-DOOR-09",
+        f"the peer in {folder} answered as another version of Atoll: {why}",
+        cause="Atoll was updated after that peer had started; what the command asked for is done",
+        fix=f"atoll stop --dir {folder}, then start the peer again: atoll up --dir {folder}, or its own program",
+    )
 
 
 def send_request(folder: Path, verb: str, **with_: Any) -> Any:
@@ -159,11 +198,14 @@ def _reply(folder: Path, request: bytes) -> Any:
         raise no_peer_here(folder) from None
     if not answer.endswith(b"\n"):
         raise no_peer_here(folder)
-    reply = _REPLY.decode(bytes(answer))
+    try:
+        reply = _REPLY.decode(bytes(answer))
+    except msgspec.DecodeError as why:
+        raise _other_version(folder, str(why)) from None
     if reply.error is not None:
         e = reply.error
         raise ERRORS.get(e.exit_status, RunFailedError)(e.code, e.what, cause=e.cause, fix=e.fix)
-    return reply.ok
+    return _answer_of(reply.ok, folder)
 
 
 def is_running(folder: Path) -> bool:
@@ -177,6 +219,14 @@ def is_running(folder: Path) -> bool:
 
 
 def no_peer_here(folder: Path) -> NetworkError:
+    with suppress(OSError):
+        if is_in_use(folder):
+            return NetworkError(
+                "E-DOOR-01",
+                f"the peer in {folder} does not answer",
+                cause="it is starting or ending at this moment",
+                fix="run the command again in some seconds",
+            )
     held = (folder / "kept.sqlite").exists()
     again = f"atoll up --dir {folder} (--stay if the run is over), or start your own program that trained there"
     return NetworkError(
