@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from processes import atoll
+from processes import answering, atoll
 
 from atoll.base.errors import RefusedError, UsageError
 from atoll.cli.main import app
@@ -133,35 +131,6 @@ def test_a_reply_that_cannot_be_read_is_of_another_version(tmp_path: Path):
         thread.join()
     path.unlink()
     assert told.returncode == 2 and "E-DOOR-09" in told.stderr
-
-
-@contextmanager
-def answering(folder: Path, reply: Any, *, ends: bool = False) -> Iterator[None]:
-    """A control socket that gives this reply to every request, or raises it; `ends` closes it with the first."""
-    begun, done = threading.Event(), threading.Event()
-
-    async def answer(_: Any) -> Any:
-        if ends:
-            done.set()
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    async def serve() -> None:
-        server = ControlServer(folder, {command.name: answer for command in COMMANDS})
-        await server.open()
-        begun.set()
-        await asyncio.to_thread(done.wait)
-        await server.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert begun.wait(30)
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 def test_names_of_commands_are_unique():

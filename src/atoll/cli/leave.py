@@ -12,9 +12,14 @@ from cyclopts import Parameter
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.base.ids import PeerId, names_of, short_id
 from atoll.base.units import counted_text
+from atoll.cli.display.waiting import waiting
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
+ENDING = {  # what a command waits for
+    "leave": "waiting for the other members to agree that this peer leaves, mostly with the round's end",
+    "stop": "waiting for this peer and its trainer to end",
+}
 
 
 def leave(dir: Dir = None, *, json: AsJson = False) -> None:
@@ -40,15 +45,16 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
 
     folder = folder_of(dir)
     answer = send_request(folder, verb, why=why)
-    until = time.monotonic() + GONE_S
-    while (folder / "door").exists() or is_in_use(folder):  # a held folder would refuse the next `atoll up`
-        if time.monotonic() > until:
-            raise RunFailedError(
-                "E-DOOR-07",
-                f"the peer in {folder} is still ending after {GONE_S:.0f} s",
-                fix="end its process: kill " + str(answer["process"]),
-            )
-        time.sleep(0.05)
+    until, holds = time.monotonic() + GONE_S, "the peer goes on to end; atoll status"
+    with waiting("" if json else ENDING[verb], holds):
+        while (folder / "door").exists() or is_in_use(folder):  # a held folder would refuse the next `atoll up`
+            if time.monotonic() > until:
+                raise RunFailedError(
+                    "E-DOOR-07",
+                    f"the peer in {folder} is still ending after {GONE_S:.0f} s",
+                    fix=f"end its process: kill {answer.get('process', 'NUMBER')}",
+                )
+            time.sleep(0.05)
     if json:
         say_json(answer)
     else:

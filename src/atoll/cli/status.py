@@ -13,6 +13,7 @@ from cyclopts.validators import Number
 from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
 from atoll.base.units import bytes_text, parse_duration_s, seconds_text
+from atoll.cli.display.waiting import send_order
 from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json, say_reviews
 from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, model_text, say_stored_status, stored_status
 
@@ -211,11 +212,11 @@ def invite(
     for one in address:
         endpoint_of(one)  # a mistyped address would otherwise be found by the invited peer
     wish = {"uses": uses, "lasts_s": lasts_s, "role": role, "addresses": address, "revoke": revoke}
-    answer = send_request(folder_of(dir), "invite", **wish)
+    answer = send_order(folder_of(dir), "invite", json=json, **wish)
     if json:
         say_json(answer)
         return
-    when = "" if answer["agreed"] else "; it takes effect when the current round closes"
+    when = "" if answer["agreed"] else "; it takes effect when the current round ends"
     if revoke:
         say(f"ticket {answer['id'][:8]} is revoked{when}")
         return
