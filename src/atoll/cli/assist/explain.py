@@ -40,7 +40,8 @@ def explain(
     elif topic in keys():
         found = _setting(topic)
     else:
-        near = difflib.get_close_matches(topic, [*codes, *keys()], 1, 0.6)
+        near = [key for key in keys() if key.partition(".")[2] == topic]
+        near = near or difflib.get_close_matches(topic, [*codes, *keys()], 1, 0.6)
         guess = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(
             "E-ARG-16",

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ REQUEST_MAX = 64 * 1024  # bytes of one request
 REPLY_MAX = 16 * 2**20  # bytes of one reply: a run of 4096 members fits
 PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
+LOOKED_AT_MAX = 256  # folders beside a wrong one that are searched for a running peer
 DEAD_S = 60.0  # age from which a socket without a listener belongs to a killed peer
 
 OTHER_VERSION = "the command and the peer that runs in this folder are of different versions"
@@ -227,6 +229,13 @@ def no_peer_here(folder: Path) -> NetworkError:
                 cause="it is starting or ending at this moment",
                 fix="run the command again in some seconds",
             )
+    if near := _running_beside(folder):
+        return NetworkError(
+            "E-DOOR-01",
+            f"no peer is running in {folder}",
+            cause="another folder is meant",
+            fix=f"name the folder in which a peer is running: --dir {near}",
+        )
     held = (folder / "kept.sqlite").exists()
     again = f"atoll up --dir {folder} (--stay if the run is over), or start your own program that trained there"
     return NetworkError(
@@ -235,6 +244,16 @@ def no_peer_here(folder: Path) -> NetworkError:
         cause="it was stopped, or its run is over" if held else "nothing was founded or joined in this folder yet",
         fix=again if held else "atoll up, or atoll join TICKET; or name its folder with --dir",
     )
+
+
+def _running_beside(folder: Path) -> str:
+    """The running peers beside a folder without a run, or in its parent, for people; empty if there are none."""
+    if (folder / "kept.sqlite").exists():
+        return ""
+    places = [folder.parent]
+    with suppress(OSError):
+        places += sorted(islice(folder.parent.iterdir(), LOOKED_AT_MAX))
+    return ", or ".join(str(place) for place in places if (place / "door").is_file() and is_running(place))
 
 
 def door_path(folder: Path) -> Path:
