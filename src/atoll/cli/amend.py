@@ -23,8 +23,8 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     Parameters
     ----------
     numbers
-        As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members. A
-        last word without = is the peer's folder.
+        As in run.toml: train.lr=0.002 run.rounds=60. They apply at all members from the same round on. The last
+        word may be the peer's folder.
     """
     if numbers and dir is None and "=" not in numbers[-1] and Path(numbers[-1]).is_dir():
         numbers, dir = numbers[:-1], Path(numbers[-1])

@@ -79,12 +79,12 @@ def recover(
 ) -> None:
     """Restart from the last agreed round without lost members, if too few are left for a quorum.
 
-    Only the founder's peer can, and only its folder or its peer.key. First try `atoll up` in the folders of the
-    others: it needs no recovery. If members are only unreachable and a quorum among themselves, they go on without
-    this peer, and the run splits into two.
+    Only the founder's peer can do this: it needs the founder's folder, or its peer.key. First try `atoll up` in the
+    folders of the others: that needs no recovery. If the others are only out of reach, and a quorum among
+    themselves, they go on without this peer, and the run splits into two.
 
-    If a quorum is here, it does another thing: members that had to sign the history are gone for good, the founder
-    signs it for them, and new members believe it.
+    If a quorum is here, the founder instead signs the history for members that are gone for good, so that new
+    members believe it.
     """
     from atoll.runtime.control.socket import send_request
 

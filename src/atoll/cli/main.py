@@ -46,7 +46,7 @@ from atoll.cli.stored import evaluate, publish
 from atoll.runtime.system import check_system
 
 EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused,
-5 the run failed, 130 Ctrl-C. Services restart after 3 and 5, not 2 and 4.
+5 the run failed, 130 Ctrl-C. Let a service restart after 3 and 5 only.
 Every error has a code: atoll explain E-NET-01 explains it."""
 EXAMPLES = {  # of commands that need more than their name
     "atoll plan": "atoll plan --model gpt-small --peers 8 --uplink 20Mbit",
