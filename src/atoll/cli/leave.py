@@ -16,10 +16,7 @@ from atoll.cli.display.waiting import waiting
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
-ENDING = {  # what a command waits for
-    "leave": "waiting for the other members to agree that this peer leaves, mostly with the round's end",
-    "stop": "waiting for this peer and its trainer to end",
-}
+AGREEING = "waiting for the other members to agree that this peer leaves, mostly with the round's end"
 
 
 def leave(dir: Dir = None, *, json: AsJson = False) -> None:
@@ -46,7 +43,7 @@ def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     folder = folder_of(dir)
     answer = send_request(folder, verb, why=why)
     until, holds = time.monotonic() + GONE_S, "the peer goes on to end; atoll status"
-    with waiting("" if json else ENDING[verb], holds):
+    with waiting(AGREEING if verb == "leave" and not json else "", holds):
         while (folder / "door").exists() or is_in_use(folder):  # a held folder would refuse the next `atoll up`
             if time.monotonic() > until:
                 raise RunFailedError(
