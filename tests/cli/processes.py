@@ -224,6 +224,9 @@ def answering(
         begun.set()
         await asyncio.to_thread(done.wait, 2 * PATIENCE_S)
         await server.close()
+        if answers := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(answers)
+        await asyncio.sleep(0)  # connections close in the loop's next turn
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()

@@ -99,11 +99,13 @@ class ControlServer:
             path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, ValueError):  # ValueError: a line longer than REQUEST_MAX
-            reply = await self._answer(await reader.readline())
-            writer.write(msgspec.json.encode(reply) + b"\n")
-            await writer.drain()
-        writer.close()
+        try:
+            with suppress(ConnectionError, ValueError):  # ValueError: a line longer than REQUEST_MAX
+                reply = await self._answer(await reader.readline())
+                writer.write(msgspec.json.encode(reply) + b"\n")
+                await writer.drain()
+        finally:
+            writer.close()
 
     async def _answer(self, line: bytes) -> ControlReply:
         try:
