@@ -178,7 +178,7 @@ AMENDED |= {"was_over": False, "over": False, "changes_rate": False}
         ({"was_over": True}, "; the run had ended and goes on"),
         ({"was_over": True, "over": True}, "the run has ended, so nothing trains until it has more rounds: atoll"),
         ({"was_over": True, "agreed": False}, "the run has ended; it takes effect once a quorum"),
-        ({"agreed": False}, "it takes effect when the current round closes"),
+        ({"agreed": False}, "it takes effect when the current round ends"),
         ({"changes_rate": True}, "a higher one can raise the loss at first"),
     ],
 )

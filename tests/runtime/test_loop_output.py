@@ -204,3 +204,17 @@ def test_both_loops_of_a_computer_hear_that_their_threads_outnumber_its_cores(
             while not joining.done() or caplog.text.count("OMP_NUM_THREADS=1, ") < 2:
                 first.step()
     assert caplog.text.count("2 peers share the 2 cores of this computer") == 2
+
+
+@pytest.mark.parametrize("end", ["", "1 / 0"])
+def test_a_program_that_ends_by_an_error_does_not_print_its_ticket(end: str, tmp_path: Path):
+    """The line with the ticket is shown as the place of the error, or in the traceback of another exception."""
+    script = tmp_path / "loop.py"
+    ticket = "ATOLL1:" + "A2B3" * 85
+    call = f'atoll.join("{ticket}", folder="one")' if not end else f'str("{ticket}"), {end}'
+    script.write_text(
+        f"import atoll\nfrom atoll.runtime.embed.program_end import end_plainly\nend_plainly()\n{call}\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and "line 4" in done.stderr and "ATOLL1:A2B3A2B3…" in done.stderr
+    assert ticket not in done.stderr

@@ -110,7 +110,10 @@ async def run_up(start: PeerOptions, shell: PeerDisplay) -> int:
     if holds_run(start.folder):
         if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
-            shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
+            shell.notice(
+                f"{start.folder} holds a run already; it goes on as it was founded, {passed}; to change it: "
+                "atoll amend; for another run: --dir NEW_FOLDER"
+            )
         make = _factory(threads, start)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)

@@ -98,7 +98,8 @@ class TrainingPeer(Driver):
         """Write the agreed model, or its adapters, as a safetensors file; returns its path. Raises UsageError."""
         head = self.island.head
         assert self.island.learning is not None and head is not None
-        exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
+        exported, path = path is not None, path or self.folder
+        path = path / tensor_file(self.island.learning.layout) if path.is_dir() else path
         pieces = export_pieces(head, self.island.learning.layout)
         try:
             await asyncio.to_thread(write_durably, path, pieces, exported=exported)
