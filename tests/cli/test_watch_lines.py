@@ -56,9 +56,23 @@ def test_a_newcomer_reads_who_is_here_and_a_leaver_nothing_of_its_own_end():
     progress = RunStatus(me="m")
     assert _change(progress, joined="ab") == "" and _change(progress, left="b", away="b") == ""
     assert _change(progress, joined="m", away="b") == "this peer is a member now  a is here"
-    assert _change(progress, joined="b") == "+ b is back: its updates count again"
+    assert _change(progress, joined="b") == "+ b is back: its updates count from the next round on"
     assert _change(progress, left="a", away="a") == "- a is gone"
     assert _change(progress, left="m", away="am") == "the others go on without this peer"
+
+
+def test_a_member_that_is_back_counts_when_the_line_says_so():
+    """It observes until it has caught up, unless it alone has the vote; a member that never trains is only back."""
+    line = {"peer": "b", "name": "bob", "role": "trainer", "standing": "away"}
+    for standing, role, says in (
+        ("observer", "trainer", "bob is back: its updates count once it has caught up"),
+        ("member", "trainer", "bob is back: its updates count from the next round on"),
+        ("observer", "observer", "bob is back"),
+    ):
+        progress, back = RunStatus(members=[line]), line | {"standing": standing, "role": role}
+        entry = {"fact": "MembershipChanged", "joined": ["b"], "left": [], "members": [back]}
+        progress.fold(entry)
+        assert line_of(entry, progress) == f"+ {says}"
 
 
 def test_a_member_that_left_in_order_is_not_called_lost_nor_said_to_respond_again():

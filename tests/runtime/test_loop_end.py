@@ -203,7 +203,7 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
                 thread.join()
     name = f"{platform.node()}/two"
     assert caplog.text.count(f"{name} joined") == 1 and f"{name} has left" in caplog.text
-    assert caplog.text.count(f"{name} is back: its updates count again") == 1
+    assert caplog.text.count(f"{name} is back: its updates count once it has caught up") == 1
     assert f"as {name}, after " in caplog.text and "other members: ada\n" in caplog.text
     assert "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
@@ -333,7 +333,7 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
         (
             {"fact": "MembershipChanged", "members": MEMBERS, "joined": ["S"], "left": []},
             "INFO",
-            "sue is back: its updates count again",
+            "sue is back: its updates count from the next round on",
         ),
         (
             {"fact": "MembershipChanged", "members": [*MEMBERS, NEW], "joined": ["N"], "left": []},

@@ -437,9 +437,14 @@ class RunStatus:
         return not self.is_ready and self.unready_rounds <= START_ROUNDS
 
     def arrival_text(self, peer: str) -> str:
-        """How this member came: for the first time, or back."""
-        back = "is back: its updates count again"
-        return f"{self.name_of(peer)} {back if peer in self.returning else 'joined'}"
+        """How this member came: for the first time, or back, and when its updates count again."""
+        name = self.name_of(peer)
+        if peer not in self.returning:
+            return f"{name} joined"
+        if self.standing_of(peer) != "observer":
+            return f"{name} is back: its updates count from the next round on"
+        watches = any(m["peer"] == peer and m["role"] == "observer" for m in self.members)
+        return f"{name} is back" + ("" if watches else ": its updates count once it has caught up")
 
     def parting_text(self, peer: str) -> str:
         """How this member parted: in order, with its reason, or lost."""
