@@ -31,6 +31,7 @@ from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
 from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus
+from atoll.runtime.reachability import unanswered_text
 
 ASKS = """
 import sys
@@ -300,6 +301,16 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
             {"fact": "PeerSuspected", "peer": "A", "why": "silent"},
             "WARNING",
             "ada does not respond (silent); the others",
+        ),
+        (
+            {
+                "fact": "PeerSuspected",
+                "peer": "A",
+                "why": "silent",
+                "paused": unanswered_text(4, 0, "atoll recover"),
+            },
+            "WARNING",
+            "no member answers: the run may be over",
         ),
         ({"fact": "PeerReturned", "peer": "S"}, "INFO", "sue responds again"),
         (
