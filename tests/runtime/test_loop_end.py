@@ -32,6 +32,7 @@ from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
 from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus
+from atoll.runtime.reachability import unanswered_text
 
 ASKS = """
 import sys
@@ -233,7 +234,7 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
                 thread.join()
     name = f"{platform.node()}/two"
     assert caplog.text.count(f"{name} joined") == 1 and f"{name} has left" in caplog.text
-    assert caplog.text.count(f"{name} is back: its updates count again") == 1
+    assert caplog.text.count(f"{name} is back: its updates count once it has caught up") == 1
     assert f"as {name}, after " in caplog.text and "other members: ada\n" in caplog.text
     assert "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
@@ -331,6 +332,16 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
             "WARNING",
             "ada does not respond (silent); the others",
         ),
+        (
+            {
+                "fact": "PeerSuspected",
+                "peer": "A",
+                "why": "silent",
+                "paused": unanswered_text(4, 0, "atoll recover"),
+            },
+            "WARNING",
+            "no member answers: the run may be over",
+        ),
         ({"fact": "PeerReturned", "peer": "S"}, "INFO", "sue responds again"),
         (
             {"fact": "RoundAttemptFailed", "attempt": 0, "round": 9},
@@ -363,7 +374,7 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
         (
             {"fact": "MembershipChanged", "members": MEMBERS, "joined": ["S"], "left": []},
             "INFO",
-            "sue is back: its updates count again",
+            "sue is back: its updates count from the next round on",
         ),
         (
             {"fact": "MembershipChanged", "members": [*MEMBERS, NEW], "joined": ["N"], "left": []},

@@ -21,7 +21,7 @@ from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.evaluation.facts import evaluation_text
-from atoll.runtime.event_log import RunStatus, alike_text
+from atoll.runtime.event_log import RunStatus, alike_text, is_unanswered
 from atoll.runtime.network.addresses import scope_of
 from atoll.runtime.supervisor import PeerDisplay
 
@@ -209,6 +209,8 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return _membership_lines(entry, progress)
         case "PeerSuspected" if progress.over:
             return ""  # they leave as this peer does
+        case "PeerSuspected" | "RoundAttemptFailed" if is_unanswered(entry):
+            return progress.unanswered_text
         case "PeerSuspected" if entry.get("never_linked") and "paused" not in entry:
             return f"no direct link to {name(entry['peer'])}; its updates come through the other members"
         case "PeerSuspected":

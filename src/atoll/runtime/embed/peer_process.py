@@ -112,11 +112,12 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     def end(why: AtollError) -> None:
         trouble.append(why)
         over.set()
+        host.withdraw()  # a loop that does not fit the run never asks to be a member
 
     def watch(fact: Fact) -> None:
         if isinstance(fact, FetchFailed) and fact.local and _is_agreed_state(host, fact.blob):
             end(_disk_refused(fact.why, wish.request.folder))
-        _watch(fact, trainer, over, trouble)
+        _watch(fact, trainer, over, end)
         if isinstance(fact, RoundClosed) and (refused := claims.on_closed(fact, host.me)):
             end(refused)
         if isinstance(fact, LocalStateCaughtUp):
@@ -158,8 +159,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
     await _leave_run(host, trouble, farewell_of(trainer, trouble))
-    reading.cancel()
-    for one in (joining, *ends):
+    for one in (reading, joining, *ends):
         one.cancel()
     await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
@@ -444,7 +444,7 @@ class _DataClaims:
         )
 
 
-def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
+def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, end: Callable[[AtollError], None]) -> None:
     match fact:
         case RoundClosed(body=body) if body.parts:
             trainer.send(_readings(body, body.metrics.reported_loss))
@@ -460,14 +460,11 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
             if learning.recipe.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:
                 what = "a round of this run is a pass over your data, but attach got no pass_steps"
                 fix = "run.attach(model, optimizer, pass_steps=len(loader))"
-                trouble.append(RefusedError("E-ATT-09", what, fix=fix))
-                over.set()
+                end(RefusedError("E-ATT-09", what, fix=fix))
             if mismatch := _model_mismatch(learning.layout, trainer.layout):
-                trouble.append(mismatch)
-                over.set()
+                end(mismatch)
         case JoinRejected(code=code, what=what, fix=fix):
-            trouble.append(RefusedError(code, what, fix=fix))
-            over.set()
+            end(RefusedError(code, what, fix=fix))
         case _:
             pass
 
