@@ -3,7 +3,7 @@
     ATOLL_START_PEERS=2 python examples/accelerate_loop.py                     founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/accelerate_loop.py     another member, in another terminal
 
-The same command goes on after a crash, from the run's folder and the state beside it, at the next batch.
+Needs `pip install accelerate` (extra `accelerate`). The same command goes on after a crash, at the next batch.
 """
 
 import os

@@ -3,7 +3,7 @@
     ATOLL_START_PEERS=2 python examples/lightning_module.py                    founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/lightning_module.py    another member, in another terminal
 
-The same command goes on after a crash, from the run's folder and the checkpoint beside it, at the next batch.
+Needs `pip install pytorch-lightning` (extra `lightning`). The same command goes on after a crash, at the next step.
 """
 
 import os

@@ -5,10 +5,12 @@
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/mnist.py mnist.npz      in another terminal
 
 Between machines set ATOLL_LISTEN=/ip4/0.0.0.0/tcp/7071 on each of them. `mnist.npz` holds x_train, y_train, x_test,
-y_test (uint8), as Keras distributes it (IMAGES says where).
+y_test (uint8), as Keras distributes it (IMAGES says where). The rate follows the agreed rounds, so a member that
+joins late has the rate of the others.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
@@ -71,12 +73,11 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     run = atoll.join(or_found={"rounds": options.rounds, "inner_steps": options.inner_steps})  # 1
     run.attach(model, optimizer, batch=options.batch)  # 2
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.rounds * options.inner_steps)
-
-    shuffle, told = (
-        torch.Generator().manual_seed(0),
-        0,
-    )  # the same at every peer: `shard` then gives disjoint batches
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda _: (1 + math.cos(math.pi * run.trained / options.rounds)) / 2
+    )
+    # the same seed at every peer: `shard` then gives disjoint batches
+    shuffle, told = torch.Generator().manual_seed(0), 0
     while not run.done:
         order = torch.randperm(len(x_train), generator=shuffle).split(options.batch)
         for index in run.shard(order):

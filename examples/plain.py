@@ -3,8 +3,8 @@
     ATOLL_START_PEERS=2 python examples/plain.py                     founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/plain.py     another member, in another terminal
 
-The same command goes on after a crash: the agreed model comes from the run's folder, the optimizer and the place in
-the data from the file beside it, which is replaced after every agreed round.
+On one computer, start both with OMP_NUM_THREADS=1. The same command goes on after a crash: the model comes from the
+run's folder, the optimizer and the place in the data from the file beside it, which each agreed round replaces.
 """
 
 import os

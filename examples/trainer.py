@@ -3,8 +3,8 @@
     ATOLL_START_PEERS=2 python examples/trainer.py                       founds a run of two; prints a ticket
     ATOLL_TICKET=ATOLL1:… ATOLL_DIR=two python examples/trainer.py       another member, in another terminal
 
-The same command goes on after a crash, from the run's folder and the Trainer's last checkpoint beside it. All leave
-the same model, for AutoModelForCausalLM.from_pretrained.
+Needs `pip install transformers accelerate` (extra `transformers`). On one computer: OMP_NUM_THREADS=1 for both. The
+same command goes on after a crash, from the run's folder and the last checkpoint. All leave the same model.
 """
 
 import os

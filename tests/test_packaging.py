@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -44,6 +45,27 @@ def test_what_a_text_says_to_install_is_a_dependency_and_never_atoll_itself():
     named = {(place, plain(word)) for place, text in said for word in install.findall(text) if word != "."}
     assert {name for _, name in named} >= {"matplotlib", "pyarrow", "tokenizers", "pillow", "pyeclib", "torch"}
     assert {(place, name) for place, name in named if name not in known} == set()
+
+
+def test_the_header_of_an_example_says_how_to_install_what_it_imports():
+    """What Atoll itself depends on is there; the rest is named with `pip install`, an extra as such."""
+    own = {plain(one).replace("-", "_") for one in PROJECT["project"]["dependencies"]} | {"atoll"}
+    come_along = {"tokenizers": "transformers"}  # as dependencies of these
+    wanted = set[str]()
+    for name, file in examples().items():
+        tree = ast.parse(file.read_text())
+        nodes = [*ast.walk(tree)]
+        found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        roots = {one.partition(".")[0] for one in found} - own - sys.stdlib_module_names
+        header = ast.get_docstring(tree) or ""
+        said = {
+            word.replace("-", "_") for line in re.findall(r"`pip install ([^`]+)`", header) for word in line.split()
+        }
+        assert {come_along.get(root, root) for root in roots} <= said, name
+        assert set(re.findall(r"\(extra `(\w+)`\)", header)) <= set(EXTRAS), name
+        wanted |= said
+    assert {"transformers", "accelerate", "pytorch_lightning", "peft"} <= wanted
 
 
 def test_a_wheel_has_all_pages_and_examples_in_the_same_places():

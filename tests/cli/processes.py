@@ -3,6 +3,7 @@ or tells in this one, which has imported already what a process of its own would
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -22,6 +23,8 @@ import pytest
 from warm import HUMBLE, WarmPeer, trainer_program
 
 from atoll.cli.main import main
+from atoll.runtime.control.commands import COMMANDS
+from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.trainer import client
 
 PATIENCE_S = 90.0  # only a failing test waits so long
@@ -190,3 +193,46 @@ def beside_eve(
         eve = Peer(*join, "--dir", folder / "eve", "--name", "eve", **how)
         running.append(eve)
         yield ada, eve
+
+
+@contextmanager
+def answering(
+    folder: Path, reply: Any, *, ends: bool = False, release: threading.Event | None = None
+) -> Iterator[threading.Event]:
+    """A control socket that gives this reply to every request, or raises it; orders wait until `release` is set.
+
+    It closes with the event that it yields, or, if `ends`, with the first request.
+    """
+    begun, done = threading.Event(), threading.Event()
+
+    async def answer(_: Any) -> Any:
+        if ends:
+            done.set()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def answer_later(_: Any) -> Any:
+        if release is not None:
+            await asyncio.to_thread(release.wait, PATIENCE_S)
+        return await answer(_)
+
+    async def serve() -> None:
+        handlers = {command.name: answer if command.right is None else answer_later for command in COMMANDS}
+        server = ControlServer(folder, handlers)
+        await server.open()
+        begun.set()
+        await asyncio.to_thread(done.wait, 2 * PATIENCE_S)
+        await server.close()
+        if answers := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(answers)
+        await asyncio.sleep(0)  # connections close in the loop's next turn
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert begun.wait(PATIENCE_S)
+    try:
+        yield done
+    finally:
+        done.set()
+        thread.join()

@@ -56,10 +56,13 @@ def test_what_a_run_cannot_use_is_refused_in_three_lines(tmp_path: Path):
         assert gone.returncode == 2 and "E-DATA-01" in gone.stderr
         watching = atoll("join", ticket, "--dir", tmp_path / "b", "--data", own, "--role", "observer")
         assert watching.returncode == 2 and "E-ARG-14" in watching.stderr
-        refused = atoll("join", ticket, "--dir", tmp_path / "b", "--data", numbers).stderr.splitlines()[-3:]
+        unfit = atoll("join", ticket, "--dir", tmp_path / "b", "--data", numbers)
+        assert "bye (its computer cannot take part)" in unfit.stdout
+        refused = unfit.stderr.splitlines()[-3:]
         assert refused[0].startswith("E-DATA-09") and "token 65535" in refused[0]
         assert "bytes of text, in windows of 32" in refused[1] and "--data" in refused[2]
         assert not (tmp_path / "b" / "own-data.safetensors").exists()
+        assert "MembershipChanged" not in (tmp_path / "a" / "facts.jsonl").read_text(), "it was a member"
         refused = atoll("join", audited, "--dir", tmp_path / "d", "--data", own).stderr.splitlines()[-3:]
         assert refused[0].startswith("E-DATA-08") and "run.audit_rate = 0" in refused[0]
         assert 'run.trust = "private"' in refused[2]

@@ -55,7 +55,7 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
             assert audit["intact"]
             assert [(r["round"], r["back_to"]) for r in audit["rollbacks"]] == [(done["round"], goal["round"])]
         words = atoll("checkpoint", "list", b, "--all").stdout
-        assert f"back to round {goal['round']}" in words and "can be gone back to from here: rounds " in words
+        assert f"back to round {goal['round']}" in words and "the run can go back from here to rounds " in words
         assert f"went back to the state of round {goal['round']}" in atoll("verify", a).stdout
 
         # by name, and only by a name that one member has, a member is sent away for good with it
@@ -67,5 +67,9 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
         again = answer_of("checkpoint", "rollback", str(done["round"]), "--without", "bob", "--dir", a)
         assert again["agreed"] and again["without"] == [bob.until_fact("Opened")["peer"]]
         assert again["numbers"] and again["undone"] == "learning rate 0.1"
+        orders = atoll("verify", a).stdout
+        assert (
+            ": the founder changed settings: learning rate 0.1\n" in orders and "by order of the founder" in orders
+        )
         standings = {m["name"]: m["standing"] for m in answer_of("peers", "--dir", a)}
         assert standings == {"ada": "member", "bob": "expelled"}

@@ -85,7 +85,8 @@ def test_eras_of_a_real_run_are_signed_by_both(folder: Path, capsys: pytest.Capt
     ((first, last),) = answer["votes_alone"] or [[answer["head"], answer["head"]]]
     assert last == answer["head"] and last - first <= 4
     words = atoll("verify", folder).stdout
-    assert "held by a quorum of identities (Ed25519 and ML-DSA-65): rounds 0…" in words
+    assert ": signed by the long-term keys (Ed25519 and ML-DSA-65) of a quorum of members, in " in words
+    assert "  genesis: 1 member, 1 voter; joined: ada\n" in words and "2 members, 2 voters" in words
     with sqlite3.connect(folder / "kept.sqlite") as database:
         name = f"sealed/{eras[0]['last']}"
         (data,) = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()

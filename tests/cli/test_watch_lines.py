@@ -23,6 +23,7 @@ from atoll.runtime.bootstrap import prepare_folder
 from atoll.runtime.control import socket as control_socket
 from atoll.runtime.control.status import peers_of
 from atoll.runtime.event_log import RunStatus
+from atoll.runtime.reachability import unanswered_text
 from atoll.wire.messages.vertex import Member
 
 NEWS: dict[str, Any] = {
@@ -56,9 +57,23 @@ def test_a_newcomer_reads_who_is_here_and_a_leaver_nothing_of_its_own_end():
     progress = RunStatus(me="m")
     assert _change(progress, joined="ab") == "" and _change(progress, left="b", away="b") == ""
     assert _change(progress, joined="m", away="b") == "this peer is a member now  a is here"
-    assert _change(progress, joined="b") == "+ b is back: its updates count again"
+    assert _change(progress, joined="b") == "+ b is back: its updates count from the next round on"
     assert _change(progress, left="a", away="a") == "- a is gone"
     assert _change(progress, left="m", away="am") == "the others go on without this peer"
+
+
+def test_a_member_that_is_back_counts_when_the_line_says_so():
+    """It observes until it has caught up, unless it alone has the vote; a member that never trains is only back."""
+    line = {"peer": "b", "name": "bob", "role": "trainer", "standing": "away"}
+    for standing, role, says in (
+        ("observer", "trainer", "bob is back: its updates count once it has caught up"),
+        ("member", "trainer", "bob is back: its updates count from the next round on"),
+        ("observer", "observer", "bob is back"),
+    ):
+        progress, back = RunStatus(members=[line]), line | {"standing": standing, "role": role}
+        entry = {"fact": "MembershipChanged", "joined": ["b"], "left": [], "members": [back]}
+        progress.fold(entry)
+        assert line_of(entry, progress) == f"+ {says}"
 
 
 def test_a_member_that_left_in_order_is_not_called_lost_nor_said_to_respond_again():
@@ -98,6 +113,21 @@ def test_waiting_for_members_is_no_failed_attempt_and_a_member_without_a_link_is
     assert line_of(departed, progress) == ""  # the line of the agreed farewell follows
     paused = departed | {"paused": "paused: 1 of 2 voters are here, 2 are needed"}
     assert line_of(paused, progress) == "! anna has left; paused: 1 of 2 voters are here, 2 are needed"
+
+
+def test_a_member_that_comes_back_after_the_end_reads_once_that_nobody_answers_until_a_member_responds():
+    """Of two silent members and a failed attempt one calm line is left, and no trouble once a member is back."""
+    progress, why = RunStatus(trained=5), unanswered_text(5, 30, "")
+    facts = [{"fact": "PeerSuspected", "peer": peer, "why": "silent", "never_linked": True} for peer in "ab"]
+    lines = []
+    for fact in (*facts, {"fact": "RoundAttemptFailed", "attempt": 0}):
+        progress.fold(fact | {"paused": why})
+        lines.append(line_of(fact | {"paused": why}, progress))
+    assert lines == [why, "", ""] and progress.trouble == why
+    assert why.startswith("no member answers: the run may be over, or paused") and "here is 5 of 30;" in why
+    assert "atoll export" in why and "`atoll up --stay`" in why and "recover" not in why
+    progress.fold({"fact": "PeerReturned", "peer": "a"})
+    assert not progress.trouble
 
 
 def test_a_founder_that_only_this_computer_can_dial_is_told_calmly():
@@ -178,7 +208,7 @@ AMENDED |= {"was_over": False, "over": False, "changes_rate": False}
         ({"was_over": True}, "; the run had ended and goes on"),
         ({"was_over": True, "over": True}, "the run has ended, so nothing trains until it has more rounds: atoll"),
         ({"was_over": True, "agreed": False}, "the run has ended; it takes effect once a quorum"),
-        ({"agreed": False}, "it takes effect when the current round closes"),
+        ({"agreed": False}, "it takes effect when the current round ends"),
         ({"changes_rate": True}, "a higher one can raise the loss at first"),
     ],
 )

@@ -22,6 +22,7 @@ from atoll.base.machine import (
 )
 from atoll.capabilities import CAPABILITIES
 from atoll.crypto.digest import digest, manifest_of
+from atoll.peer import operator_commands
 from atoll.peer.events import JoinRejected
 from atoll.peer.membership.admission import REFUSALS_MAX, DesiredRole
 from atoll.peer.peer import Peer
@@ -41,6 +42,7 @@ from atoll.wire.messages.history import (
 from atoll.wire.messages.membership import Hello, JoinRefused, Ping
 from atoll.wire.messages.preference import PreferenceRequest
 from atoll.wire.messages.round import PartRequest
+from atoll.wire.messages.statements import JoinRequest
 from atoll.wire.messages.vertex import Vertex, VertexBody
 from atoll.wire.ticket import Ticket
 
@@ -134,6 +136,20 @@ def test_a_joiner_ends_once_more_voters_than_may_lie_refused_it_again_and_again(
         told = facts(hear(lost, VOTERS[needed - 1], JoinRefused("E-JOIN-04"), now))
         assert facts(hear(lost, VOTERS[3], JoinRefused("E-JOIN-04"), now)) == []  # that join is answered
     assert [(fact.code, fact.what) for fact in told] == [("E-JOIN-04", "this ticket has expired")]
+
+
+def test_a_joiner_asks_for_membership_once_its_computer_is_known_to_fit():
+    """It catches up meanwhile, but no heartbeat sends its join. A refusal by its computer ends its requests."""
+    late, now = joiner(swarm_of())
+    late.admission.asked = None, -1e9  # as before its first join
+    operator_commands.postpone(late)
+    late.handle(TimerFired("beat"), now + 4)
+    assert late.admission.asked[0] is None
+    sent = operator_commands.seek_role(late, now + 5)
+    assert late.admission.asked == (JoinRequest, now + 5) and sent
+    operator_commands.withdraw(late)
+    late.handle(TimerFired("beat"), now + 10)
+    assert late.admission.asked == (JoinRequest, now + 5)
 
 
 def test_before_genesis_only_the_dialed_peer_refuses():

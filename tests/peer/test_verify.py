@@ -414,7 +414,7 @@ def test_an_era_without_its_quorum_is_demanded_once_another_one_has_passed():
     assert votes_alone(audit) == votes_alone(audit_of(rows))
     del eras[signed.last]
     audit = audit_of(rows, eras=eras)
-    assert found(audit) == [(signed.last, "era")] and f"0 of {signed.of} identities" in audit.problems[0].what
+    assert found(audit) == [(signed.last, "era")] and f"0 of {signed.of} long-term keys" in audit.problems[0].what
     assert votes_alone(audit)[0][0] == signed.first
     young = {r: v for r, v in rows.items() if r < signed.last + 10}
     assert audit_of(young, eras=eras).intact
@@ -429,7 +429,7 @@ def test_a_signature_under_an_era_that_does_not_hold_is_named():
     first, *others = era.signatures
     for changed, what in (
         (replace(era, signatures=(replace(first, signature=b"scribble"), *others)), "did not sign"),
-        (replace(era, signatures=(first,) * 4), f"1 of {len(era.signers)} identities"),
+        (replace(era, signatures=(first,) * 4), f"1 of {len(era.signers)} long-term keys"),
         (replace(era, vertex=Digest(bytes(32))), "for another vertex"),
         (replace(era, signatures=(replace(first, identity=b"mallory"), *others)), "is not p0000's"),
     ):

@@ -26,6 +26,7 @@ from atoll.runtime.embed import peer_process
 from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel
 from atoll.runtime.embed.messages import AttachLoopRequest, RunFinishedNotice
 from atoll.runtime.embed.peer_process import _run_start
+from atoll.runtime.event_log import entries_in
 from atoll.runtime.trainer.protocol import LENGTH, CancelTraining, MergeAnchorIntoParameters, SetParameters
 from atoll.runtime.training_spec import founding_blobs, parse_training_spec
 from atoll.training.exchange.layout import flatten, layout_of
@@ -206,7 +207,7 @@ def test_a_loop_goes_back_with_its_run(tmp_path: Path, peers_in_threads: None):
 
 
 def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: Path, peers_in_threads: None):
-    """The founder trains 64→128, the joiner brings 64→100: it is told which tensors part, before anything moves."""
+    """The founder trains 64→128, the joiner brings 64→100: it is told which tensors part, and was no member."""
     models = [nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 4)) for hidden in (128, 100)]
     founder, joiner = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
     with atoll.found(folder=tmp_path / "one", inner_steps=5) as run:
@@ -214,6 +215,8 @@ def test_a_model_that_is_not_the_runs_is_refused_with_the_difference(tmp_path: P
         with pytest.raises(atoll.RefusedError, match=r"(?s)E-ATT-01 .*\[128, 64\]") as refused:
             atoll.join(run.ticket, folder=tmp_path / "two").attach(models[1], joiner)
     assert "[100, 64]" in str(refused.value) and "another run, join with its ticket" in refused.value.fix
+    entries = list(entries_in(tmp_path / "one" / "facts.jsonl"))
+    assert not [entry for entry in entries if entry["fact"] == "MembershipChanged" and entry["joined"]]
 
 
 def test_a_loop_that_diverges_is_told_and_what_ctrl_c_reaches_is_the_loop(
@@ -256,7 +259,7 @@ def test_a_script_that_is_run_again_is_told_that_its_run_is_over(tmp_path: Path,
     run = atoll.found(folder=tmp_path / "one")
     run._handle(RunFinishedNotice(20))
     assert run.done and run.trained == 20
-    assert "over after 20 rounds" in (told := caplog.text) and f"folder than {tmp_path / 'one'}" in told
+    assert "ended after 20 rounds. The" in (told := caplog.text) and f"folder than {tmp_path / 'one'}" in told
 
 
 def test_a_loop_that_is_to_stand_may_take_no_step_ahead_whatever_is_merged(tmp_path: Path):

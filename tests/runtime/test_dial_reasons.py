@@ -16,7 +16,8 @@ from memory_transport import MemoryConnection, MemoryNetwork, MemoryTransport
 from atoll.base.errors import NetworkError
 from atoll.base.machine import LinkDown, LinkUp
 from atoll.runtime.network.transport import TransportOptions
-from atoll.runtime.reachability import JoinProgress
+from atoll.runtime.reachability import JoinProgress, unanswered_text, why_paused
+from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm
 from atoll.wire.libp2p.multiaddr import DialAddress
 
 FAILURES = [
@@ -137,3 +138,33 @@ async def test_a_peer_that_cannot_join_says_what_it_tries_why_that_fails_and_the
     join.entry(unreachable("/ip4/192.0.2.8/tcp/7071", "refused"))
     assert told.pop() == "no connection yet: refused"  # of a member that came back
     assert await join.failure() is None
+
+
+def test_a_member_without_a_link_since_its_start_reads_that_the_run_may_be_over():
+    """All three stop, one starts again. With the others it trains; once they are gone again, it is paused."""
+    swarm = VirtualSwarm(5, SwarmKnobs(peers=3))
+    world, me, others = swarm.world, swarm.founders[0], swarm.founders[1:]
+    world.run(20)
+    for peer in swarm.founders:
+        world.crash(peer)
+    world.start(me)
+    world.run(20 + 15)
+    node = world.nodes[me]
+    host = SimpleNamespace(
+        me=me,
+        machine=node.machine,
+        clock=SimpleNamespace(now=lambda: node.clock.local(world.now)),
+        progress=SimpleNamespace(name_of=str),
+    )
+    body = node.machine.history.head_body
+    told = why_paused(host, may_recover=True, has_authority=True)
+    assert told == unanswered_text(body.trained, node.machine.settings.rounds, "atoll recover")
+    for peer in others:
+        world.start(peer)
+    world.run(1e3, stop=lambda: node.machine.history.head > body.round)
+    assert why_paused(host, may_recover=True, has_authority=True) is None
+    for peer in others:
+        world.crash(peer)
+    world.run(world.now + 15)
+    told = why_paused(host, may_recover=False, has_authority=True)
+    assert told is not None and told.startswith("paused: 1 of 3 voters") and "founder's folder" in told

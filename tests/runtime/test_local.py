@@ -25,6 +25,40 @@ def test_a_script_that_fails_before_the_run_began_ends_the_others(tmp_path: Path
         atoll.local(script, peers=2, folder=tmp_path / "swarm")
 
 
+LATE = """
+import os, pathlib, time, torch, atoll
+os.environ["ATOLL_START_PEERS"] = "1"
+last = os.environ["ATOLL_NAME"] == "peer-2"
+while last and not pathlib.Path(os.environ["ENDED"]).exists():
+    time.sleep(0.1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = atoll.join(or_found={"rounds": 3, "inner_steps": 2})
+run.attach(model, optimizer)
+while not run.done:
+    model(torch.ones(64)).sum().backward()
+    optimizer.step()
+said = f"{run.trained} {float(model.weight.detach().sum())}"
+pathlib.Path(os.environ["ENDED"] + os.environ["ATOLL_NAME"]).write_text(said)
+run.close()
+if not last:
+    import atexit
+    atexit.register(lambda: pathlib.Path(os.environ["ENDED"]).touch())
+"""
+
+
+@pytest.mark.net
+def test_a_process_that_comes_after_the_end_gets_the_agreed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in a second call in which one process trains all remaining rounds alone. It once waited without an end."""
+    monkeypatch.setenv("ENDED", str(tmp_path / "ended"))
+    script = tmp_path / "train.py"
+    script.write_text(LATE)
+    monkeypatch.setattr("atoll.runtime.local_swarm.STAY_AFTER_S", 0.0)
+    atoll.local(script, peers=2, folder=tmp_path / "swarm")
+    first, second = ((tmp_path / f"endedpeer-{n}").read_text() for n in (1, 2))
+    assert first == second and first.startswith("3 ")
+
+
 def test_the_error_of_a_function_names_its_exception(tmp_path: Path):
     """A notebook may not show what its processes print."""
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -31,6 +32,7 @@ from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
 from atoll.runtime.event_log import CLOSED_BEFORE, RunStatus
+from atoll.runtime.reachability import unanswered_text
 
 ASKS = """
 import sys
@@ -122,6 +124,7 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
     caplog.clear()
     with found_loop(folder=tmp_path / "one", rounds=5, inner_steps=2, start_peers=3, up="fp32") as run:
         assert run.attach(model, optimizer, after_end="skip").done and run.model_file
+        assert "it ended after 2 rounds. The model" in caplog.text  # no loss was reported
         assert capsys.readouterr().out == "" and run.ticket == ""
         assert "rounds=5 (it has 2), start_peers=3 (it has 1), recipe, or the options" in caplog.text
         assert "inner_steps=" not in caplog.text and str(tmp_path / "one") in caplog.text
@@ -134,6 +137,34 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
         step(model, optimizer)
     own = [frame for frame in traceback.extract_tb(ended.tb) if "/src/atoll/" in frame.filename]
     assert len(own) == 1  # the border: nothing of what lies behind it
+
+
+def test_a_loop_knows_the_members_once_it_is_attached_and_the_last_figures_of_a_finished_run(
+    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture
+):
+    """Two loops train to the end. Then each program runs again, as its user would, and trains nothing."""
+
+    def whole(run: atoll.Run) -> tuple[int, int, float]:
+        model, optimizer = small_loop()
+        with run:
+            begin = run.attach(model, optimizer).members
+            while not run.done:
+                step(model, optimizer, run)
+        return begin, run.members, run.loss
+
+    founder = atoll.found(folder=tmp_path / "one", start_peers=2, rounds=2, inner_steps=2)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(whole, founder)]
+        while not founder.ticket and not ends[0].done():
+            wait(ends, 0.02)
+        ends.append(pool.submit(whole, atoll.join(founder.ticket, folder=tmp_path / "two")))
+        begins, members, losses = zip(*(end.result() for end in ends), strict=True)
+    assert begins == members == (2, 2) and losses[0] == losses[1] > 0
+    for again in (atoll.found(folder=tmp_path / "one"), atoll.join(founder.ticket, folder=tmp_path / "two")):
+        caplog.clear()
+        assert whole(again) == (2, 2, losses[0]) and again.trained == 2
+        told = f"this run is over, nothing is trained: it ended after 2 rounds with loss {losses[0]:.4f}. "
+        assert caplog.text.count(told) == 1
 
 
 def test_skipped_steps_call_a_closure_and_refuse_an_optimizer_that_moves_on_without_gradients():
@@ -203,7 +234,7 @@ def test_the_logger_tells_of_members_and_an_error_names_the_folder_as_python_doe
                 thread.join()
     name = f"{platform.node()}/two"
     assert caplog.text.count(f"{name} joined") == 1 and f"{name} has left" in caplog.text
-    assert caplog.text.count(f"{name} is back: its updates count again") == 1
+    assert caplog.text.count(f"{name} is back: its updates count once it has caught up") == 1
     assert f"as {name}, after " in caplog.text and "other members: ada\n" in caplog.text
     assert "ada joined" not in caplog.text
     assert re.search(r"round \d+: loss \d+\.\d{4}, 2 members", caplog.text)
@@ -301,6 +332,16 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
             "WARNING",
             "ada does not respond (silent); the others",
         ),
+        (
+            {
+                "fact": "PeerSuspected",
+                "peer": "A",
+                "why": "silent",
+                "paused": unanswered_text(4, 0, "atoll recover"),
+            },
+            "WARNING",
+            "no member answers: the run may be over",
+        ),
         ({"fact": "PeerReturned", "peer": "S"}, "INFO", "sue responds again"),
         (
             {"fact": "RoundAttemptFailed", "attempt": 0, "round": 9},
@@ -333,7 +374,7 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
         (
             {"fact": "MembershipChanged", "members": MEMBERS, "joined": ["S"], "left": []},
             "INFO",
-            "sue is back: its updates count again",
+            "sue is back: its updates count from the next round on",
         ),
         (
             {"fact": "MembershipChanged", "members": [*MEMBERS, NEW], "joined": ["N"], "left": []},

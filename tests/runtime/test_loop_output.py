@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from torch import nn
 
 import atoll
 from atoll.runtime.embed.program_end import on_interrupt
+from atoll.runtime.embed.shared_cores import SharedCoresAdvice
 from atoll.runtime.event_log import RunStatus
 
 # what runs in the background of a shell inherits that SIGINT is ignored
@@ -168,3 +170,51 @@ def test_a_download_that_turns_to_a_newer_state_is_reported_once():
         progress.fold(entry)
         told += [progress.download_text] if why and progress.download_text else []
     assert told == [f"downloading the agreed model ({why})" for why in (lack, unserved, "3 rounds behind")]
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "peers", "share"),
+    [(2, 2, 2, 1), (8, 8, 2, 4), (4, 8, 2, 0), (2, 2, 1, 0), (1, 2, 3, 0), (0, 2, 2, 0)],
+    ids=["two of two cores", "half of eight", "room for both", "alone", "one thread", "on a GPU"],
+)
+def test_loops_that_outnumber_the_cores_are_advised_once(threads: int, cores: int, peers: int, share: int):
+    """Peers and cores of this computer are given; the advice names the share of one loop, or there is none."""
+    advice = SharedCoresAdvice(threads, cores, lambda: peers)
+    told = advice.text_once()
+    assert (f"OMP_NUM_THREADS={share}," in told) if share else told == ""
+    assert advice.text_once() == ""
+
+
+def test_both_loops_of_a_computer_hear_that_their_threads_outnumber_its_cores(
+    tmp_path: Path, peers_in_threads: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The founder trains alone at first, without the advice; it hears it once another loop has joined."""
+    caplog.set_level(logging.INFO, "atoll")
+    monkeypatch.setattr("atoll.runtime.embed.shared_cores.usable_cores", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    models = [nn.Linear(8, 1) for _ in range(2)]
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.01) for model in models)
+    with found_loop(folder=tmp_path / "one", inner_steps=2) as founder:
+        founder.attach(models[0], first, batch=1)
+        while founder.trained < 1:
+            first.step()
+        assert "OMP_NUM_THREADS" not in caplog.text
+        with atoll.join(founder.ticket, folder=tmp_path / "two") as other, ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(other.attach, models[1], second, batch=1)
+            while not joining.done() or caplog.text.count("OMP_NUM_THREADS=1, ") < 2:
+                first.step()
+    assert caplog.text.count("2 peers share the 2 cores of this computer") == 2
+
+
+@pytest.mark.parametrize("end", ["", "1 / 0"])
+def test_a_program_that_ends_by_an_error_does_not_print_its_ticket(end: str, tmp_path: Path):
+    """The line with the ticket is shown as the place of the error, or in the traceback of another exception."""
+    script = tmp_path / "loop.py"
+    ticket = "ATOLL1:" + "A2B3" * 85
+    call = f'atoll.join("{ticket}", folder="one")' if not end else f'str("{ticket}"), {end}'
+    script.write_text(
+        f"import atoll\nfrom atoll.runtime.embed.program_end import end_plainly\nend_plainly()\n{call}\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and "line 4" in done.stderr and "ATOLL1:A2B3A2B3…" in done.stderr
+    assert ticket not in done.stderr

@@ -16,9 +16,9 @@ from atoll.runtime.event_log import (
     RunStatus,
     data_parallel_bytes,
     entries_in,
-    paused_text,
     plain,
 )
+from atoll.runtime.reachability import paused_text
 
 LEARNING = {
     "at": 0.0,

@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from atoll.base.ids import one_line, printable
+from atoll.base.ids import one_line, printable, without_tickets
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,12 +29,16 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class AtollError(Exception):
-    """Error with a stable code such as `E-TKT-02`, what failed, the likely cause and the exact next command."""
+    """Error with a stable code such as `E-TKT-02`, what failed, the likely cause and the exact next command.
+
+    Its texts never show a whole ticket.
+    """
 
     exit_status = 1
 
     def __init__(self, code: str, what: str, *, cause: str = "", fix: str = "") -> None:
-        self.code, self.what, self.cause, self.fix = code, printable(what), printable(cause), printable(fix)
+        self.code = code
+        self.what, self.cause, self.fix = (without_tickets(printable(text)) for text in (what, cause, fix))
         super().__init__(self.__str__())
 
     def __str__(self) -> str:

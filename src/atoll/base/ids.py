@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, NewType
@@ -23,6 +24,7 @@ Seconds = float  # a duration, or a point on a clock that is named where it is u
 ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
 
 SHOWN_MAX = 500  # displayed characters of a foreign text: six lines of a terminal
+TICKET = re.compile(r"(ATOLL\d:\w{8})\w+", re.IGNORECASE)  # a ticket, and the start of it that may be shown
 NAME_SHOWN_MAX = 64  # displayed characters of a name: members of runs in groups have names like eu/fra/ada
 
 
@@ -49,6 +51,11 @@ def one_line(text: str, most: int = SHOWN_MAX) -> str:
 def printable(text: str) -> str:
     """Make local text with foreign parts safe to print; its length and lines stay."""
     return "\n".join(one_line(line, len(line)) for line in text.split("\n"))
+
+
+def without_tickets(text: str) -> str:
+    """Cut every ticket in this text to its start: a ticket admits its reader to a run."""
+    return TICKET.sub(r"\1…", text)
 
 
 def short_id(name: PeerId | Digest | str | bytes) -> str:

@@ -71,6 +71,11 @@ def bytes_text(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def per_second_text(rate: float, unit: str) -> str:
+    """Format 1910.2 samples as '1,910 samples/s', 0.42 as '0.42 samples/s'; empty if nothing was measured."""
+    return (f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}") + f" {unit}/s" if rate else ""
+
+
 def counted_text(count: int, noun: str) -> str:
     """Format 1, "round" as '1 round', and 2000 as '2,000 rounds'."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from atoll.base.errors import UsageError
 from atoll.base.units import counted_text
+from atoll.cli.display.waiting import send_order
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
@@ -22,22 +23,20 @@ def amend(*numbers: str, dir: Dir = None, json: AsJson = False) -> None:
     Parameters
     ----------
     numbers
-        As in run.toml: train.lr=0.002 run.rounds=60. They apply from one round on, the same one for all members. A
-        last word without = is the peer's folder.
+        As in run.toml: train.lr=0.002 run.rounds=60. They apply at all members from the same round on. The last
+        word may be the peer's folder.
     """
-    from atoll.runtime.control.socket import send_request
-
     if numbers and dir is None and "=" not in numbers[-1] and Path(numbers[-1]).is_dir():
         numbers, dir = numbers[:-1], Path(numbers[-1])
     if not numbers:
         raise UsageError("E-CFG-07", "no number is named", fix="atoll amend run.rounds=60; atoll amend --help")
-    answer = send_request(folder_of(dir), "amend", numbers=list(numbers))
+    answer = send_order(folder_of(dir), "amend", json=json, numbers=list(numbers))
     if json:
         say_json(answer)
         return
     told = ", ".join(f"{key} = {value:g}" for key, value in answer["amended"].items())
     if not answer["agreed"]:
-        say(f"the members were told ({told}); {_awaited(answer['was_over'])}")
+        say(f"the members have the order ({told}); {_awaited(answer['was_over'])}")
         return
     since = counted_text(answer["trained"], "trained round")
     say(f"{told}: in effect after {since}{_effect(answer['was_over'], answer['over'])}")
@@ -58,6 +57,6 @@ def _awaited(was_over: bool) -> str:
     if was_over:
         return "the run has ended; it takes effect once a quorum of members is running: atoll up --stay at each"
     return (
-        "it takes effect when the current round closes: atoll status says when. If "
+        "it takes effect when the current round ends: atoll status shows it. If "
         f"{AMEND_ROUNDS} rounds pass without it, run this command again"
     )

@@ -43,7 +43,7 @@ def blame(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List members with outlying losses and those that counted before a rise; with --round, the effect of each
+    """List members with unusual losses and those that counted before a rise; with --round, the effect of each
     update.
     """
     folder = folder_of(run)

@@ -65,7 +65,7 @@ def listing(
         return
     if placed:
         say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
-    say(f"  can be gone back to from here: rounds {spans_text(spans_of(here)) or 'none'}")
+    say(f"  the run can go back from here to rounds {spans_text(spans_of(here)) or 'none'}")
     say("  round: its number in the history, for commands; trained: rounds that trained until then, as in status")
     say(f"  {'round':>6}  {'trained':>7}  {'after':>12}  {'loss':>8}  {'counted':>9}  {'state':<8}  {'size':>9}")
     for row in rows:

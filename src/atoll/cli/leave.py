@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from atoll.base.errors import RefusedError, RunFailedError
 from atoll.base.ids import PeerId, names_of, short_id
 from atoll.base.units import counted_text
+from atoll.cli.display.waiting import waiting
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
+AGREEING = "waiting for the other members to agree that this peer leaves, mostly with the round's end"
 
 
 def leave(dir: Dir = None, *, json: AsJson = False) -> None:
@@ -36,25 +38,32 @@ def stop(dir: Dir = None, *, json: AsJson = False) -> None:
 
 def _end(verb: str, why: str, dir: Dir, json: bool) -> None:
     from atoll.runtime.control.socket import send_request
+    from atoll.runtime.storage.ownership import is_in_use
 
     folder = folder_of(dir)
     answer = send_request(folder, verb, why=why)
-    until = time.monotonic() + GONE_S
-    while (folder / "door").exists():
-        if time.monotonic() > until:
-            raise RunFailedError(
-                "E-DOOR-07",
-                f"the peer in {folder} is still ending after {GONE_S:.0f} s",
-                fix="end its process: kill " + str(answer["process"]),
-            )
-        time.sleep(0.05)
+    until, holds = time.monotonic() + GONE_S, "the peer goes on to end; atoll status"
+    with waiting(AGREEING if verb == "leave" and not json else "", holds):
+        while (folder / "door").exists() or is_in_use(folder):  # a held folder would refuse the next `atoll up`
+            if time.monotonic() > until:
+                raise RunFailedError(
+                    "E-DOOR-07",
+                    f"the peer in {folder} is still ending after {GONE_S:.0f} s",
+                    fix=f"end its process: kill {answer.get('process', 'NUMBER')}",
+                )
+            time.sleep(0.05)
     if json:
         say_json(answer)
     else:
-        again = (
-            "run its program again to resume" if answer.get("attached") else f"atoll up --dir {folder} resumes it"
-        )
-        say(f"ended after {counted_text(answer['trained'], 'trained round')}; {again}")
+        say(_ended_text(verb, answer, folder))
+
+
+def _ended_text(verb: str, answer: dict[str, Any], folder: Path) -> str:
+    """How far the peer came, and how it comes back. A peer of another version may not send all: it has ended."""
+    after = f" after {counted_text(answer['trained'], 'trained round')}" if "trained" in answer else ""
+    does, to = ("resumes it", "resume") if verb == "stop" else ("joins again", "join again")
+    again = f"run its program again to {to}" if answer.get("attached") else f"atoll up --dir {folder} {does}"
+    return f"{'ended' if verb == 'stop' else 'left the run'}{after}; {again}"
 
 
 def recover(
@@ -67,12 +76,12 @@ def recover(
 ) -> None:
     """Restart from the last agreed round without lost members, if too few are left for a quorum.
 
-    Only the founder's peer can, and only its folder or its peer.key. First try `atoll up` in the folders of the
-    others: it needs no recovery. If members are only unreachable and a quorum among themselves, they go on without
-    this peer, and the run splits into two.
+    Only the founder's peer can do this: it needs the founder's folder, or its peer.key. First try `atoll up` in the
+    folders of the others: that needs no recovery. If the others are only out of reach, and a quorum among
+    themselves, they go on without this peer, and the run splits into two.
 
-    If a quorum is here, it does another thing: members that had to sign the history are gone for good, the founder
-    signs it for them, and new members believe it.
+    If a quorum is here, the founder instead signs the history for members that are gone for good, so that new
+    members believe it.
     """
     from atoll.runtime.control.socket import send_request
 

@@ -19,6 +19,7 @@ from typing import Any
 import cyclopts
 
 from atoll.base.errors import AtollError, RunFailedError, UsageError
+from atoll.base.ids import TICKET, without_tickets
 from atoll.cli import (
     amend,
     blame,
@@ -45,7 +46,7 @@ from atoll.cli.stored import evaluate, publish
 from atoll.runtime.system import check_system
 
 EXIT_STATUSES = """Exit status: 0 success, 2 wrong request, 3 no peer answered, 4 refused,
-5 the run failed, 130 Ctrl-C. Services restart after 3 and 5, not 2 and 4.
+5 the run failed, 130 Ctrl-C. Let a service restart after 3 and 5 only.
 Every error has a code: atoll explain E-NET-01 explains it."""
 EXAMPLES = {  # of commands that need more than their name
     "atoll plan": "atoll plan --model gpt-small --peers 8 --uplink 20Mbit",
@@ -126,6 +127,12 @@ SLIPS |= {errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS}
 
 def _of_a_file(why: OSError) -> UsageError:
     """Error about a file or folder that was passed to a command."""
+    if ticket := TICKET.search(str(why.filename)):
+        return UsageError(
+            "E-ARG-21",
+            f"{ticket[0]} is a ticket, and the command expects a file or folder in its place",
+            fix="atoll join TICKET joins its run; atoll join --ticket-file FILE reads a ticket from a file",
+        )
     return UsageError(
         "E-ARG-12",
         f"{why.filename!s:.200}: {why.strerror}",
@@ -164,7 +171,7 @@ def main(tokens: list[str] | None = None) -> None:
     except Exception as why:
         if isinstance(why, OSError) and why.filename is not None and why.errno in SLIPS:
             sys.exit(say_trouble(_of_a_file(why), as_json=_is_json(words)))
-        traceback.print_exc()
+        sys.stderr.write(without_tickets(traceback.format_exc()))
         text = f"an error of Atoll itself: {type(why).__name__}: {why}"
         defect = RunFailedError(
             "E-INT-01", text, cause="a defect; the lines above say where", fix="report it with them"

@@ -6,6 +6,8 @@ processes stay, and so does the run's quorum.
 
 from __future__ import annotations
 
+from atoll.base.units import counted_text
+from atoll.cli.display.waiting import send_order
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
@@ -21,18 +23,20 @@ def resume(dir: Dir = None, *, json: AsJson = False) -> None:
 
 def _say_so(paused: bool, dir: Dir, json: bool) -> None:
     from atoll.policy.membership import AMEND_ROUNDS
-    from atoll.runtime.control.socket import send_request
 
     folder = folder_of(dir)
-    answer = send_request(folder, "pause", paused=paused)
+    answer = send_order(folder, "pause", json=json, paused=paused)
     if json:
         say_json(answer)
-    elif not answer["agreed"]:
+        return
+    if not answer["agreed"]:
         say(
-            "the members were told; it takes effect when the current round closes: atoll status says when. "
+            "the members have the order; it takes effect when the current round ends: atoll status shows it. "
             f"If {AMEND_ROUNDS} rounds pass without it, run this command again"
         )
-    elif paused:
-        say(f"the run is paused after {answer['trained']} trained rounds; atoll resume --dir {folder} goes on")
+        return
+    after = counted_text(answer["trained"], "trained round")
+    if paused:
+        say(f"the run is paused after {after}; atoll resume --dir {folder} goes on")
     else:
-        say(f"the run goes on after {answer['trained']} trained rounds")
+        say(f"the run goes on after {after}")

@@ -10,7 +10,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from atoll.base.units import bytes_text, counted_text, seconds_text
+from atoll.base.units import bytes_text, counted_text, per_second_text, seconds_text
 from atoll.runtime.event_log import RunStatus
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -32,7 +32,7 @@ def peer_picture(p: RunStatus) -> RenderableType:
     if (held_out := p.evaluated.get("loss")) is not None:
         head.append(f"  held-out {held_out:.3f}")
     members = counted_text(sum(m["standing"] == "member" for m in p.members), "member")
-    head.append(f"  {members}" + (f"  {p.tokens_per_s:,.0f} {p.unit}/s" if p.tokens_per_s else ""))
+    head.append(f"  {members}  {per_second_text(p.tokens_per_s, p.unit)}".rstrip())
     lines: list[RenderableType] = [head, *_bars(p), _traffic(p.bytes_out, p.bytes_data_parallel)]
     if p.curve:
         lines.append(Text(" " + curve_text([loss for _, loss in p.curve]), style="cyan"))
@@ -108,7 +108,7 @@ def swarm_picture(
         Text(f" round {shown.trained}/{shown.rounds or '?'}"),
         ProgressBar(total=1.0, completed=share, width=30),
         Text(f"loss {shown.loss:.3f}" if shown.loss is not None else "starting", style="bold"),
-        Text(f"{shown.tokens_per_s:,.0f} {shown.unit}/s"),
+        Text(per_second_text(shown.tokens_per_s, shown.unit)),
         Text(f"about {seconds_text(shown.left_s)} left" if shown.left_s else ""),
     )
     lines: list[RenderableType] = [table, done, _traffic(sent, data_parallel)]

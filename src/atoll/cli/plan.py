@@ -80,13 +80,16 @@ def plan(
     ] = "",
     lora_rank: Annotated[int, Parameter(help="Rank of a built-in model's adapters, which then travel alone.")] = 0,
     only: Annotated[
-        tuple[str, ...], Parameter(help='Patterns of what travels of a built-in model: "head.*". Default: all.')
+        tuple[str, ...],
+        Parameter(negative="", help='Patterns of what travels of a built-in model: "head.*". Default: all.'),
     ] = (),
-    latency: Annotated[str, Parameter(help="One way between two peers. Default: 50ms.")] = "50ms",
+    latency: Annotated[str, Parameter(help="Time of a message from one peer to another. Default: 50ms.")] = "50ms",
     trust: Annotated[
         Trust, Parameter(help="As run.trust: it excludes recipes, and with open adds owners. Default: private.")
     ] = "private",
-    step_seconds: Annotated[float | None, Parameter(help="One training step of one peer.")] = None,
+    step_seconds: Annotated[
+        float | None, Parameter(help="Seconds of one training step of one peer. Default: estimated.")
+    ] = None,
     tokens_per_s: Annotated[float | None, Parameter(help="Or: tokens per second of one peer.")] = None,
     tokens_per_step: Annotated[
         int | None,

@@ -38,7 +38,7 @@ def pull(
     source: Annotated[
         str,
         Parameter(
-            help="A ticket of the run (this takes none of its uses; - reads it from standard input), or the run's "
+            help="A ticket of the run (this does not use it up; - reads it from standard input), or the run's "
             "id with --via, for a public run or with --dir. Default: the run in --dir.",
         ),
     ] = "",

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from atoll.cli.display.waiting import send_order
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
@@ -30,10 +31,9 @@ def rollback(
     changed since then are undone, too. To undo the rollback, go back to the round before it.
     """
     from atoll.policy.membership import AMEND_ROUNDS
-    from atoll.runtime.control.socket import send_request
 
     folder = folder_of(run)
-    answer = send_request(folder, "rollback", round=round, without=without or [])
+    answer = send_order(folder, "rollback", json=json, round=round, without=without or [])
     if json:
         say_json(answer)
         return
@@ -50,6 +50,6 @@ def rollback(
             say(f"! this undid an amendment ({undone}): settings are those of that round again; atoll amend")
     else:
         say(
-            f"the members were told, and no round has ended with it yet: atoll checkpoint list {folder}. "
+            f"the members have the order, and no round has ended with it yet: atoll checkpoint list {folder}. "
             f"If {AMEND_ROUNDS} rounds pass without it, run this command again"
         )

@@ -24,12 +24,13 @@ Dir = Annotated[Path | None, Parameter(name="--dir", help="A peer's folder. Defa
 AsJson = Annotated[bool, Parameter(name="--json", negative="", help="Answer with one JSON object.")]
 Sets = Annotated[
     list[str],
-    Parameter(name="--set", negative="", help="section.key=value, over file and environment; one or more."),
+    Parameter(name="--set", negative="", help="section.key=value; overrides file and environment; repeatable."),
 ]
 TicketFile = Annotated[
     Path | None,
     Parameter(
-        name="--ticket-file", help="Read the ticket from this file: other users can see the words of a command."
+        name="--ticket-file",
+        help="Read the ticket from this file: other users of the computer can see the words of a command.",
     ),
 ]
 UNNAMED = "run"  # default of run.name

@@ -37,9 +37,9 @@ def simulate(
         int | None, Parameter(validator=SOME, help="Rounds. Default: the scenario's, or drawn.")
     ] = None,
     quorum: Annotated[
-        Literal["", "majority", "two-thirds"],
+        Literal["majority", "two-thirds"] | None,
         Parameter(help="Quorum rule of certificates. Default: the scenario's."),
-    ] = "",
+    ] = None,
     protocol: Annotated[
         Literal["bft", "raft"],
         Parameter(help="Agreement protocol. Raft plays the scenarios without liars."),
@@ -67,7 +67,7 @@ def simulate(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Play a scenario with virtual peers. A failure ends with few faults that cause it, and how to replay it."""
+    """Play a scenario with virtual peers. If it fails, show few faults that cause it, and how to replay it."""
     from atoll.simulation import scenarios
     from atoll.simulation.fault_schedule import FaultSelection
     from atoll.simulation.scenarios import SCENARIOS, ScenarioFailed, ScenarioUnsupported, run_scenario
@@ -96,7 +96,9 @@ def simulate(
     if not name:
         say_json(list(SCENARIOS)) if json else say(cleandoc(scenarios.__doc__ or ""))
         return
-    play = partial(run_scenario, peers=peers, rounds=rounds, quorum=quorum, protocol=protocol, topology=topology)
+    play = partial(
+        run_scenario, peers=peers, rounds=rounds, quorum=quorum or "", protocol=protocol, topology=topology
+    )
     only = None if faults is None else frozenset(faults.split(","))
     failures: list[ScenarioFailed] = []
     small: dict[str, str] = {}

@@ -12,9 +12,18 @@ from cyclopts.validators import Number
 
 from atoll.base.errors import NetworkError
 from atoll.base.limits import PEERS_MAX
-from atoll.base.units import bytes_text, parse_duration_s, seconds_text
+from atoll.base.units import bytes_text, counted_text, parse_duration_s, per_second_text, seconds_text
+from atoll.cli.display.waiting import send_order
 from atoll.cli.say import AsJson, Dir, folder_of, qr, run_title, say, say_json, say_reviews
-from atoll.cli.stored.run import NO_PEER, export_stored, learned_text, model_text, say_stored_status, stored_status
+from atoll.cli.stored.run import (
+    NO_PEER,
+    export_stored,
+    export_target,
+    learned_text,
+    model_text,
+    say_stored_status,
+    stored_status,
+)
 
 RETURNS_SHOWN = 3  # newest returns shown; --json has all that are remembered
 EXCHANGES = {
@@ -83,7 +92,7 @@ def _say_running(s: dict[str, Any]) -> None:
     if s["paused"]:
         say(f"  {s['paused']}")
     if amended := s.get("amended"):
-        say(f"  amended after {amended['trained']} rounds: {amended['words']}")
+        say(f"  amended after {counted_text(amended['trained'], 'round')}: {amended['words']}")
     if s["trouble"] and s["trouble"] != s["paused"]:
         say(f"  ! {s['trouble']}")
     if s.get("uncounted"):
@@ -104,7 +113,8 @@ def _say_running(s: dict[str, Any]) -> None:
             f"{late['steps']} steps"
         )
     if s["trained"]:
-        say(f"  {learned_text(s)}, {s['tokens_per_s']:,.0f} {s['unit']}/s")
+        rate = per_second_text(s["tokens_per_s"], s["unit"])
+        say(f"  {learned_text(s)}" + f", {rate}" * bool(rate))
     beside = f" (beside a frozen base of {s['base_values']:,} values)" if s["base_values"] else ""
     say(f"  {model_text(s)}{beside}, state {s['state'][:16] or 'not agreed yet'}")
     less = f" (data-parallel training: {bytes_text(s['bytes_data_parallel'])})" if s["bytes_data_parallel"] else ""
@@ -200,7 +210,7 @@ def invite(
         for t in [] if json else found:
             left_s = t["expires_wall_s"] - time.time()
             good = f"good for {seconds_text(left_s)}" if left_s > 0 else "expired"
-            say(f"  {t['id'][:8]}  {t['role']:<8}  {t['uses_left']} uses left, {good}")
+            say(f"  {t['id'][:8]}  {t['role']:<8}  {counted_text(t['uses_left'], 'use')} left, {good}")
         return
     try:
         lasts_s = parse_duration_s(ttl)
@@ -211,16 +221,16 @@ def invite(
     for one in address:
         endpoint_of(one)  # a mistyped address would otherwise be found by the invited peer
     wish = {"uses": uses, "lasts_s": lasts_s, "role": role, "addresses": address, "revoke": revoke}
-    answer = send_request(folder_of(dir), "invite", **wish)
+    answer = send_order(folder_of(dir), "invite", json=json, **wish)
     if json:
         say_json(answer)
         return
-    when = "" if answer["agreed"] else "; it takes effect when the current round closes"
+    when = "" if answer["agreed"] else "; it takes effect when the current round ends"
     if revoke:
         say(f"ticket {answer['id'][:8]} is revoked{when}")
         return
     left = seconds_text(answer["expires_wall_s"] - time.time())
-    say(f"for {answer['uses']} {answer['role']}(s), good for {left}{when}; join with:\n")
+    say(f"for {counted_text(answer['uses'], answer['role'])}, good for {left}{when}; join with:\n")
     say(f"  atoll join {answer['ticket']}\n")
     if sys.stdout.isatty():
         say(qr(answer["ticket"]))
@@ -242,7 +252,9 @@ def export(
     """
     from atoll.runtime.control.socket import send_request
 
-    folder, path = folder_of(dir), file.expanduser().absolute() if file else None
+    if file is not None and dir is None and (file / "kept.sqlite").exists():
+        file, dir = None, file  # `atoll export FOLDER`
+    folder, path = folder_of(dir), export_target(file)
     try:
         answer = send_request(folder, "export", path=str(path) if path else None)
     except NetworkError as why:
@@ -252,7 +264,7 @@ def export(
     if json:
         say_json(answer)
     else:
-        say(f"the model after {answer['trained']} rounds is in {answer['path']}")
+        say(f"the model after {counted_text(answer['trained'], 'round')} is in {answer['path']}")
 
 
 def _say_validation(v: dict[str, Any]) -> None:

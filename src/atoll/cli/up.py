@@ -41,7 +41,7 @@ Threads = Annotated[
 Data = Annotated[
     Path | None,
     Parameter(
-        help="Train on these data of your own, of the form of the run's; they never leave this computer "
+        help="Train on these data of your own, in the form of the run's; they never leave this computer "
         "(node.data). If data differ between sites, found the run with the recipe fedavg; where members may lie, "
         "with the statistic clipped_caf."
     ),

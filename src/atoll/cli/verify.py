@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import SCORE_ONE
-from atoll.base.units import spans_of, spans_text
+from atoll.base.units import counted_text, spans_of, spans_text
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, run_title, say, say_json, say_reviews
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
@@ -168,61 +168,82 @@ def _reviews(audit: HistoryVerificationReport) -> dict[str, dict[str, Any]]:
 def _say(
     audit: HistoryVerificationReport, out: DisputeHistory, blobs: int | None, looked: RejudgedCases | None
 ) -> None:
-    from atoll.peer.governance.settings_change import in_words
-    from atoll.policy.reputation import tier_of
-
     for p in audit.problems:
-        where = "genesis" if p.round == -1 else f"round {p.round}"
-        say(f"{p.code} {where}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
+        say(f"{p.code} {_place(p.round)}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
     body = audit.head_body
     trained, epoch = (body.trained, body.epoch) if body is not None else (0, 0)
     title = run_title(audit.settings.name, short_id(audit.run))
-    say(f"{title}: {audit.vertices} vertices, {trained} trained rounds, epoch {epoch}")
+    vertices = f"{audit.vertices:,} {'vertex' if audit.vertices == 1 else 'vertices'}"
+    say(f"{title}: {vertices}, {counted_text(trained, 'trained round')}, epoch {epoch}")
     if audit.trusted >= 0:
-        say(f"  everything up to round {audit.trusted} is believed because you trust that vertex")
+        say(f"  not checked, since you trust that vertex: all rounds up to {audit.trusted}")
     if audit.missing:
-        say(f"  gaps: rounds {spans_text(spans_of(audit.missing))}")
+        say(f"  gaps, rounds that are not in this folder: {spans_text(spans_of(audit.missing))}")
     if audit.unchecked:
         rounds = spans_text(spans_of(audit.unchecked))
-        say(f"  not judged, because what they follow is lost or damaged: rounds {rounds}")
+        say(f"  not checked, because the rounds before them are lost or damaged: rounds {rounds}")
     if audit.settings.audited_share:
         found = ", ".join(f"{count} {finding}" for finding, count in sorted(out.findings.items()))
         say(f"  audits: {out.drawn} drawn; found: {found or 'nothing yet'}")
     say_reviews(_reviews(audit))
-    for round in audit.recoveries:
-        say(f"  round {round} began a new epoch by the recovery identity's signature, without a quorum")
-    for b in audit.branches:
-        by = "the recovery identity's signature" if b.recovered else "a quorum's votes"
-        say(f"  another branch begins with round {b.round}: epoch {b.epoch}, by {by}, {b.voters} voters")
-    for r in audit.returns:
-        say(
-            f"  round {r.round} went back to the state of round {r.back_to}, with {r.trained} trained rounds, "
-            + ("by the recovery identity's signature" if r.by == "recovery" else "since validators found it bad")
-        )
-    for p in audit.pauses:
-        what = "paused" if p.paused else "resumed"
-        say(f"  round {p.round} {what} the run, by the recovery identity's signature")
-    for t in audit.tunes:
-        say(f"  round {t.round} changed numbers of the run: {in_words(t.to)}; by the recovery identity's signature")
-    for line in _eras_text(audit):
+    for line in (*_orders_text(audit), *_eras_text(audit), *_members_text(audit), *_shares_text(audit)):
         say(f"  {line}")
-    for c in audit.members[-CHANGES_SHOWN:]:
-        news = [f"+ {', '.join(c.joined)}"] * bool(c.joined) + [f"− {', '.join(c.left)}"] * bool(c.left)
-        say(f"  round {c.round:>6}: {c.voters} voters, {c.present} members  {'  '.join(news)}".rstrip())
-    total = sum(s.samples for s in audit.shares.values())
-    for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
-        part = f"{s.samples / total:.1%}" if total else "0"
-        who = f"{one_line(s.name) or _tail(peer):<16} {_tail(peer)}"
-        worth = audit.scores.get(peer)
-        told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
-        told += f"  {s.late} of its {s.steps} steps apart" if s.late else ""
-        say(f"  {who}  {s.rounds:>6} rounds  {s.samples:>12,} samples  {part:>6}{told}")
     for line in verdicts_text(audit, out, looked):
         say(f"  {line}")
     if blobs is not None:
-        say(f"  {blobs} blobs read")
-    count = len(audit.problems)
-    say("intact" if audit.intact else f"broken: {count} problem{'s' * (count > 1)}")
+        say(f"  {counted_text(blobs, 'blob')} read and compared with {'its name' if blobs == 1 else 'their names'}")
+    say("intact" if audit.intact else f"broken: {counted_text(len(audit.problems), 'problem')}")
+
+
+def _orders_text(audit: HistoryVerificationReport) -> list[str]:
+    """What the founder ordered, what validators undid, and other branches, by round."""
+    from atoll.peer.governance.settings_change import in_words
+
+    lines = [
+        (round, "the founder continued the run without a quorum (atoll recover); a new epoch began")
+        for round in audit.recoveries
+    ]
+    for b in audit.branches:
+        by = "a recovery by the founder" if b.recovered else "a quorum's votes"
+        voters = counted_text(b.voters, "voter")
+        lines.append((b.round, f"another branch begins here, by {by}: epoch {b.epoch}, {voters}"))
+    for r in audit.returns:
+        why = "by order of the founder" if r.by == "recovery" else "since validators found a later state bad"
+        state = f"the state of round {r.back_to}, with {counted_text(r.trained, 'trained round')}"
+        lines.append((r.round, f"the run went back to {state}, {why}"))
+    lines += [(p.round, f"the founder {'paused' if p.paused else 'resumed'} the run") for p in audit.pauses]
+    lines += [(t.round, f"the founder changed settings: {in_words(t.to)}") for t in audit.tunes]
+    return [f"{_place(round)}: {text}" for round, text in sorted(lines)]
+
+
+def _members_text(audit: HistoryVerificationReport) -> list[str]:
+    """The newest changes of the membership."""
+    lines = list[str]()
+    for c in audit.members[-CHANGES_SHOWN:]:
+        news = [f"joined: {', '.join(c.joined)}"] * bool(c.joined) + [f"left: {', '.join(c.left)}"] * bool(c.left)
+        size = f"{counted_text(c.present, 'member')}, {counted_text(c.voters, 'voter')}"
+        lines.append("; ".join([f"{_place(c.round)}: {size}", *news]))
+    return lines
+
+
+def _shares_text(audit: HistoryVerificationReport) -> list[str]:
+    """What each member contributed, the largest share first."""
+    from atoll.policy.reputation import tier_of
+
+    total, lines = sum(s.samples for s in audit.shares.values()), list[str]()
+    for peer, s in sorted(audit.shares.items(), key=lambda item: -item[1].samples):
+        part = f"{s.samples / total:.1%}" if total else "0"
+        who = f"{one_line(s.name) or _tail(peer):<16} {_tail(peer)}"
+        gave = f"{counted_text(s.rounds, 'round'):>14}  {counted_text(s.samples, 'sample'):>20}"
+        worth = audit.scores.get(peer)
+        told = f"  reputation {worth / SCORE_ONE:.2f}, {tier_of(worth)}" if worth is not None else ""
+        told += f"  {s.late} of its {s.steps} steps apart from the others" if s.late else ""
+        lines.append(f"{who}  {gave}  {part:>6}{told}")
+    return lines
+
+
+def _place(round: int) -> str:
+    return "genesis" if round == -1 else f"round {round}"
 
 
 def votes_alone(audit: HistoryVerificationReport) -> list[tuple[int, int]]:
@@ -240,26 +261,28 @@ def _eras_text(audit: HistoryVerificationReport) -> list[str]:
     if not audit.settings.era_rounds:
         return [
             f"all rounds are protected by {votes_text(audit)} alone: this run was founded with run.era_rounds = 0, "
-            "or before identities signed histories"
+            "or by a version of Atoll without eras"
         ]
     held = [e for e in audit.eras if e.sealed and e.anchored and e.last > audit.trusted]
     covered = [e for e in audit.eras if e.covered]
-    whom = "a quorum of identities (Ed25519 and ML-DSA-65)"
     rounds = spans_text(spans_of([r for e in held for r in range(e.first, e.last + 1)]))
-    lines = [f"held by {whom}: rounds {rounds}, eras: {len(held)}"] if held else []
+    by = f"the long-term keys (Ed25519 and ML-DSA-65) of a quorum of members, in {counted_text(len(held), 'era')}"
+    lines = [f"rounds {rounds}: signed by {by}"] if held else []
     if covered:
         spans = spans_text(spans_of([r for e in covered for r in range(e.first, e.last + 1)]))
-        lines.append(f"covered by a recovery that came after them: rounds {spans}, eras: {len(covered)}")
+        lines.append(f"rounds {spans}: covered by a later recovery, which the founder signed")
     for e in audit.eras:
         if not e.sealed and not e.covered:
             lines.append(
-                f"rounds {e.first}…{e.last}: {e.signed} of {e.needed} identities needed have signed so far"
+                f"rounds {e.first}…{e.last}: {e.signed} of the {e.needed} long-term keys needed have signed so far"
             )
     alone = votes_alone(audit)
     if alone:
         over = audit.eras[-1].last if audit.eras else -1
-        open_era = f"; the era of round {over + 1} is not over" if audit.head > over else ""
-        lines.append(f"protected by {votes_text(audit)} alone: rounds {spans_text(alone)}{open_era}")
+        later = (
+            f"; members sign the era that begins with round {over + 1} when it is over" if audit.head > over else ""
+        )
+        lines.append(f"rounds {spans_text(alone)}: protected by {votes_text(audit)} alone{later}")
     return lines
 
 

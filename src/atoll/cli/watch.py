@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.base.ids import one_line, printable
-from atoll.base.units import bytes_text, counted_text
+from atoll.base.units import bytes_text, counted_text, per_second_text
 from atoll.base.version import VERSION
 from atoll.cli.display.log_views import JsonLogView, LogView, NoticeLogHandler, TimestampedLogView
 from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.evaluation.facts import evaluation_text
-from atoll.runtime.event_log import RunStatus, alike_text
+from atoll.runtime.event_log import RunStatus, alike_text, is_unanswered
 from atoll.runtime.network.addresses import scope_of
 from atoll.runtime.supervisor import PeerDisplay
 
@@ -209,6 +209,8 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return _membership_lines(entry, progress)
         case "PeerSuspected" if progress.over:
             return ""  # they leave as this peer does
+        case "PeerSuspected" | "RoundAttemptFailed" if is_unanswered(entry):
+            return progress.unanswered_text
         case "PeerSuspected" if entry.get("never_linked") and "paused" not in entry:
             return f"no direct link to {name(entry['peer'])}; its updates come through the other members"
         case "PeerSuspected":
@@ -305,7 +307,7 @@ def _result_line(entry: dict[str, Any], progress: RunStatus) -> str:
         f"round {entry['trained']}{of}  loss {loss}  {counted_text(count, 'peer')}{absent}  "
         f"sent {bytes_text(entry.get('bytes_out', 0))}"
         + (f" (data-parallel: {bytes_text(less)})" if less else "")
-        + (f"  {progress.tokens_per_s:,.0f} {progress.unit}/s" if progress.tokens_per_s else "")
+        + (f"  {per_second_text(progress.tokens_per_s, progress.unit)}" if progress.tokens_per_s else "")
     )
 
 

@@ -9,6 +9,7 @@ reports the loss of every step, stops the Trainer when the run is over, and then
 
 A checkpoint holds the optimizer, the schedulers and the place in the data. The run's folder holds the agreed model,
 which replaces the checkpoint's. Both fit together where a round was just agreed: `checkpoint` is written there.
+If the run trained rounds that the Trainer did not count, schedules that move by steps begin where the others are.
 Not responsible for: which data this member trains on, models with several optimizers.
 """
 
@@ -23,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from atoll.base.errors import UsageError
+from atoll.integrations.late_schedule import advance_schedule
 from atoll.integrations.one_process import check_single_process
 
 if TYPE_CHECKING:
@@ -66,9 +68,12 @@ class AtollLightningCallback(Callback):
                 fix="one torch optimizer with a parameter group for each part of the model",
             )
         size = getattr(trainer.train_dataloader, "batch_size", None) or 1
-        known: dict[str, Any] = {"batch": size * trainer.accumulate_grad_batches, "after_end": "skip"}
-        self.run.attach(pl_module, trainer.optimizers[0], **known | self._attach)
+        usual: dict[str, Any] = {"batch": size * trainer.accumulate_grad_batches, "after_end": "skip"}
+        self.run.attach(pl_module, trainer.optimizers[0], **usual | self._attach)
         self._round, trainer.should_stop = self.run.round, self.run.done
+        for known in getattr(trainer, "lr_scheduler_configs", ()):
+            if known.interval == "step":
+                advance_schedule(self.run, known.scheduler, self._before, known.frequency)
         if self._before not in (None, self.run.trained) and not self.run.done:  # after the end no step follows
             log.warning(
                 "the checkpoint was written after %s agreed rounds, and the run is at %s: the model is the agreed "

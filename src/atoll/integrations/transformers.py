@@ -9,7 +9,8 @@ training begins, reports the loss of every step, stops the Trainer when the run 
 
 A checkpoint of the Trainer holds the optimizer, the scheduler and the place in the data. The run's folder holds the
 agreed model, which replaces the checkpoint's. Both fit together where a round has just been agreed. So a save that
-the Trainer asks for within a round is made at the end of that round.
+the Trainer asks for within a round is made at the end of that round. If the run trained rounds that the Trainer did
+not count, its schedule begins where the others are.
 Invariants:
 - A Trainer that begins after the end of its run changes no parameter.
 Not responsible for: which data this member trains on (`data_seed`, or a data set of its own).
@@ -28,6 +29,7 @@ import torch
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
+from atoll.integrations.late_schedule import advance_schedule
 from atoll.integrations.one_process import check_single_process
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class AtollCallback(TrainerCallback):
         self._hook = model.register_forward_hook(self._see_loss, with_kwargs=True)
         kept: Any = state.stateful_callbacks
         before = kept.get(STATE, {}).get("trained")
+        advance_schedule(self.run, kwargs.get("lr_scheduler"), before)
         if before is not None and before != self.run.trained and not self.run.done:  # after the end none follows
             log.warning(
                 "the Trainer's checkpoint was written after %s agreed rounds, and the run is at %s: the model is "

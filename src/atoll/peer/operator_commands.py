@@ -49,6 +49,17 @@ def withdraw(peer: Peer) -> None:
     peer.participation.admission.withdrawn = True
 
 
+def postpone(peer: Peer) -> None:
+    """Ask for no role until `seek_role`: whether this computer can take part is not known yet."""
+    peer.participation.admission.postponed = True
+
+
+def seek_role(peer: Peer, now: Seconds) -> list[Effect]:
+    """Ask for the desired role, which was postponed."""
+    peer.participation.admission.postponed = False
+    return [] if peer.is_lost else peer.participation.seek_admission(now)
+
+
 def rest(peer: Peer, rounds: int, now: Seconds, at_once: bool = False) -> list[Effect]:
     """Skip training for this many rounds; 0 ends it. `at_once`: from the current round on, without its update."""
     peer.resting.begins(peer.at + (1 if at_once else 2), rounds)

@@ -38,6 +38,7 @@ from atoll.peer.config.sections import (
     UpdateExchangeSection,
     declarations,
     default_of,
+    keys,
     toml_text,
     usual_of,
     value_of,
@@ -552,7 +553,9 @@ def _put_all(tree: dict[str, Any], sets: Sequence[str], option: str = "") -> Non
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals:
-            raise UsageError("E-CFG-07", f"{option}{text} has no value", fix=f"write {option}train.lr=0.002")
+            usual = usual_of(text) if text in keys() else None
+            example = f"{text}={toml_text(usual)}" if isinstance(usual, int | float) else "train.lr=0.002"
+            raise UsageError("E-CFG-07", f"{option}{text} has no value", fix=f"write {option}{example}")
         _put(tree, key.strip(), value.strip())
 
 

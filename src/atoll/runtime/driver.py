@@ -64,13 +64,14 @@ from atoll.peer.peer import Peer
 from atoll.protocol.membership.failure_detector import PeerDeparted, PeerSuspected
 from atoll.protocol.transfer.tasks import ReadChunk, StoreChunk
 from atoll.runtime.clock import SystemClock
-from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, paused_text, plain
+from atoll.runtime.event_log import EventLog, RunStatus, fact_to_entry, plain
 from atoll.runtime.network.addresses import advertised
 from atoll.runtime.network.bulk_channel import PayloadHasher
 from atoll.runtime.network.connection_manager import ConnectionManager
 from atoll.runtime.network.discovery import Discovery, FoundAddress, StaticAddressDiscovery
 from atoll.runtime.network.libp2p import Libp2pSecurity
 from atoll.runtime.network.link_settings import LinkCallbacks, LinkSettings
+from atoll.runtime.reachability import why_paused
 from atoll.runtime.session_keys import LazySessionKey, session_of
 from atoll.runtime.storage.atomic_files import gone
 from atoll.runtime.storage.chunk_disk_queue import ChunkDiskQueue
@@ -262,12 +263,7 @@ class Driver:
 
     def paused(self) -> str | None:
         """Reason why no agreement is possible now, for people; None if enough voters are here."""
-        if self.machine.over:
-            return None
-        settings, there = self.machine.settings, operator_commands.turnout(self.machine, self.clock.now())
-        recover = "atoll recover" + ("" if self.may_recover else " in the founder's folder")
-        told = recover if self._authorities else ""
-        return paused_text(there, self.progress.name_of, settings.round.quorum, told)
+        return None if self.machine.over else why_paused(self, self.may_recover, bool(self._authorities))
 
     @property
     def may_recover(self) -> bool:

@@ -36,7 +36,6 @@ from atoll.peer.events import (
 from atoll.peer.governance.orders import amend_of, pauses_in, tunes_in
 from atoll.peer.governance.settings_change import numbers_in
 from atoll.policy.contributions import late_of
-from atoll.policy.plan import QuorumAvailability, QuorumRule, quorum
 from atoll.policy.reputation import FLOOR, tier_of
 from atoll.protocol.agreement.events import BodyDecided, ProposalReceived
 from atoll.protocol.allreduce.events import RowWeightsComputed
@@ -56,14 +55,10 @@ SECRET_FACTS = (
 LEFT_OUT = ("vertex", "body", "settings")
 RETURNS_MAX = 64  # newest rollbacks behind bad states
 LATE_MAX = 16  # newest entries of late work of rejoined members
-NAMED_MAX = 6  # names of missing members in one line
-NAMED_CHARACTERS_MAX = 24  # characters per name there
+NO_ANSWER = "no member answers"  # begin of the reason of a pause in which no member has a link yet
 FILE_BYTES_MAX = 64 * 2**20  # about 16,000 rounds
-HEADER_FACTS = (
-    "GenesisKnown",
-    "LearningKnown",
-    "MembershipChanged",
-)  # repeated in a new file, since later lines need them
+# repeated in a new file, since later lines need them
+HEADER_FACTS = ("GenesisKnown", "LearningKnown", "MembershipChanged")
 CLOSED_BEFORE = "it is over: the others agreed on it without this peer"  # why a peer has no part in a round
 LATE_START = "its time for training is over already"  # the same, while its trainer starts
 DATA_LATE = "the data set is not loaded yet"
@@ -71,7 +66,8 @@ START_ROUNDS = 20  # of half a second each, while a trainer starts
 EVENTS_VERSION = 2  # version of the fields of facts: docs/reference/events.md
 ROTATED = "RecordTurned"  # first line of every file but the first
 TAIL_BYTES = 4 * 2**20  # read at start: about 1,000 rounds
-ROUND_SHARE = 0.2  # share of the newest round in the mean duration
+ROUND_SHARE = 0.2  # least share of the newest round in the mean duration
+TIMED_LEAST = 3  # timed rounds before a time left is shown: the first ones vary most
 CURVE_MAX = 4096  # losses kept for a screen; the file has all
 _ENTRY = msgspec.json.Decoder(dict[str, Any])
 
@@ -159,42 +155,16 @@ def member_entry(member: Member, scores: Mapping[PeerId, int] | None = None) -> 
     return line | {"reputation": score / SCORE_ONE, "tier": tier_of(score)}
 
 
-def paused_text(
-    turnout: QuorumAvailability, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
-) -> str | None:
-    """Why no agreement is possible and what helps, for one member; None if a quorum is here."""
-    if turnout.here >= turnout.needed:
-        return None
-    names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
-    text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
-    if len(names) >= lacking:
-        some = f"{lacking} of " if lacking < len(names) else ""
-        where = "its folder" if lacking == len(names) == 1 else "their folders"
-        are = "is" if lacking == 1 else "are"
-        back = f"atoll up in {where}, with --stay if the run is over there"
-        text += f"; it goes on once {some}{_listed(names, NAMED_MAX)} {are} back ({back})"
-    if anew := [name_of(peer) for peer in turnout.anew]:
-        what = "signs with a new key" if len(anew) == 1 else "sign with new keys"
-        text += f"; {_listed(anew, NAMED_MAX // 2)} {what}, which only a vertex can take in"
-    text += f"; if what they had is gone for good: {recover}" if recover else ""
-    spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
-    alone = 1 < len(turnout.voters) == turnout.needed
-    return text + (f"; with {spare} members one may be away" if alone else "")
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    """The first `most` names, shortened so that the text around them fits."""
-    more = len(names) - most
-    return ", ".join(one_line(name, NAMED_CHARACTERS_MAX) for name in names[:most]) + (
-        f" and {more} others" if more > 0 else ""
-    )
-
-
 def waiting_text(working: int, wanted: int) -> str | None:
     """Why members do not train though they can agree, and what helps; None if enough members train."""
     if 0 < working < wanted:
         return f"waiting: {working} of {wanted} members needed to train; invite more with `atoll invite`"
     return None
+
+
+def is_unanswered(entry: Entry) -> bool:
+    """True for a line about a pause in which no member has a link yet: people read one message about all."""
+    return entry.get("paused", "").startswith(NO_ANSWER)
 
 
 def nats(loss: int) -> float | None:
@@ -281,9 +251,11 @@ class RunStatus:
     returning: list[str] = field(default_factory=list)  # newest arrivals that were members before
     download_reasons: list[str] = field(default_factory=list)  # of the download in progress
     download_text: str = ""  # message about the newest download; empty if it goes on with one that was reported
+    unanswered_text: str = ""  # message that no member answers; empty if it was reported
     returned: str = ""  # the suspected member that responded again last
     closed_at_s: float = 0.0  # agreed time of the last round
     round_s: float = 0.0  # duration of a training round, a mean that follows the newest ones
+    timed_rounds: int = 0  # rounds in that mean
     # (bytes here, bytes in all) of downloads in progress; the running peer supplies it
     transferred: Callable[[], tuple[int, int]] = field(default=lambda: (0, 0), repr=False, compare=False)
 
@@ -375,6 +347,7 @@ class RunStatus:
             case "RunOver":
                 self.over, self.phase, self.state = True, "over", entry["state"]
             case "RoundAttemptFailed" | "PeerSuspected" | "PeerDeparted" if entry.get("paused"):
+                self.unanswered_text = entry["paused"] if entry["paused"] != self.trouble else ""
                 self.trouble = entry["paused"]
             case "WorkRefused":
                 self.trouble = f"this computer cannot do its part of the round: {entry['why']}"
@@ -393,7 +366,7 @@ class RunStatus:
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"
                 )
-            case "PeerReturned" if self.trouble.startswith("paused"):
+            case "PeerReturned" if self.trouble.startswith(("paused", NO_ANSWER)):
                 self.trouble = ""
             case "EraQuorumSigned" if "signatures of those who began" in self.trouble:
                 self.trouble = ""
@@ -437,9 +410,14 @@ class RunStatus:
         return not self.is_ready and self.unready_rounds <= START_ROUNDS
 
     def arrival_text(self, peer: str) -> str:
-        """How this member came: for the first time, or back."""
-        back = "is back: its updates count again"
-        return f"{self.name_of(peer)} {back if peer in self.returning else 'joined'}"
+        """How this member came: for the first time, or back, and when its updates count again."""
+        name = self.name_of(peer)
+        if peer not in self.returning:
+            return f"{name} joined"
+        if self.standing_of(peer) != "observer":
+            return f"{name} is back: its updates count from the next round on"
+        watches = any(m["peer"] == peer and m["role"] == "observer" for m in self.members)
+        return f"{name} is back" + ("" if watches else ": its updates count once it has caught up")
 
     def parting_text(self, peer: str) -> str:
         """How this member parted: in order, with its reason, or lost."""
@@ -476,15 +454,17 @@ class RunStatus:
         if before and entry["time_s"] > before:  # agreed times, since a joiner receives old rounds in a burst
             took_s = entry["time_s"] - before
             self.tokens_per_s = tokens / took_s
-            self.round_s += (took_s - self.round_s) * (ROUND_SHARE if self.round_s else 1.0)
+            if self.trained > 1:  # the first one waits for trainers that start
+                self.timed_rounds += 1
+                self.round_s += (took_s - self.round_s) * max(ROUND_SHARE, 1 / self.timed_rounds)
         alone = data_parallel_bytes(counted, entry["steps"] // counted, self.parameters)
         self.bytes_data_parallel += alone
         self.bytes_data_parallel_all += alone * counted
 
     @property
     def left_s(self) -> float | None:
-        """Time until the run is over, at the pace of its newest rounds; None if unknown."""
-        if not self.rounds or not self.round_s or self.over:
+        """Time until the run is over, at the pace of its newest rounds; None until some rounds were timed."""
+        if not self.rounds or self.timed_rounds < TIMED_LEAST or self.over:
             return None
         return max(0, self.rounds - self.trained) * self.round_s
 

@@ -35,6 +35,7 @@ CALL, RESULT = "function.pickle", "result-{}.pickle"  # files in the folder of a
 CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
 LOOK_S = 0.1
 TICKET_S = 120.0  # seconds for the founder to import and open its control socket on a busy computer
+STAY_AFTER_S = 10.0  # seconds after a process has ended, in which its peer stayed for those that were connected
 END_S = 15.0  # seconds for a process to end after the signal
 
 Child = subprocess.Popen[bytes]
@@ -107,12 +108,13 @@ def _commands(
     return [[*module, str(base / RESULT.format(n))] for n in range(1, peers + 1)]
 
 
-def _started(words: Sequence[str], folder: Path, **said: str) -> Child:
+def _started(words: Sequence[str], folder: Path, output: int | None = None, /, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
     default = {"ATOLL_QUIET": "1"}  # all would print the same rounds below the bar
-    return subprocess.Popen(words, env=default | os.environ | own | said)  # noqa: S603  # the caller's script, no shell
+    env = default | os.environ | own | said
+    return subprocess.Popen(words, env=env, stdout=output, stderr=output)  # noqa: S603  # the caller's script, no shell
 
 
 def _cause(base: Path, n: int) -> str:
@@ -144,20 +146,31 @@ def _ticket_in(base: Path, founder: Child) -> str:
 
 
 def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: SwarmProgress, base: Path) -> None:
-    """Wait until all have ended. RunFailedError if one fails while the others still wait for it."""
-    begun = False
-    while any(child.poll() is None for child in children):
-        failed = [n for n, child in enumerate(children, 1) if child.poll()]
-        begun = begun or (bool(failed) and has_begun())
-        if failed and not begun:
-            raise RunFailedError(
-                "E-LOC-03",
-                f"the script of peer-{failed[0]} failed before the run had begun; the others were ended",
-                cause=_cause(base, failed[0]),
-                fix="mend the script and call atoll.local again",
-            )
-        progress.update()
-        time.sleep(LOOK_S)
+    """Wait until all have ended. RunFailedError if one fails while the others still wait for it.
+
+    A process that came so late that the run had ended without it gets the end from the folder of one that has it.
+    """
+    begun, ended_at, server = False, 0.0, list[Child]()
+    try:
+        while any(child.poll() is None for child in children):
+            failed = [n for n, child in enumerate(children, 1) if child.poll()]
+            begun = begun or (bool(failed) and has_begun())
+            if failed and not begun:
+                raise RunFailedError(
+                    "E-LOC-03",
+                    f"the script of peer-{failed[0]} failed before the run had begun; the others were ended",
+                    cause=_cause(base, failed[0]),
+                    fix="mend the script and call atoll.local again",
+                )
+            if ended := [n for n, child in enumerate(children, 1) if child.poll() == 0]:
+                ended_at = ended_at or time.monotonic()
+                if not server and time.monotonic() - ended_at > STAY_AFTER_S:
+                    words = [sys.executable, "-m", "atoll", "up", "--stay", "--dir", str(base / f"peer-{ended[0]}")]
+                    server.append(_started(words, base / f"peer-{ended[0]}", subprocess.DEVNULL))
+            progress.update()
+            time.sleep(LOOK_S)
+    finally:
+        _end(server)
 
 
 def _trained(folder: Path) -> int:

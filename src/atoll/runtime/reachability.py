@@ -1,4 +1,4 @@
-"""Reachability of a run for a peer that does not know it yet: what is tried, why it fails, and when to give up.
+"""Reachability of a run: what a joiner tries, why it fails, when to give up; and which members a pause waits for.
 
 The command line and the peer of a user's loop report through it alike.
 
@@ -8,15 +8,21 @@ Not responsible for: dialing (runtime/driver.py), the reasons of failed dials (r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atoll.base.errors import NetworkError
-from atoll.base.ids import Seconds
+from atoll.base.ids import PeerId, Seconds, one_line
+from atoll.peer import operator_commands
+from atoll.peer.governance.settings_change import settings_after
+from atoll.policy.plan import QuorumAvailability, QuorumRule, quorum
+from atoll.runtime.event_log import NO_ANSWER
 from atoll.runtime.network.dialer import NO_LISTENER
 
 JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
 REFUSED_S = 10.0  # the same while each address refuses: no process listens there
+NAMED_MAX = 6  # names of missing members in one line
+NAMED_CHARACTERS_MAX = 24  # characters per name there
 STILL_TRYING_S = 8.0  # between two lines of a peer that no member has answered yet
 
 
@@ -77,3 +83,63 @@ class JoinProgress:
     @property
     def _is_known(self) -> bool:
         return self._host.machine.history is not None
+
+
+def why_paused(host: Any, may_recover: bool, has_authority: bool) -> str | None:
+    """Why the members cannot agree now, for people; None if enough voters are here.
+
+    `may_recover`: this peer can start over without them; `has_authority`: some peer can.
+    """
+    machine = host.machine
+    there = operator_commands.turnout(machine, host.clock.now())
+    recover = "atoll recover" if may_recover else "atoll recover in the founder's folder" if has_authority else ""
+    text = paused_text(there, host.progress.name_of, machine.settings.round.quorum, recover)
+    if text is None:
+        return None
+    body = machine.history.head_body
+    if any(operator_commands.was_linked(machine, m.peer) for m in body.members if m.peer != host.me):
+        return text
+    rounds = settings_after(machine.settings, body).rounds
+    return unanswered_text(body.trained, rounds, recover if may_recover else "")
+
+
+def unanswered_text(trained: int, rounds: int, recover: str) -> str:
+    """What a member reads that came back and has had no link with another one yet."""
+    of = f" of {rounds}" if rounds else ""
+    text = (
+        f"{NO_ANSWER}: the run may be over, or paused until members are back; the last agreed round here is "
+        f"{trained}{of}; atoll status and atoll export work here without them; to go on, ask another member to run "
+        "`atoll up --stay` in its folder; this peer keeps trying"
+    )
+    return text + (f"; if what they had is gone for good: {recover}" if recover else "")
+
+
+def paused_text(
+    turnout: QuorumAvailability, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
+) -> str | None:
+    """Why no agreement is possible and what helps, for one member; None if a quorum is here."""
+    if turnout.here >= turnout.needed:
+        return None
+    names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
+    text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
+    if len(names) >= lacking:
+        some = f"{lacking} of " if lacking < len(names) else ""
+        where = "its folder" if lacking == len(names) == 1 else "their folders"
+        are = "is" if lacking == 1 else "are"
+        back = f"atoll up in {where}, with --stay if the run is over there"
+        text += f"; it goes on once {some}{_listed(names, NAMED_MAX)} {are} back ({back})"
+    if anew := [name_of(peer) for peer in turnout.anew]:
+        what = "signs with a new key" if len(anew) == 1 else "sign with new keys"
+        text += f"; {_listed(anew, NAMED_MAX // 2)} {what}, which only a vertex can take in"
+    text += f"; if what they had is gone for good: {recover}" if recover else ""
+    spare = next(n for n in range(2, 5) if quorum(n, rule) < n)
+    alone = 1 < len(turnout.voters) == turnout.needed
+    return text + (f"; with {spare} members one may be away" if alone else "")
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    """The first `most` names, shortened so that the text around them fits."""
+    more = len(names) - most
+    return ", ".join(one_line(name, NAMED_CHARACTERS_MAX) for name in names[:most]) + (
+        f" and {more} others" if more > 0 else ""
+    )

@@ -46,6 +46,7 @@ from atoll.runtime.preflight import check_bindable
 from atoll.runtime.reachability import JoinProgress
 from atoll.runtime.storage.atomic_files import unusable
 from atoll.runtime.storage.ownership import check_unlocked, private_folder
+from atoll.runtime.storage.stored_history import trains_in_a_loop
 from atoll.runtime.transfer_progress import downloaded_bytes
 from atoll.wire.ticket import Ticket, parse
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 FAREWELL_S = 60.0  # wait for agreement on the farewell, if it needs this peer's vote
 LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard requests what it lacks
+UNFIT = "its computer cannot take part"  # farewell of a member that refused the run itself
 GONE = "its folder is gone"
 GONE_CODE = "E-DIR-13"
 AT_ONCE = (  # reasons that end without a farewell
@@ -104,13 +106,17 @@ async def run_up(start: PeerOptions, shell: PeerDisplay) -> int:
         await check_bindable(_listening(start))
         _check_settings(start)
     _check_folder(start.folder)
+    _check_loop(start)
     from atoll.runtime.bootstrap import holds_run, resume_run
 
     listening, threads, name = _ready(start, made_here)
     if holds_run(start.folder):
         if start.file is not None or of_the_run(start.config) != of_the_run(RunConfig()):
             passed = f"{start.file} is not read" if start.file is not None else "other settings change nothing"
-            shell.notice(f"{start.folder} holds a run already; it goes on as it was founded, {passed}")
+            shell.notice(
+                f"{start.folder} holds a run already; it goes on as it was founded, {passed}; to change it: "
+                "atoll amend; for another run: --dir NEW_FOLDER"
+            )
         make = _factory(threads, start)
         host = await resume_run(start.folder, name if start.name else "", listening, make)
         return await _run(host, host.ticket_text(), start, shell, resumed=True)
@@ -219,6 +225,8 @@ async def run_join(
     if role != "client" and not (start.folder / "kept.sqlite").exists():
         await check_bindable(_listening(start))
     _check_folder(start.folder)
+    if role != "observer":
+        _check_loop(start)
     from atoll.runtime.bootstrap import join_run
 
     listening, threads, name = _ready(start, made_here)
@@ -245,6 +253,15 @@ def _check_folder(folder: Path) -> None:
         check_unlocked(folder)
     except (OSError, ValueError) as why:  # ValueError: a zero byte in the name
         raise unusable(folder, why) from None
+
+
+def _check_loop(start: PeerOptions) -> None:
+    """Refuse the folder of a member that trains in a program of its own, before any other member notices.
+
+    With `--stay` the peer serves the others without training. RefusedError otherwise.
+    """
+    if (start.folder / "kept.sqlite").exists() and not start.stay and trains_in_a_loop(start.folder):
+        raise _needs_a_loop(start.folder)
 
 
 def _ready(start: PeerOptions, made_here: bool) -> tuple[Any, int, str]:
@@ -351,7 +368,7 @@ class _EndWatcher:
                     self.shell.notice(text)
             case "LearningKnown" if (refusal := self._loop_missing(entry["data"])) is not None:
                 self.host.withdraw()
-                self.leave("refused", refusal)
+                self.leave(UNFIT, refusal)
             case "JoinRejected":
                 self._refused(entry)
             case "LocalContributionSkipped" if self.host.island.tended.hopeless:
@@ -370,7 +387,7 @@ class _EndWatcher:
         return _needs_a_loop(None if is_newcomer else self.start.folder)
 
     def _refused(self, entry: dict[str, Any]) -> None:
-        why = "expelled" if entry["code"] == EXPELLED else "refused"
+        why = "expelled" if entry["code"] == EXPELLED else UNFIT if entry["by"] == self.host.me else "refused"
         cause = entry.get("cause", "")
         self.leave(why, RefusedError(entry["code"], entry["what"], cause=cause, fix=entry["fix"]))
 

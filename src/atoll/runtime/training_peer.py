@@ -98,7 +98,8 @@ class TrainingPeer(Driver):
         """Write the agreed model, or its adapters, as a safetensors file; returns its path. Raises UsageError."""
         head = self.island.head
         assert self.island.learning is not None and head is not None
-        exported, path = path is not None, path or self.folder / tensor_file(self.island.learning.layout)
+        exported, path = path is not None, path or self.folder
+        path = path / tensor_file(self.island.learning.layout) if path.is_dir() else path
         pieces = export_pieces(head, self.island.learning.layout)
         try:
             await asyncio.to_thread(write_durably, path, pieces, exported=exported)
@@ -242,6 +243,8 @@ class TrainingPeer(Driver):
             except UsageError as why:
                 self._refuse(why.code, why.what, why.fix, why.cause)
                 return
+        if self._own.source and self.wish.role != "observer" and self.island.learning.data != ATTACHED:
+            operator_commands.postpone(self.machine)  # until these data are found to fit
         enable_capabilities(self.island, genesis.settings, self.run_id, self.me)
         self._tell_learning()
         self._spawn(self._find_data())
@@ -251,10 +254,7 @@ class TrainingPeer(Driver):
         operator_commands.withdraw(self.machine)
 
     def _refuse(self, code: str, what: str, fix: str, cause: str = "") -> None:
-        """Report that this computer cannot take part in the run. A peer that is no member yet never asks to be one.
-
-        Own data are checked late, since they may need the run's tokenizer: by then it may be a member.
-        """
+        """Report that this computer cannot take part in the run. A peer that is no member yet never becomes one."""
         self.withdraw()
         refused = JoinRejected(by=self.me, code=code, what=what, fix=fix, cause=cause, for_good=True)
         for listener in self.listeners:
@@ -298,6 +298,7 @@ class TrainingPeer(Driver):
             except AtollError as why:
                 self._refuse(why.code, why.what, why.fix, why.cause)
                 return
+            self.run_step(lambda: operator_commands.seek_role(self.machine, self.clock.now()))
         self.island.tended.own_data = True
         self._equip(str(path))
 

@@ -240,7 +240,7 @@ def _reasons(body: VertexBody, peer: PeerId) -> Iterator[ExpulsionReason]:
             case LeaveReport() if signed.signer == peer:
                 yield ExpulsionReason("own word", "it said farewell")
             case RollbackOrder() as amend if peer in amend.sent_away:
-                yield ExpulsionReason("own word", "the run's recovery identity sent it away for good")
+                yield ExpulsionReason("own word", "the founder sent it away for good")
             case _:
                 pass
     for round, who in audited.items():

@@ -15,6 +15,7 @@ from processes import answer_of, atoll
 from atoll import __version__
 from atoll.cli.assist.explain import PAGE
 from atoll.cli.main import app
+from atoll.runtime.demo import LOSS_BAR
 from atoll.runtime.shipped_files import pages
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +39,8 @@ def test_every_code_and_every_setting_can_be_explained():
         "variants of one message"
     )
     assert answer_of("explain", "E-CHK-05")["exit"] == 5
+    assert answer_of("explain", "E-VER-03")["exit"] is None, "atoll verify reports it, among others"
+    assert "exit status" not in atoll("explain", "E-VER-03").stdout
     lr = answer_of("explain", "train.lr")
     assert lr["default"] == "0.004" and "atoll amend train.lr" in lr["text"]
     for unknown, meant in (("E-NET-91", "E-NET-"), ("train.lrr", "train.lr?")):
@@ -54,6 +57,10 @@ def test_help_groups_commands_and_names_exit_statuses():
     assert "RestartPreventExitStatus=2 4\n" in unit
     words = shlex.split(re.findall(r"ExecStart=\S+atoll (.*)", unit)[0])
     app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_help_names_the_loss_that_the_demo_must_reach():
+    assert f"a validation loss of at most {LOSS_BAR} " in " ".join(atoll("demo", "--help").stdout.split())
 
 
 def test_a_shell_completes_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

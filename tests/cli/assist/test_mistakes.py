@@ -61,6 +61,12 @@ SETTINGS: list[tuple[str, str, tuple[str, ...], str]] = [
         "[run]\ntrust = 'private'\n",
     ),
     (
+        "[run]\nrounds = true\n",
+        "up run.toml",
+        ("E-CFG-02 run.toml:2: run.rounds: expected a whole number, not true\n",),
+        "[run]\nrounds = 9\n",
+    ),
+    (
         '[consensus]\ntimeout = "2 fortnights"\n',
         "up run.toml",
         ("E-CFG-02 run.toml:2: consensus.timeout", "write for example"),
@@ -83,7 +89,8 @@ def test_a_wrong_setting_is_named_with_its_line_and_what_to_write_is_accepted(
 WORDS: list[tuple[str, tuple[str, ...], str]] = [
     # words of a command, what is said, the command as the message says; empty: none is suggested whole
     ("up --set trian.lr=1", ("E-CFG-01", "did you mean train.lr?"), "config --set train.lr=1"),
-    ("up --set train.lr", ("E-CFG-07", "write --set train.lr=0.002"), "config --set train.lr=0.002"),
+    ("up --set train.lr", ("E-CFG-07", "write --set train.lr=0.004"), "config --set train.lr=0.004"),
+    ("up --set run.rounds", ("E-CFG-07", "write --set run.rounds=30"), "config --set run.rounds=30"),
     ("up --set train.lr=-1", ("E-CFG-02 train.lr: expected a number > 0.0, not -1",), "explain train.lr"),
     ("up --set train.foo=3", ("E-CFG-01 unknown key train.foo\n", "atoll config --all"), "config --all"),
     (
@@ -119,6 +126,8 @@ WORDS: list[tuple[str, tuple[str, ...], str]] = [
         "plan --model gpt-small --peers 8 --uplink 20Mbit",
     ),
     ("simulate clam", ("E-ARG-09 there is no scenario 'clam'; did you mean calm?",), "simulate"),
+    ("explain lr", ("E-ARG-16 'lr' is neither", "did you mean train.lr?"), "explain train.lr"),
+    ("export nowhere/m.safetensors", ("E-ARG-04", "there is no folder", "mkdir -p "), ""),
     ("explain E-NET-00", ("E-ARG-16", "did you mean E-NET-"), "explain E-NET-01"),
 ]
 
@@ -133,6 +142,30 @@ def test_a_wrong_word_is_shown_and_the_suggested_command_succeeds(
     if instead:
         done = atoll(*shlex.split(instead))
         assert done.returncode == 0 and done.stdout, done.stderr
+
+
+TICKET = "ATOLL1:" + "A2B3" * 85  # as long as a ticket is
+MISPLACED = [
+    (f"status {TICKET}", "E-ARG-21"),
+    (f"up {TICKET}", "E-ARG-21"),
+    (f"join --ticket-file {TICKET}", "E-ARG-21"),
+    (f"config {TICKET}", "E-CFG-09"),
+    (f"join --role {TICKET}", "E-ARG-01"),
+    (f"explain {TICKET}", "E-ARG-16"),
+    (f"join {TICKET}{TICKET}", "E-TKT-07"),
+]
+
+
+@pytest.mark.parametrize(("words", "code"), MISPLACED, ids=[words[:12] for words, _ in MISPLACED])
+@pytest.mark.parametrize("form", ["", " --json"])
+def test_a_ticket_in_the_wrong_place_is_named_and_not_shown_whole(
+    words: str, code: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A screen or a log that shows the error does not admit its readers to the run."""
+    monkeypatch.chdir(tmp_path)
+    done = atoll(*shlex.split(words + form))
+    assert done.returncode == 2 and code in done.stderr and TICKET[7:] not in done.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_wrong_address_and_a_wrong_folder_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -167,6 +200,12 @@ def test_mistakes_beside_a_running_peer_and_with_its_folder_afterwards(
         for ttl, lasts_s in (("3days", 259_200), ("5minutes", 300), ("1 week", 604_800)):
             expires_s = answer_of("invite", "--ttl", ttl, folder)["expires_wall_s"]
             assert 0 < expires_s - time.time() <= lasts_s
+        refusal(f"amend run.rounds {at}", 2, "E-CFG-07 run.rounds has no value", "write run.rounds=30")
+        refusal(f"status {tmp_path / 'adda'}", 3, "E-DOOR-01", f"a peer is running: --dir {folder}\n")
+        monkeypatch.chdir(folder)  # where a person looks into a peer's folder, ./atoll-run is meant by default
+        refusal("peers", 3, "E-DOOR-01", f"a peer is running: --dir {folder}\n")
+        monkeypatch.chdir(tmp_path)
+        exports_replace_no_other_file(folder)
         refusal(f"recover {at}", 4, "E-ARG-10", f"atoll recover --dir {folder} --yes")
         stopped = atoll("stop", folder)
         assert stopped.returncode == 0 and f"atoll up --dir {folder} resumes it" in stopped.stdout
@@ -177,9 +216,25 @@ def test_mistakes_beside_a_running_peer_and_with_its_folder_afterwards(
         (base, lambda data: data[:100] + bytes(400) + data[500:], "E-DIR-07"),
     ):
         spoiled(file, spoil, lambda says=says: refusal(f"up {at}", 2, says))
+    exports_replace_no_other_file(folder)
     with peers(Peer("up", "--dir", folder)) as running:  # whole again, it goes on as the stop said
         assert running[0].until_fact("Opened")["resumed"]
         assert answer_of("status", "--dir", folder)["name"] == "ada"
+
+
+def exports_replace_no_other_file(folder: Path) -> None:
+    """Beside a peer and without one: into a folder, over an earlier export, and never over another file."""
+    Path("models").mkdir(exist_ok=True)
+    (toml := Path("run.toml")).write_text("[run]\nrounds = 9\n")
+    refusal(f"export run.toml --dir {folder}", 2, "E-ARG-08", "run.toml is there already, and it is no model")
+    assert toml.read_text() == "[run]\nrounds = 9\n"
+    refusal(f"export none/m.safetensors --dir {folder}", 2, "E-ARG-04", "there is no folder", "mkdir -p ")
+    for _ in range(2):
+        assert answer_of("export", "models", "--dir", folder)["path"].endswith("models/model.safetensors")
+        assert answer_of("export", "m.safetensors", "--dir", folder)["path"] == str(
+            Path("m.safetensors").absolute()
+        )
+    assert answer_of("export", folder)["path"] == str(folder / "model.safetensors")
 
 
 def spoiled(file: Path, spoil: Callable[[bytes], bytes], check: Callable[[], Any]) -> None:

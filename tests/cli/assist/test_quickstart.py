@@ -77,7 +77,15 @@ def test_questions_are_asked_until_the_answer_is_one(
     ):
         assert refused in told
     written = tomllib.loads((tmp_path / "run.toml").read_text())
-    assert written["run"] == {"start_peers": 6, "trust": "private"} and written["train"]["recipe"] == "auto"
+    assert (
+        written["run"] == {"start_peers": 6, "rounds": 47, "trust": "private"}
+        and written["train"]["recipe"] == "auto"
+    )
+    assert "the run has 47 rounds of 32 steps, so each machine trains 1,504 steps; " in told
+    assert (
+        "for more or fewer rounds change `rounds` in run.toml now, or in the running run: atoll amend run.rou"
+        in told
+    )
     assert "on each of the 5 other machines" in told and "--announce /ip4/PUBLIC/tcp/7071" in told
 
 
@@ -95,6 +103,16 @@ def test_answers_that_found_no_run_write_no_file(words: list[str], code: str, tm
     file = tmp_path / "run.toml"
     refused = atoll("quickstart", file, *words)
     assert refused.returncode == 2 and refused.stderr.startswith(code) and not file.exists()
+
+
+def test_without_a_terminal_the_answers_that_were_not_given_are_named(tmp_path: Path):
+    """Piped answers would be lost: they are no options, and no question was asked."""
+    told = atoll("quickstart", tmp_path / "run.toml", "--machines", "3").stdout
+    first, *_ = told.splitlines()
+    assert first.startswith("no question was asked, because standard input is no terminal; the usual answers: ")
+    assert first.endswith(": --trust private --model gpt-tiny --data stdlib --link lan")
+    written = tomllib.loads((tmp_path / "run.toml").read_text())
+    assert written["run"]["rounds"] == 30 and "the run has 30 rounds of 50 steps" in told
 
 
 @pytest.mark.parametrize("trust", ["private", "community", "open"])

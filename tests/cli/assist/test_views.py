@@ -16,7 +16,7 @@ from rich.console import Console
 from atoll.cli.display.follow import _news
 from atoll.cli.display.log_views import NoticeLogHandler
 from atoll.cli.display.options import OutputOptions
-from atoll.cli.picture import peer_picture
+from atoll.cli.picture import peer_picture, swarm_picture
 from atoll.cli.watch import view_of
 from atoll.runtime.control.socket import door_path
 from atoll.runtime.event_log import EventLog, RunStatus
@@ -37,7 +37,7 @@ END = {"fact": "Ended", "why": "Ctrl-C", "trained": 1, "tokens": 512, "unit": "t
 def told_by(view: PeerDisplay) -> None:
     """A short life: a ticket, a round, silence of a member, a fact without a line, a notice, the end."""
     closed = {"fact": "RoundClosed", "round": 4, "trained": 5, "loss": 2.5, "counted": ["ada"], "missing": []}
-    progress = RunStatus(rounds=30, trained=5, round_s=12.0)
+    progress = RunStatus(rounds=30, trained=5, round_s=12.0, timed_rounds=3)
     view.opened(NEWS)
     view.entry(closed, progress)
     view.entry({"fact": "PeerSuspected", "peer": "bobbobby", "why": "silent"}, progress)
@@ -94,13 +94,14 @@ def test_verbose_shows_the_messages_of_the_log(capsys: pytest.CaptureFixture[str
 
 
 def test_a_terminal_shows_the_time_left_and_the_bytes_of_a_download():
-    progress = RunStatus(run="r", rounds=30, trained=5, phase="training", step=5, inner_steps=10, round_s=12.0)
+    progress = RunStatus(run="r", rounds=30, trained=5, phase="training", step=5, inner_steps=10)
+    progress.round_s, progress.timed_rounds = 12.0, 3
     assert "about 5 min left" in shown_on_a_terminal(progress) and "downloading" not in shown_on_a_terminal(
         progress
     )
     progress.transferred = lambda: (3_000_000, 12_000_000)
     assert "downloading 3.0 MB of 12.0 MB" in shown_on_a_terminal(progress)
-    progress.round_s = 0.0
+    progress.timed_rounds = 2
     assert "left" not in shown_on_a_terminal(progress)
     assert "waiting for the members" in shown_on_a_terminal(RunStatus(phase="joining"))
 
@@ -112,11 +113,32 @@ def shown_on_a_terminal(progress: RunStatus) -> str:
 
 
 def test_the_pace_of_a_run_follows_its_newest_rounds():
-    progress = RunStatus(rounds=10, founded_rounds=10)
-    for number, at in enumerate((100.0, 110.0, 120.0), 1):
-        closed = {"fact": "RoundClosed", "round": number, "trained": number, "loss": 2.0, "counted": ["a"]}
+    """The first round takes 90 s, since trainers start in it. No time left is shown before three others closed."""
+    progress, shown = RunStatus(rounds=10, founded_rounds=10, unit="samples"), list[float | None]()
+    for number, at in enumerate((10.0, 100.0, 112.0, 120.0, 130.0)):
+        counted = ["a"] if number else []  # the first line closes a round in which members only assembled
+        closed = {"fact": "RoundClosed", "round": number, "trained": number, "loss": 2.0, "counted": counted}
         progress.fold(closed | {"missing": [], "state": "", "time_s": at, "samples": 8, "steps": 1})
-    assert progress.left_s == pytest.approx(70.0)
+        shown.append(progress.left_s)
+    assert shown == [None] * 4 + [pytest.approx(60.0)]
+
+
+def test_no_rate_is_shown_before_one_was_measured():
+    """A loop that founds alone closes its first round without an earlier one to measure from."""
+    progress = RunStatus(run="r", unit="samples", members=[{"peer": "a", "name": "ada", "standing": "member"}])
+    closed = {"fact": "RoundClosed", "round": 0, "trained": 1, "loss": 2.0, "counted": ["a"], "missing": []}
+    progress.fold(closed | {"state": "", "time_s": 100.0, "samples": 8, "steps": 1})
+    for shown in (shown_on_a_terminal(progress), _swarm_on_a_terminal(progress)):
+        assert "loss 2.000" in shown and "/s" not in shown
+    progress.fold(closed | {"round": 1, "trained": 2, "state": "", "time_s": 116.0, "samples": 8, "steps": 1})
+    for shown in (shown_on_a_terminal(progress), _swarm_on_a_terminal(progress)):
+        assert "0.5 samples/s" in shown
+
+
+def _swarm_on_a_terminal(progress: RunStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(swarm_picture(["ada"], {"ada": progress}, {}, progress, 0, 0))
+    return out.getvalue()
 
 
 def test_a_peer_can_be_watched_from_another_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -49,7 +49,11 @@ def test_an_address_says_where_and_whom_to_dial(text: str, where: DialAddress):
         ("example.org", "write for example /ip4/192.0.2.7/tcp/7071"),
         ("/ip4/300.1.1.1/tcp/1", "write /ip4/192.0.2.7, not /ip4/300.1.1.1"),
         ("/ip6/fe80::1%eth0/tcp/1", "write /ip6/2001:db8::7, not /ip6/fe80::1%eth0"),
-        ("/ip4/192.0.2.7/tcp/65536", "write /tcp/7071, not /tcp/65536"),
+        ("/ip4/192.0.2.7/tcp/65536", "write /tcp/7071, not /tcp/65536; a port is a number from 1 to 65535"),
+        (
+            "192.0.2.7:99999",
+            "write for example /ip4/192.0.2.7/tcp/7071 or /dns/peer.example.org/tcp/7071; a port is",
+        ),
         ("/ip4/192.0.2.7/tcp", "ends too early; write /tcp/7071"),
         ("/ip4/192.0.2.7/sctp/7071", "/sctp is not one of /ip4, /tcp"),
         ("/tcp/7071", "write a host, a port and perhaps the peer"),

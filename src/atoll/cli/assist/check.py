@@ -16,7 +16,7 @@ def check(
     ticket: Annotated[
         str,
         Parameter(
-            help="The ticket to join with; this takes none of its uses. - reads it from standard input. Default: "
+            help="The ticket to join with; checking does not use it up. - reads it from standard input. Default: "
             "$ATOLL_TICKET, else only this computer is checked."
         ),
     ] = "",

@@ -40,7 +40,8 @@ def explain(
     elif topic in keys():
         found = _setting(topic)
     else:
-        near = difflib.get_close_matches(topic, [*codes, *keys()], 1, 0.6)
+        near = [key for key in keys() if key.partition(".")[2] == topic]
+        near = near or difflib.get_close_matches(topic, [*codes, *keys()], 1, 0.6)
         guess = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(
             "E-ARG-16",
@@ -63,8 +64,9 @@ def _codes() -> dict[str, dict[str, Any]]:
     found = dict[str, dict[str, Any]]()
     for code, raised, messages in _SECTION.findall(text):
         area = areas[code.split("-")[1]]
-        status = next((number for kind, number in STATUSES.items() if f"`{kind}`" in raised), 1)
-        title = f"{code}: {area}; exit status {status}. Parts in braces vary:"
+        status = next((number for kind, number in STATUSES.items() if f"`{kind}`" in raised), None)
+        ends = f"; exit status {status}" if status is not None else ""
+        title = f"{code}: {area}{ends}. Parts in braces vary:"
         text = "\n\n".join(_merged(messages.split("\n\n")))
         found[code] = {"code": code, "area": area, "exit": status, "title": title, "text": text}
     return found

@@ -34,6 +34,13 @@ class RunAnswers(NamedTuple):
     link: str
 
 
+class RunLength(NamedTuple):
+    """How long the run trains, as its recipe has it."""
+
+    rounds: int
+    steps: int  # of each machine in a round
+
+
 class SetupQuestion(NamedTuple):
     """One question: its option, its text, the usual answer, and a check that returns the value or raises."""
 
@@ -69,17 +76,21 @@ def quickstart(
     given = {"machines": machines, "trust": trust, "model": model, "data": data, "link": link}
     asks = sys.stdin.isatty() and not json
     answers = RunAnswers(**{q.option: _answer(q, given[q.option], asks) for q in questions()})
-    text = run_toml(answers)
-    _demand_accepted(text, file)
+    length = _length_of(run_toml(answers), file)
+    text = run_toml(answers, length)
     try:
         file.write_text(text, "utf-8")
     except OSError as why:
         raise UsageError("E-ARG-04", f"cannot write {file}: {why.strerror}", fix="name another file") from None
     commands = commands_of(answers, file)
     if json:
-        return say_json({"path": str(file), "answers": answers._asdict(), "commands": commands})
+        return say_json({"path": str(file), "answers": answers._asdict(), "commands": commands} | length._asdict())
+    if not asks and (usual := [q for q in questions() if not given[q.option]]):
+        options = " ".join(f"--{q.option} {q.usual}" for q in usual)
+        say(f"no question was asked, because standard input is no terminal; the usual answers: {options}")
     say(f"wrote {file}:\n")
     say(text)
+    say(_length_text(length, file))
     for place, command in commands:
         say(f"{place}:\n\n  {command}\n")
     say("every setting: atoll config --all; what rounds cost on your links: atoll plan --help")
@@ -174,21 +185,22 @@ def _link(text: str) -> str:
     return text
 
 
-def run_toml(answers: RunAnswers) -> str:
-    """The file for these answers: only what differs from the defaults, or what the questions were about."""
+def run_toml(answers: RunAnswers, length: RunLength | None = None) -> str:
+    """The file for these answers: what differs from the defaults, what the questions were about, and the length."""
     from atoll.peer.config.sections import toml_text
 
     slow = answers.link not in NEAR and parse_rate_bytes_s(answers.link) < FAST_BYTES_S
     # auto cannot be audited, which members that may lie need; diloco suits both
     recipe = "auto" if slow and answers.trust == "private" else "diloco"
-    why = f"few bytes, for {answers.link}" if recipe == "auto" else "a synchronization every 50 steps"
+    why = f"few bytes, for {answers.link}" if recipe == "auto" else "members agree after every round of steps"
     here = answers.link == "local"
     address = "/ip4/127.0.0.1/tcp/0" if here else f"/ip4/0.0.0.0/tcp/{PORT}"
     reached = "this computer only" if here else "other computers, too"
     lines = [
         ("# Written by atoll quickstart; atoll config --all explains every setting.", ""),
         ("[run]", ""),
-        (f"start_peers = {answers.machines}", "training begins once so many members are here"),
+        (f"start_peers = {answers.machines}", "training begins once this number of members is here"),
+        *([(f"rounds = {length.rounds}", f"{length.steps} steps each; 0: until it is stopped")] if length else []),
         (f"trust = {toml_text(answers.trust)}", "which lies the run withstands"),
         ("[model]", ""),
         (f"name = {toml_text(answers.model)}", "atoll explain model.name lists all"),
@@ -205,8 +217,8 @@ def run_toml(answers: RunAnswers) -> str:
     return "\n".join(written) + "\n"
 
 
-def _demand_accepted(text: str, file: Path) -> None:
-    """Raise the error that `atoll up` would end with. Imports torch."""
+def _length_of(text: str, file: Path) -> RunLength:
+    """Length of a run with these settings. Raises the error that `atoll up` would end with. Imports torch."""
     import tomllib
 
     from atoll.peer.config.reading import decode_config
@@ -222,7 +234,20 @@ def _demand_accepted(text: str, file: Path) -> None:
             cause="images come from this computer: a folder per class, .npz, or idx files",
             fix="--data PATH, or a gpt or llama model",
         )
-    settings_of(config, recipe_of(config))
+    recipe = recipe_of(config)
+    settings_of(config, recipe)
+    return RunLength(recipe.schedule.rounds, recipe.schedule.inner_steps)
+
+
+def _length_text(length: RunLength, file: Path) -> str:
+    """How long the run trains, and how to change that."""
+    rounds, steps = counted_text(length.rounds, "round"), counted_text(length.steps, "step")
+    return (
+        f"the run has {rounds} of {steps}, so each machine trains {length.rounds * length.steps:,} steps; "
+        "atoll up shows the time that is left\n"
+        f"for more or fewer rounds change `rounds` in {file} now, or in the running run: "
+        f"atoll amend run.rounds={2 * length.rounds}\n"
+    )
 
 
 def commands_of(answers: RunAnswers, file: Path) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ def evaluate(
         int, Parameter(validator=Whole, help=f"Tokens of the text sample; 0: none. Default: {LENGTH}.")
     ] = LENGTH,
     data: Annotated[
-        Path | None, Parameter(help="Held-out data of your own, of the form of the run's. Default: the run's.")
+        Path | None, Parameter(help="Held-out data of your own, in the form of the run's. Default: the run's.")
     ] = None,
     threads: Annotated[
         int, Parameter(validator=Number(gte=1), help="Threads; the trainer needs the others. Default: 1.")

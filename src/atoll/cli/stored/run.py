@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from atoll.base.errors import PeerFault, RunFailedError, UsageError
 from atoll.base.ids import PeerId, names_of, one_line, short_id
 from atoll.base.units import bytes_text
 from atoll.cli.say import run_title, say
+from atoll.runtime.storage.ownership import is_in_use
 from atoll.runtime.storage.stored_history import agreed_state
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ def say_stored_status(s: dict[str, Any]) -> None:
     title = run_title(s["run"], s["run_id"][:8])
     of = f" of {s['rounds']}" if s["rounds"] else ""
     stands = f"over after {s['trained']} rounds" if s["over"] else f"{s['trained']}{of} rounds trained"
-    say(f"{title}: {stands}; no peer is running in {s['folder']}")
+    no_peer = "a peer is starting or ending" if is_in_use(Path(s["folder"])) else "no peer is running"
+    say(f"{title}: {stands}; {no_peer} in {s['folder']}")
     if s["trained"]:
         say(f"  {learned_text(s)}")
     if s["model"]:
@@ -144,6 +147,34 @@ def export_stored(folder: Path, path: Path | None) -> dict[str, Any] | None:
         )
     path, _ = write_model(agreed_state(folder, body), first, path or folder)
     return {"path": str(path), "trained": body.trained}
+
+
+def export_target(file: Path | None) -> Path | None:
+    """Where to write a model: a file, or a folder for its usual name. UsageError if other data would be lost."""
+    if file is None:
+        return None
+    path = file.expanduser().absolute()
+    if not path.parent.is_dir():
+        raise UsageError(
+            "E-ARG-04",
+            f"cannot write {path}: there is no folder {path.parent}",
+            fix=f"mkdir -p {shlex.quote(str(path.parent))}, or name another file",
+        )
+    if path.is_file() and not _holds_tensors(path):
+        raise UsageError(
+            "E-ARG-08",
+            f"{path} is there already, and it is no model",
+            cause="an export replaces only safetensors files",
+            fix="name another file",
+        )
+    return path
+
+
+def _holds_tensors(path: Path) -> bool:
+    """True if this looks like a safetensors file: the size of a JSON header, then the header."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
 
 
 def write_model(source: Path, genesis: VertexBody, to: Path) -> tuple[Path, int]:

@@ -101,7 +101,7 @@ def question_of(peer: Peer, round: int) -> ReplayableRound:
     head = history.ids.get(round - 1)
     if body is None or parent is None or head is None:
         oldest = min((r for r in history.bodies if r - 1 in history.bodies), default=0)  # genesis is always there
-        raise ValueError(f"of rounds {oldest} to {history.head} this peer has the vertices at hand")
+        raise ValueError(f"this peer has the history of rounds {oldest} to {history.head} in memory")
     if amend_of(body) is not None:
         raise ValueError("that round went back to an earlier state, and no update moved anything")
     if not any(body.parts):

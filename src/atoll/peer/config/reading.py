@@ -74,6 +74,8 @@ def _given(tree: Mapping[str, Any], key: str) -> str:
     section, _, name = key.partition(".")
     table = _as_table(tree.get(section))
     value = table.get(name) if table is not None else None
+    if isinstance(value, bool):
+        return f", not {toml_text(value)}"
     return f", not {value!r:.60}" if isinstance(value, str | int | float) else ""
 
 

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict, replace
 
 from atoll.base.ids import Digest
-from atoll.base.units import seconds_text
+from atoll.base.units import counted_text, seconds_text
 from atoll.peer.config.sections import declarations
 from atoll.peer.governance.orders import amends_in, tunes_in
 from atoll.peer.settings import RunSettings, pacing_problem
@@ -112,7 +112,8 @@ def why_not(settings: RunSettings, parent: VertexBody, to: ChangeableSettings) -
         return "rounds and steps stay in a run whose phases are shares of all its rounds (sync.phases)"
     goes_on = parent.trained + (not (is_over(settings, parent) or parent.paused is not UNSET))
     if to.rounds is not UNSET and 0 < to.rounds <= goes_on:
-        return f"this asks for {to.rounds} rounds, but {goes_on} will have trained when members agree on it"
+        asked = counted_text(to.rounds, "round")
+        return f"this asks for {asked}, but {goes_on} will have trained when members agree on it"
     then = with_numbers(now, to)
     return _misfit(then) or pacing_problem(then)
 

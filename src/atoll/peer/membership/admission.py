@@ -49,6 +49,7 @@ class AdmissionRequester:
         self.waits = visits  # a request is pending: a JoinRequest, a request for genesis, any request of a visitor
         self.refusers: dict[RefusalCode, set[PeerId]] = {}  # peers that refused it, by code
         self.withdrawn = False  # the local driver refused the run: it asks for no role any more
+        self.postponed = False  # the local driver still checks whether this computer fits the run
         self.refusals = 0  # consecutive requests that enough peers refused
 
     def knows_genesis(self) -> None:
@@ -74,7 +75,7 @@ class AdmissionRequester:
         self, wish: DesiredRole, history: VertexChain, at: int, now: Seconds, audited: bool = False
     ) -> JoinRequest | ReadyReport | None:
         """The report to send now, if any; `at` is the round of the local state, `audited` a property of the run."""
-        if wish.role == "visitor" or self.withdrawn:
+        if wish.role == "visitor" or self.withdrawn or self.postponed:
             return None
         word = self._lacking(wish, history, at, audited and wish.unaudited)
         before, said_at = self.asked

@@ -76,8 +76,8 @@ KINDS = {  # kind: code, likely cause, next command
     "certificate": ("E-VER-06", f"{DISK}, or no quorum ever agreed", FETCH_ANEW),
     "link": ("E-VER-07", "the vertex, or the one before it, is of another history", ASK_ANOTHER),
     "content": ("E-VER-08", FORGED, ASK_ANOTHER),
-    "recovery": ("E-VER-09", "an epoch was begun without the recovery identity", ASK_ANOTHER),
-    "era": ("E-VER-15", f"{DISK}, members never came back to sign, or {FORGED}", ASK_OR_SIGN),
+    "recovery": ("E-VER-09", "an epoch was begun without the founder's key", ASK_ANOTHER),
+    "era": ("E-VER-15", f"members left or stopped before they signed, {DISK}, or {FORGED}", ASK_OR_SIGN),
     "verdict": (
         "E-VER-16",
         "auditors signed what they did not see, or this machine computes otherwise",
@@ -249,7 +249,7 @@ def verify_history(
     for round in range(max(kept.rounds, default=-1) + 1):
         walk.go(round)
     for era in walk.eras.overdue(audit.head):
-        what = f"{era.signed} of {era.of} identities signed the era that ended here, {era.needed} are needed"
+        what = f"{era.signed} of {era.of} long-term keys signed the era that ended here, {era.needed} are needed"
         audit.problem("era", era.last, what)
     audit.eras = walk.eras.eras
     return audit
@@ -475,7 +475,7 @@ class _HistoryWalk:
         """Which of body and certificate is damaged, as far as the votes show."""
         certificate, digest = vertex.certificate, vertex_id(vertex.body)
         if certificate is None:
-            return "recovery", "neither a quorum nor the recovery identity signed it"
+            return "recovery", "neither a quorum nor the founder signed it"
         if body.epoch != self.history.head_body.epoch and certificate.digest == digest:
             return "recovery", fault.what
         keys, quorum = self._voters_of(self.history.head_id, self.history.head_body)

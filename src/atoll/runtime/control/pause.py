@@ -43,6 +43,6 @@ def pause_told(host: Driver) -> str | None:
     who = next((names[m.peer] for m in history.head_body.members if m.identity in owners), "a former member")
     where = "" if host.may_recover else " in the founder's folder"
     return (
-        f"paused since round {history.head_body.paused} by {who}, the run's recovery identity: members stay, "
+        f"paused since round {history.head_body.paused} by {who}, the founder: members stay, "
         f"training stops; it goes on with `atoll resume`{where}"
     )

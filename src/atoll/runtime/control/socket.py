@@ -6,12 +6,14 @@ bytes, so the socket is in a short private folder, and the file `door` in the pe
 Invariants:
 - Only this user can connect: folder 0700, socket 0600, owner checked.
 - A refused request gets the same error that the command line shows.
+- A value that a peer of another version does not send is an error of its own, and never a KeyError.
 - torch is never imported: `atoll status` must stay fast.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import stat
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +30,19 @@ from blake3 import blake3
 
 from atoll.base.errors import AtollError, NetworkError, RefusedError, RunFailedError, UsageError
 from atoll.runtime.storage.atomic_files import refused
-from atoll.runtime.storage.ownership import open_private
+from atoll.runtime.storage.ownership import is_in_use, open_private
 
 REQUEST_MAX = 64 * 1024  # bytes of one request
 REPLY_MAX = 16 * 2**20  # bytes of one reply: a run of 4096 members fits
 PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
+LOOKED_AT_MAX = 256  # folders beside a wrong one that are searched for a running peer
 DEAD_S = 60.0  # age from which a socket without a listener belongs to a killed peer
 
+OTHER_VERSION = "the command and the peer that runs in this folder are of different versions"
+RESTART = "stop the peer and start it again with this version of Atoll"
+
+log = logging.getLogger(__name__)
 RequestHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 ERRORS: dict[int, type[AtollError]] = {2: UsageError, 3: NetworkError, 4: RefusedError, 5: RunFailedError}
 
@@ -91,11 +99,13 @@ class ControlServer:
             path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, ValueError):  # ValueError: a line longer than REQUEST_MAX
-            reply = await self._answer(await reader.readline())
-            writer.write(msgspec.json.encode(reply) + b"\n")
-            await writer.drain()
-        writer.close()
+        try:
+            with suppress(ConnectionError, ValueError):  # ValueError: a line longer than REQUEST_MAX
+                reply = await self._answer(await reader.readline())
+                writer.write(msgspec.json.encode(reply) + b"\n")
+                await writer.drain()
+        finally:
+            writer.close()
 
     async def _answer(self, line: bytes) -> ControlReply:
         try:
@@ -106,16 +116,49 @@ class ControlServer:
                     "E-DOOR-02",
                     f"this peer does not know {request.verb!r}",
                     cause="the command is newer than the peer that runs in this folder",
-                    fix="stop the peer and start it again with this version of Atoll",
+                    fix=RESTART,
                 )
             return ControlReply(ok=await handler(request.with_))
         except AtollError as why:
             return ControlReply(error=ControlErrorReply(why.code, why.what, why.cause, why.fix, why.exit_status))
         except (msgspec.DecodeError, KeyError, ValueError) as why:
-            return ControlReply(error=ControlErrorReply("E-DOOR-03", f"invalid request: {why}", exit_status=2))
+            what = f"invalid request: {why}"
+            return ControlReply(error=ControlErrorReply("E-DOOR-03", what, OTHER_VERSION, RESTART, exit_status=2))
+        except Exception as why:
+            log.exception("%s failed", line[:80])
+            what = f"an error of Atoll itself in the running peer: {type(why).__name__}: {why}"
+            fix = f"report it with the last lines of {self.folder / 'atoll.log'}"
+            return ControlReply(error=ControlErrorReply("E-DOOR-10", what, "a defect", fix, exit_status=5))
 
 
 # ---- the command's side ------------------------------------------------------------------------------------
+
+
+class PeerAnswer(dict[str, Any]):
+    """Answer of a running peer. A key that a peer of another version does not send raises UsageError."""
+
+    def __init__(self, found: dict[str, Any], folder: Path) -> None:
+        super().__init__((key, _answer_of(value, folder)) for key, value in found.items())
+        self.folder = folder
+
+    def __missing__(self, key: str) -> Any:
+        raise _other_version(self.folder, f"its answer lacks {key!r}")
+
+
+def _answer_of(found: Any, folder: Path) -> Any:
+    """This JSON value with every object as a PeerAnswer."""
+    if isinstance(found, dict):
+        return PeerAnswer(found, folder)
+    return [_answer_of(one, folder) for one in found] if isinstance(found, list) else found
+
+
+def _other_version(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        "E-DOOR-09",
+        f"the peer in {folder} answered as another version of Atoll: {why}",
+        cause="Atoll was updated after that peer had started; what the command asked for is done",
+        fix=f"atoll stop --dir {folder}, then start the peer again: atoll up --dir {folder}, or its own program",
+    )
 
 
 def send_request(folder: Path, verb: str, **with_: Any) -> Any:
@@ -159,11 +202,14 @@ def _reply(folder: Path, request: bytes) -> Any:
         raise no_peer_here(folder) from None
     if not answer.endswith(b"\n"):
         raise no_peer_here(folder)
-    reply = _REPLY.decode(bytes(answer))
+    try:
+        reply = _REPLY.decode(bytes(answer))
+    except msgspec.DecodeError as why:
+        raise _other_version(folder, str(why)) from None
     if reply.error is not None:
         e = reply.error
         raise ERRORS.get(e.exit_status, RunFailedError)(e.code, e.what, cause=e.cause, fix=e.fix)
-    return reply.ok
+    return _answer_of(reply.ok, folder)
 
 
 def is_running(folder: Path) -> bool:
@@ -177,6 +223,21 @@ def is_running(folder: Path) -> bool:
 
 
 def no_peer_here(folder: Path) -> NetworkError:
+    with suppress(OSError):
+        if is_in_use(folder):
+            return NetworkError(
+                "E-DOOR-01",
+                f"the peer in {folder} does not answer",
+                cause="it is starting or ending at this moment",
+                fix="run the command again in some seconds",
+            )
+    if near := _running_beside(folder):
+        return NetworkError(
+            "E-DOOR-01",
+            f"no peer is running in {folder}",
+            cause="another folder is meant",
+            fix=f"name the folder in which a peer is running: --dir {near}",
+        )
     held = (folder / "kept.sqlite").exists()
     again = f"atoll up --dir {folder} (--stay if the run is over), or start your own program that trained there"
     return NetworkError(
@@ -185,6 +246,16 @@ def no_peer_here(folder: Path) -> NetworkError:
         cause="it was stopped, or its run is over" if held else "nothing was founded or joined in this folder yet",
         fix=again if held else "atoll up, or atoll join TICKET; or name its folder with --dir",
     )
+
+
+def _running_beside(folder: Path) -> str:
+    """The running peers beside a folder without a run, or in its parent, for people; empty if there are none."""
+    if (folder / "kept.sqlite").exists():
+        return ""
+    places = [folder.parent]
+    with suppress(OSError):
+        places += sorted(islice(folder.parent.iterdir(), LOOKED_AT_MAX))
+    return ", or ".join(str(place) for place in places if (place / "door").is_file() and is_running(place))
 
 
 def door_path(folder: Path) -> Path:
@@ -204,6 +275,7 @@ def count_local_peers() -> int:
     count = 0
     for path in door_path(Path()).parent.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, suppress(OSError):
+            line.setblocking(False)  # a peer that accepts nothing must not hold up the caller's event loop
             try:
                 line.connect(str(path))
                 count += 1

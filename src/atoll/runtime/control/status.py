@@ -69,7 +69,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "base_values": p.base_values,
         "unit": p.unit,
         "tokens": host.learned,
-        "tokens_per_s": round(p.tokens_per_s, 1),
+        "tokens_per_s": round(p.tokens_per_s, 3),
         "voters": len(there.voters),
         "present": there.here,
         "quorum": there.needed,

@@ -18,6 +18,7 @@ from atoll.base.errors import RunFailedError
 from atoll.crypto.digest import Buffer
 from atoll.policy.data.claims import UncountedSampleRanges
 from atoll.runtime.embed.messages import (
+    AgreedReadings,
     DeclineRounds,
     FromUser,
     LoopDetachNotice,
@@ -65,7 +66,7 @@ class AttachedTrainer:
         self.claims = UncountedSampleRanges()
         self.pass_steps = 0
         self.validated = self.validates = False  # members evaluate the model; this loop can evaluate it
-        self.agreed: Callable[[], tuple[int, int]] = lambda: (-1, 0)  # last agreed round, training rounds so far
+        self.readings: Callable[[], AgreedReadings] | None = None  # figures of the last agreed round, until sent
         self.on_decline: Callable[[int], None] = lambda rounds: None
         self.ended = asyncio.Event()
         self.has_detached = False  # True if the loop closed its run, False if its program was killed
@@ -97,7 +98,7 @@ class AttachedTrainer:
         if self.ended.is_set():
             raise _ended()
         assert self.recipe is not None, "a spec implies a known genesis"
-        self.send(RoundsBegin(self.recipe, self.validated, *self.agreed()))
+        self.send(RoundsBegin(self.recipe, self.validated))
         return self.layout
 
     async def train(
@@ -118,6 +119,9 @@ class AttachedTrainer:
         if self.recipe is not None and self.recipe.schedule.epochs is not msgspec.UNSET:
             steps = min(steps, self.recipe.schedule.steps_of(self.pass_steps))
         async with self._lock:
+            if self.readings is not None:  # attach returns at the first job
+                self.send(self.readings())
+                self.readings = None
             self._job, self._training = self._job + 1, True
             try:
                 where = cursor, shard, shards, global_step

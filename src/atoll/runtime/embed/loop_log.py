@@ -17,7 +17,7 @@ from typing import Any
 from atoll.base.ids import PeerId
 from atoll.base.units import counted_text
 from atoll.runtime.embed.messages import LoopLogLine
-from atoll.runtime.event_log import RunStatus, alike_text
+from atoll.runtime.event_log import RunStatus, alike_text, is_unanswered
 
 TROUBLES = ("HistoryLacksEraSignatures", "StoredVertexLost")  # facts that RunStatus explains in its `trouble`
 LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
@@ -54,6 +54,9 @@ def messages_of(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
     match entry["fact"]:
         case "MembershipChanged":
             yield from _membership(entry, progress, me)
+        case "PeerSuspected" | "RoundAttemptFailed" if is_unanswered(entry):
+            if progress.unanswered_text:
+                yield LoopLogLine(logging.WARNING, progress.unanswered_text)
         case "PeerSuspected" if entry.get("never_linked") and "paused" not in entry:
             what = f"no direct link to {name(entry['peer'])}; its updates come through the other members"
             yield LoopLogLine(logging.INFO, what)

@@ -81,6 +81,11 @@ class LoopModel:
         self.mailbox.pin(tensors_of(self.model, self.layout)[0][1].device)
         return memory
 
+    @property
+    def threads(self) -> int:
+        """Number of torch's threads if they compute this model; 0 if it is on a GPU."""
+        return torch.get_num_threads() if tensors_of(self.model, self.layout)[0][1].device.type == "cpu" else 0
+
     def use_recipe(self, recipe: Recipe) -> None:
         """Prepare what this recipe takes from the optimizer. UsageError if the optimizer does not fit."""
         if problem := optimizer_problem(recipe, self.optimizer, self.model, self.layout):

@@ -59,6 +59,7 @@ class AttachLoopRequest(msgspec.Struct, frozen=True, tag="AttachLoopRequest"):
     validates: bool = False  # the loop can measure a held-out loss
     state_memory: StateMemory = "memory"
     feedback_precision: FeedbackPrecision = "fp32"
+    threads: Whole = 0  # of torch in the loop's process; 0: its model is on a GPU
     config: str = ""  # JSON of a Hugging Face model's configuration, for `checkpoint export --hf`
 
 
@@ -76,18 +77,15 @@ class RoundsBegin(msgspec.Struct, frozen=True, tag="RoundsBegin"):
 
     recipe: Recipe
     validated: bool = False  # members of this run evaluate its agreed model
-    round: int = -1  # last agreed round
-    trained: int = 0  # agreed training rounds so far
 
 
-class LoopRoundClosed(msgspec.Struct, frozen=True, tag="LoopRoundClosed"):
-    """A round was agreed."""
+class AgreedReadings(msgspec.Struct, frozen=True, tag="AgreedReadings"):
+    """Figures of the last agreed round: sent after each round, before the loop's first job, and at the end."""
 
     round: int
-    trained: int
-    counted: int
-    members: int
-    loss: float | None  # None: no member reported one
+    trained: int  # agreed training rounds so far
+    members: int  # present ones
+    loss: float | None  # of the last training round; None: no member reported one
 
 
 class LoopLogLine(msgspec.Struct, frozen=True, tag="LoopLogLine"):
@@ -135,7 +133,7 @@ ToUser = (
     | BeginValidation
     | RoundsBegin
     | AttachedPeerIdentity
-    | LoopRoundClosed
+    | AgreedReadings
     | LoopLogLine
     | RunFinishedNotice
     | PeerFailureNotice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -62,11 +63,12 @@ def over_text(rounds: int, model: str) -> str:
     )
 
 
-def over_before_text(rounds: int, folder: str) -> str:
-    """Warning that the run was over when the loop came."""
+def over_before_text(seen: RunProgress, folder: str) -> str:
+    """Warning that the run was over when the loop came, with the figures of its last round as far as known."""
+    loss = "" if math.isnan(seen.loss) else f" with loss {seen.loss:.4f}"
     return (
-        f"this run was over after {counted_text(rounds, 'round')}: the model holds their result; to begin another "
-        f"run, use another folder than {folder}"
+        f"this run is over, nothing is trained: it ended after {counted_text(seen.trained, 'round')}{loss}. "
+        f"The model holds the agreed result; to begin another run, use another folder than {folder}"
     )
 
 

@@ -44,15 +44,16 @@ from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
 from atoll.runtime.embed.loop_log import LOOP_KILLED, LoopLog
 from atoll.runtime.embed.messages import (
+    AgreedReadings,
     AttachedPeerIdentity,
     AttachLoopRequest,
     LoopLogLine,
-    LoopRoundClosed,
     PeerFailureNotice,
     RunFinishedNotice,
     mailbox_room_bytes,
 )
 from atoll.runtime.embed.run_end import see_off
+from atoll.runtime.embed.shared_cores import SharedCoresAdvice
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
 from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
 from atoll.runtime.reachability import JoinProgress
@@ -68,6 +69,7 @@ from atoll.training.recipe.outer import DelayedNesterov
 from atoll.training.recipe.recipes import Recipe
 from atoll.training.recipe.state import SharedState, state_pieces, untouched_zeros
 from atoll.wire.codec import decode_body
+from atoll.wire.messages.vertex import VertexBody
 
 if TYPE_CHECKING:
     from atoll.runtime.bootstrap import Make
@@ -110,11 +112,12 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     def end(why: AtollError) -> None:
         trouble.append(why)
         over.set()
+        host.withdraw()  # a loop that does not fit the run never asks to be a member
 
     def watch(fact: Fact) -> None:
         if isinstance(fact, FetchFailed) and fact.local and _is_agreed_state(host, fact.blob):
             end(_disk_refused(fact.why, wish.request.folder))
-        _watch(fact, trainer, over, trouble)
+        _watch(fact, trainer, over, end)
         if isinstance(fact, RoundClosed) and (refused := claims.on_closed(fact, host.me)):
             end(refused)
         if isinstance(fact, LocalStateCaughtUp):
@@ -132,9 +135,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     def leave(why: str) -> None:
         end(RunFailedError("E-ATT-04", f"this peer ends: {why}", fix="run your script again"))
 
-    trainer.agreed = lambda: _agreed(host)
+    trainer.readings = lambda: _readings_of(host)
 
-    join = _connect_loop(host, trainer, wish.config)
+    join = _connect_loop(host, trainer, wish)
     host.on_persist_failed, host.on_leave = end, leave
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
@@ -150,14 +153,13 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
             if host.island.head is not None:
                 await host.island.warm_up()  # a peer that came back after the end may not have written the model
             await host.island.end_on_head()
-        trained = host.machine.history.head_body.trained if host.machine.history else 0
-        trainer.send(RunFinishedNotice(trained, await _write_model(host)))
+        trainer.send(read := _readings_of(host))
+        trainer.send(RunFinishedNotice(read.trained, await _write_model(host)))
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
     await _leave_run(host, trouble, farewell_of(trainer, trouble))
-    reading.cancel()
-    for one in (joining, *ends):
+    for one in (reading, joining, *ends):
         one.cancel()
     await asyncio.gather(reading, joining, *ends, return_exceptions=True)
     with suppress(ConnectionError):
@@ -195,22 +197,24 @@ async def _leave_run(host: TrainingPeer, trouble: list[AtollError], why: str) ->
     await host.stop(why, farewell=not (has_left or host.machine.over))
 
 
-def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, config: str) -> JoinProgress:
+def _connect_loop(host: TrainingPeer, trainer: AttachedTrainer, wish: AttachLoopRequest) -> JoinProgress:
     """Let the loop decline rounds, send it messages about the event log, and keep its model's configuration."""
-    if config:
-        write_durably(host.folder / MODEL_CONFIG, [config.encode()])
+    if wish.config:
+        write_durably(host.folder / MODEL_CONFIG, [wish.config.encode()])
     trainer.on_decline = lambda rounds: host.skip_rounds(rounds, at_once=True)
 
     def send(level: int, text: str) -> None:
         trainer.send(LoopLogLine(level, text))
 
     join = JoinProgress(host, partial(send, logging.WARNING), routine=partial(send, logging.INFO))
-    messages = LoopLog(host.me)
+    messages, advice = LoopLog(host.me), SharedCoresAdvice(wish.threads)
 
     def tell(entry: dict[str, Any]) -> None:
         join.entry(entry)
         for message in messages.messages_of(entry, host.progress):
             trainer.send(message)
+        if entry["fact"] == "MembershipChanged" and (text := advice.text_once()):
+            send(logging.INFO, text)
 
     host.on_entry = tell
     return join
@@ -244,10 +248,19 @@ async def _end_if_unreachable(join: JoinProgress, end: Callable[[AtollError], No
         end(failure)
 
 
-def _agreed(host: TrainingPeer) -> tuple[int, int]:
-    """Last agreed round, and training rounds so far."""
+def _readings_of(host: TrainingPeer) -> AgreedReadings:
+    """Figures of the last agreed round, with the loss of the last round that trained."""
     history = host.machine.history
-    return (-1, 0) if history is None else (history.head_body.round, history.head_body.trained)
+    if history is None:
+        return AgreedReadings(-1, 0, 0, None)
+    bodies = (history.bodies.get(round) for round in range(history.head, -1, -1))
+    trained = next((body for body in bodies if body is not None and body.commits), None)
+    loss = None if trained is None else trained.metrics.reported_loss
+    return _readings(history.head_body, loss)
+
+
+def _readings(body: VertexBody, loss: float | None) -> AgreedReadings:
+    return AgreedReadings(body.round, body.trained, sum(m.is_present for m in body.members), loss)
 
 
 async def _enter_run(
@@ -431,13 +444,10 @@ class _DataClaims:
         )
 
 
-def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: list[AtollError]) -> None:
+def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, end: Callable[[AtollError], None]) -> None:
     match fact:
         case RoundClosed(body=body) if body.parts:
-            here = sum(m.is_present for m in body.members)
-            trainer.send(
-                LoopRoundClosed(body.round, body.trained, len(fact.counted), here, body.metrics.reported_loss)
-            )
+            trainer.send(_readings(body, body.metrics.reported_loss))
         case RunOver():
             over.set()
         case GenesisKnown(settings=settings):
@@ -450,14 +460,11 @@ def _watch(fact: Fact, trainer: AttachedTrainer, over: asyncio.Event, trouble: l
             if learning.recipe.schedule.epochs is not msgspec.UNSET and trainer.pass_steps < 1:
                 what = "a round of this run is a pass over your data, but attach got no pass_steps"
                 fix = "run.attach(model, optimizer, pass_steps=len(loader))"
-                trouble.append(RefusedError("E-ATT-09", what, fix=fix))
-                over.set()
+                end(RefusedError("E-ATT-09", what, fix=fix))
             if mismatch := _model_mismatch(learning.layout, trainer.layout):
-                trouble.append(mismatch)
-                over.set()
+                end(mismatch)
         case JoinRejected(code=code, what=what, fix=fix):
-            trouble.append(RefusedError(code, what, fix=fix))
-            over.set()
+            end(RefusedError(code, what, fix=fix))
         case _:
             pass
 

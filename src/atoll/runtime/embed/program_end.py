@@ -1,7 +1,7 @@
 """Last words of a program whose loop ends by an AtollError or by Ctrl-C: the error's text, or how to come back.
 
 Python would print a traceback of several libraries above them. `sys.excepthook` is replaced only if it is Python's
-own, and passes on all other exceptions.
+own, and passes on all other exceptions. No line that it prints shows a whole ticket.
 Not responsible for: leaving the run (`PeerChannel.stop`, when Python exits); notebooks, which have no such hook.
 """
 
@@ -12,11 +12,11 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from traceback import FrameSummary, extract_tb
+from traceback import FrameSummary, extract_tb, format_exception
 from types import TracebackType
 
 from atoll.base.errors import AtollError
-from atoll.base.ids import printable
+from atoll.base.ids import printable, without_tickets
 
 LIBRARIES = tuple(
     {str(Path(__file__).parents[2])} | {sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")}
@@ -44,7 +44,7 @@ def _print_end(kind: type[BaseException], why: BaseException, trace: TracebackTy
     if isinstance(why, AtollError):
         text = str(why)
     elif kind is not KeyboardInterrupt or _comeback is None or (text := _comeback()) is None:
-        sys.__excepthook__(kind, why, trace)
+        _print_traceback(kind, why, trace)
         return
     if not text:
         return
@@ -53,6 +53,15 @@ def _print_end(kind: type[BaseException], why: BaseException, trace: TracebackTy
     sys.stderr.write(printable(text) + (f"\n  at {_place_text(place)}" if place else "") + "\n")
 
 
+def _print_traceback(kind: type[BaseException], why: BaseException, trace: TracebackType | None) -> None:
+    """Python's own traceback, except that source lines with a ticket are cut."""
+    text = "".join(format_exception(kind, why, trace))
+    if (cut := without_tickets(text)) == text:
+        sys.__excepthook__(kind, why, trace)
+    else:
+        sys.stderr.write(cut)
+
+
 def _place_text(place: FrameSummary) -> str:
     line = linecache.getline(place.filename, place.lineno or 0).strip()
-    return printable(f"{place.filename}, line {place.lineno}" + f": {line}" * bool(line))
+    return printable(f"{place.filename}, line {place.lineno}" + f": {without_tickets(line)}" * bool(line))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.runtime.embed.messages import LoopRoundClosed
+from atoll.runtime.embed.messages import AgreedReadings
 
 
 @dataclass
@@ -26,11 +26,12 @@ class RunProgress:
     exchanged: int = 0
     base: str = ""
     shard: tuple[int, int] = 0, 1  # index and count
+    round_steps: int = 0  # optimizer steps of this member in the round
 
-    def closed(self, round: LoopRoundClosed) -> None:
-        """Take over the numbers of an agreed round."""
-        self.round, self.trained, self.members = round.round, round.trained, round.members
-        self.loss = math.nan if round.loss is None else round.loss
+    def update(self, read: AgreedReadings) -> None:
+        """Take over the figures of the last agreed round."""
+        self.round, self.trained, self.members = read.round, read.trained, read.members
+        self.loss = math.nan if read.loss is None else read.loss
 
 
 class RunReadings:
@@ -57,6 +58,11 @@ class RunReadings:
     def trained(self) -> int:
         """Agreed training rounds so far."""
         return self._seen.trained
+
+    @property
+    def round_steps(self) -> int:
+        """Optimizer steps that this member takes in a round, as the current round asks for; 0 before `attach`."""
+        return self._seen.round_steps
 
     @property
     def members(self) -> int:

@@ -43,11 +43,11 @@ from atoll.runtime.embed.loop_model import HandoverSnapshot, LoopModel, hugging_
 from atoll.runtime.embed.loop_output import is_quiet, log, write_line
 from atoll.runtime.embed.member_needs import check_room, needs_of
 from atoll.runtime.embed.messages import (
+    AgreedReadings,
     AttachedPeerIdentity,
     AttachLoopRequest,
     DeclineRounds,
     LoopLogLine,
-    LoopRoundClosed,
     PeerFailureNotice,
     RoundsBegin,
     RunFinishedNotice,
@@ -119,7 +119,6 @@ class Run(RunReadings):
         self._batch = 1
         self._span = _StepSpan()
         self._job: TrainSteps | None = None  # job that the peer waits for
-        self._asked_steps = 0  # steps of the last job
         self._cancelled_job = self._held_job = -1  # last job that was ended early; last one that pauses the loop
         self._steps_ahead = 0  # steps that the loop may take before the next job
         self._steps_ahead_next = 0  # the same, once the agreed values are merged
@@ -210,8 +209,8 @@ class Run(RunReadings):
         on_interrupt(lambda: comeback_text(request, self._seen, self._quiet))
         self._channel.start(memory)
         validates, precision = validate is not None, feedback_precision
-        wish = request, self._local.layout, self._batch, pass_steps, validates, state_memory, precision
-        self._channel.send(AttachLoopRequest(*wish, hugging_face_config(model)))
+        own = self._local.layout, self._batch, pass_steps, validates, state_memory, precision, self._local.threads
+        self._channel.send(AttachLoopRequest(request, *own, hugging_face_config(model)))
         self._wait_for_turn()
         self._joined = True
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -370,7 +369,7 @@ class Run(RunReadings):
         self._span.read = joined((*self._span.read, *taken))
         self._span.steps += 1
         self._span.seconds += time.monotonic() - self._resumed
-        if self._local.queue_rounds and self._span.steps == self._asked_steps:
+        if self._local.queue_rounds and self._span.steps == self.round_steps:
             x_F = torch.empty(self.exchanged, dtype=torch.float32, device="cpu")
             self._queue.append((self._end_span(x_F, 0, self.exchanged), x_F))
         self._wait_for_turn()
@@ -492,7 +491,7 @@ class Run(RunReadings):
     def _handle_message(self, message: ToUser) -> None:
         match message:
             case TrainSteps():
-                self._job, self._asked_steps = message, message.steps
+                self._job, self._seen.round_steps = message, message.steps
                 self._seen.shard = message.shard, message.shards
                 if self._data is not None and message.data is not None:
                     held = (one for span in (*(s for s, _ in self._queue), self._span) for one in span.read)
@@ -520,14 +519,13 @@ class Run(RunReadings):
                 assert self._validate is not None
                 self._channel.send(self._local.evaluate(self._validate))
             case RoundsBegin(recipe, validated) if not self._joined:
-                self._seen.round, self._seen.trained = message.round, message.trained
                 self._begin_rounds(recipe, validated)
             case RoundsBegin():
                 pass
             case AttachedPeerIdentity():
                 self._announce(message)
-            case LoopRoundClosed():
-                self._seen.closed(message)
+            case AgreedReadings():
+                self._seen.update(message)
             case LoopLogLine(level, text):
                 self._show(text, level)
             case RunFinishedNotice(rounds, model):
@@ -538,7 +536,7 @@ class Run(RunReadings):
                 if self._joined:
                     self._show(over_text(rounds, model))
                 else:
-                    log.warning("%s", over_before_text(rounds, self._request.folder))
+                    log.warning("%s", over_before_text(self._seen, self._request.folder))
             case PeerFailureNotice():
                 self.close()
                 raise error_of(message)

@@ -142,13 +142,16 @@ def lock_folder(folder: Path) -> int:
 
 def check_unlocked(folder: Path) -> None:
     """UsageError if another process holds this folder. Must not be called for a folder of this process."""
-    if (folder / "lock").exists() and is_in_use(folder):
+    if is_in_use(folder):
         raise _in_use(folder)
 
 
 def is_in_use(folder: Path) -> bool:
     """True while another process holds this folder. Must not be called for a folder of this process."""
-    handle = os.open(folder / "lock", os.O_RDWR)
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
     try:
         os.lockf(handle, os.F_TEST, 0)
     except OSError:

@@ -13,13 +13,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.base.errors import PeerFault, RunFailedError, UsageError
+import msgspec
+
+from atoll.base.errors import UNREADABLE, AtollError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
+from atoll.runtime.storage.ownership import read_secret
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory
     from atoll.wire.messages.vertex import Vertex, VertexBody
+
+ATTACHED_DATA = "attached"  # `atoll.training.spec.ATTACHED`, which takes torch to import
+
+
+class _LearningData(msgspec.Struct, frozen=True):
+    """What is read of a `TrainingSpec` without torch."""
+
+    data: str = ""
+
+
+_LEARNING = msgspec.msgpack.Decoder(_LearningData)
 
 
 @contextmanager
@@ -82,6 +96,26 @@ def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, 
             cause="this disk or a copy of this folder lost or changed bytes",
             fix=f"atoll verify {folder}",
         ) from fault
+
+
+def trains_in_a_loop(folder: Path) -> bool:
+    """True if the peer of this folder is a member that trains in a program of its own.
+
+    False also if this cannot be read: the reason is reported where it matters.
+    """
+    from atoll.crypto.identity import Identity
+    from atoll.peer.settings import settings_of_run
+
+    try:
+        with kept_in(folder) as kept:
+            _, first = read_vertex(kept, folder, -1)
+            _, newest = read_vertex(kept, folder, max(kept.rounds, default=-1))
+        learning = _LEARNING.decode(settings_of_run(first).learning)
+        me = Identity.from_bytes(read_secret(folder / "peer.key") or b"").peer
+    except (AtollError, *UNREADABLE):
+        return False
+    trains = any(member.peer == me and member.role != "observer" for member in newest.members)
+    return trains and learning.data == ATTACHED_DATA
 
 
 def agreed_state(folder: Path, body: VertexBody) -> Path:

@@ -24,6 +24,8 @@ from atoll.crypto.identity import ED25519_KEY_BYTES, PEER_ID_BYTES, ed25519_of, 
 from atoll.wire.libp2p import varint
 from atoll.wire.libp2p.varint import Bytes
 
+PORT_MAX = 65535
+_PORT_NUMBERS = f"; a port is a number from 1 to {PORT_MAX}"
 _VARIABLE = -1  # size of a value that its length precedes
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\Z")
@@ -76,6 +78,7 @@ class _AddressProtocol:
     to_bytes: Callable[[str], bytes]
     to_text: Callable[[bytes], str]
     like: str = ""  # example value for error messages
+    bounds: str = ""  # valid values, for error messages
 
 
 def _ip6_to_bytes(text: str) -> bytes:
@@ -87,7 +90,7 @@ def _ip6_to_bytes(text: str) -> bytes:
 def _port_to_bytes(text: str) -> bytes:
     if not re.fullmatch(r"[0-9]{1,5}", text):
         raise ValueError("not a number")
-    return int(text).to_bytes(2, "big")  # OverflowError above 65535
+    return int(text).to_bytes(2, "big")  # OverflowError above PORT_MAX
 
 
 def _name_to_bytes(text: str) -> bytes:
@@ -110,7 +113,9 @@ def _name(code: int) -> _AddressProtocol:
 
 
 def _port(code: int) -> _AddressProtocol:
-    return _AddressProtocol(code, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071")
+    return _AddressProtocol(
+        code, 2, _port_to_bytes, lambda raw: str(int.from_bytes(raw, "big")), "7071", _PORT_NUMBERS
+    )
 
 
 def _place(code: int, example: str) -> _AddressProtocol:
@@ -172,7 +177,8 @@ def to_bytes(text: str) -> bytes:
         try:
             raw = protocol.to_bytes(value)
         except (ValueError, OverflowError):
-            raise ValueError(f"{text[:99]!r}: write /{name}/{protocol.like}, not /{name}/{value[:60]}") from None
+            wrong = f"write /{name}/{protocol.like}, not /{name}/{value[:60]}{protocol.bounds}"
+            raise ValueError(f"{text[:99]!r}: {wrong}") from None
         out += varint.encode(protocol.code)
         if protocol.size == _VARIABLE:
             out += varint.encode(len(raw))
@@ -256,6 +262,8 @@ def _suggest_multiaddr(text: str) -> str:
     match = re.fullmatch(r"(?:(tcp|ws|wss)://)?\[?([0-9A-Za-z.:_-]+?)\]?:([0-9]{1,5})/?", text)
     if match is None:
         return _EXAMPLES
+    if int(match[3]) > PORT_MAX:
+        return f"{_EXAMPLES}{_PORT_NUMBERS}"
     layers = "tcp" if match[1] in (None, "tcp") else f"tcp/{match[1]}"
     try:
         return f"write {text_of(DialAddress.of_host(match[2], int(match[3]), layers))}"
