@@ -1,6 +1,7 @@
 """What every test process begins with."""
 
 import gc
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from tempfile import TemporaryDirectory
@@ -13,6 +14,8 @@ settings.register_profile("new", deadline=None, suppress_health_check=[HealthChe
 # a change is judged by the same examples wherever it is tested; `make long` looks at new ones
 settings.register_profile("steady", settings.get_profile("new"), derandomize=True)
 settings.load_profile("steady")
+# in the background of a shell it is ignored, and so it would be in all processes that tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,6 +17,7 @@ import torch
 from members import PEERS, SHARES, Inside, Members, recipe_for, story
 
 from atoll.base.ids import PeerId
+from atoll.peer.config.node_sections import FeedbackPrecision
 from atoll.peer.tasks import AdoptState, AdvanceState, RestoreState
 from atoll.protocol.allreduce.tasks import CombineRows, TaskRow
 from atoll.runtime.storage import staged_file
@@ -224,6 +225,33 @@ def test_after_all_were_killed_in_a_round_a_run_ends_as_if_nothing_had_happened(
             assert island.mine.memory_F.dtype == FEEDBACK_DTYPES[kind.feedback]
 
     story(tell, kind(tmp_path, recipe, book))
+
+
+@pytest.mark.parametrize("before", ["fp32", "bf16"])
+def test_a_peer_that_starts_with_another_precision_of_error_feedback_keeps_it_so(
+    tmp_path: Path, book: str, before: FeedbackPrecision
+):
+    """Fragments are written into the vector that was read, whose precision would stay."""
+    after: FeedbackPrecision = "bf16" if before == "fp32" else "fp32"
+
+    async def tell(members: Members) -> None:
+        for _ in range(3):
+            await members.play()
+        work, (old, *_) = members.restore(0), members.islands
+        then = owns(old)[0].clone()
+        await old.close()
+        island = TrainingWorker(members.stores[0], 1, trainer=Inside(), feedback=after)
+        island.learning = members.learning
+        island.equip(members.book)
+        members.islands[0], members.trainers[0] = island, island.trainer
+        assert await island.run(work)
+        now = owns(island)[0]
+        assert now.dtype == FEEDBACK_DTYPES[after] and torch.allclose(now.float(), then.float(), rtol=2**-7)
+        await members.play()
+        assert owns(island)[0].dtype == FEEDBACK_DTYPES[after]
+
+    kind = Members if before == "fp32" else HalfPrecisionMembers
+    story(tell, kind(tmp_path, recipe_for({"overlap": 0, "fragments": 2}, rounds=6), book))
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,9 @@ def withdraw(peer: Peer) -> None:
 
 
 def postpone(peer: Peer) -> None:
-    """Ask for no role until `seek_role`: whether this computer can take part is not known yet."""
-    peer.participation.admission.postponed = True
+    """Ask for no role until `seek_role`: whether this computer can take part is not known yet. Not for a member."""
+    members = peer.history.head_body.members if peer.history is not None else ()
+    peer.participation.admission.postponed = all(m.peer != peer.me for m in members)
 
 
 def seek_role(peer: Peer, now: Seconds) -> list[Effect]:

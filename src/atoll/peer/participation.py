@@ -182,6 +182,8 @@ class RunParticipationMachine:
         self.unknown_key = mine is not None and mine.vote_key != self.notary.signer.vote_key
         ground = self.known.ground_after(head, parent, self.run_time(now))
         plan = ground.plan
+        if self.prefetch.parts.round != plan.round:
+            self.prefetch.drop()
         env = RoundEnvironment(
             gone=self.known.mute,
             unheard=self.heartbeat.is_silent_only,
@@ -211,7 +213,7 @@ class RunParticipationMachine:
         current = self.round  # a round may close inside its own first event
         if current is None or current.plan.round != round:
             return []
-        return current.accept_vertex(vertex, self.run_time(now), self.prefetch.take(round))
+        return current.accept_vertex(vertex, self.run_time(now), self.prefetch.take())
 
     def to_round(self, event: Event, now: Seconds) -> list[Effect]:
         if self.round is None:
@@ -250,14 +252,18 @@ class RunParticipationMachine:
     def _request_next_parts(self, now: Seconds) -> list[Effect]:
         """Request the next round's parts, if its vertex is here while the state of this round is made."""
         current, history = self.round, self.known.history
-        if current is None or not (current.ground.has_pieces and current.makes_final_state):
+        if current is None or not (current.ground.has_pieces and current.makes_final_state) or self.leaving:
             return []
-        round, body = current.plan.round + 1, history.bodies.get(current.plan.round + 1)
-        if body is None or round <= self.prefetch.parts.round:
+        round = current.plan.round
+        head, parent, body = history.ids.get(round), history.bodies.get(round), history.bodies.get(round + 1)
+        if head is None or parent is None or body is None or round < self.prefetch.parts.round:
             return []
-        plan = plan_after(self.settings, history.ids[round - 1], history.bodies[round - 1])
+        if amend_of(body) is not None or self.regain.is_shorter(history, self.at):
+            return []  # the run goes back, or this peer fetches a state
+        plan = plan_after(self.settings, head, parent)
         sources = dict.fromkeys([body.proposer, *plan.committee])
         holders = [p for p in sources if p != self.me and p in self.linked and not self.known.mute(p)]
+        self.old_parts.keep_only(round)  # in memory there are two rounds at most; other members serve older ones
         return self.prefetch.request(plan, body, holders, self.run_time(now))
 
     def _arrange_old_parts(self, share: UpdateSharingBegan) -> list[Effect]:
@@ -298,6 +304,7 @@ class RunParticipationMachine:
     def _leave_round(self, vertex: Vertex | None) -> None:
         """Abandon the round, as its state is made elsewhere; `vertex` closed it, if available."""
         current, self.round = self.round, None
+        self.prefetch.drop()
         self.regain.left = left = current.settlement_on_leave(vertex) if current is not None else None
         if current is None or left is None:
             return

@@ -97,7 +97,8 @@ def why_paused(host: Any, may_recover: bool, has_authority: bool) -> str | None:
     if text is None:
         return None
     body = machine.history.head_body
-    if any(operator_commands.was_linked(machine, m.peer) for m in body.members if m.peer != host.me):
+    others = [m.peer for m in body.members if m.peer != host.me]
+    if there.anew or not others or any(operator_commands.was_linked(machine, peer) for peer in others):
         return text
     rounds = settings_after(machine.settings, body).rounds
     return unanswered_text(body.trained, rounds, recover if may_recover else "")

@@ -73,7 +73,7 @@ from atoll.protocol.allreduce.cross_check import CommitmentsDiffer, FalseOwnerRe
 from atoll.protocol.allreduce.engine import AllReduce
 from atoll.protocol.allreduce.events import PartResultAccepted, PartsReduced, RowDecodeFailed
 from atoll.protocol.allreduce.validation import check_answer
-from atoll.wire.codec import decode_body, decode_statement, encode
+from atoll.wire.codec import decode_body, decode_statement, encode, statement_in
 from atoll.wire.envelope import StatementSigner
 from atoll.wire.messages.history import VerticesResponse
 from atoll.wire.messages.round import (
@@ -203,10 +203,10 @@ class RoundMachine:
                 return self.sharing.receive(sender, message, event, now)
 
     def _has_requested(self, said: SignedStatement) -> bool:
-        """True if the part of this result is in the decided vertex and was requested."""
+        """True if the round is decided, and the part of this result is here or was requested."""
         if self.final is None or not self.ground.has_pieces:
             return False
-        result = decode_statement(said.body, said.signer)
+        result = statement_in(said)
         return isinstance(result, OwnerResult) and self.parts.has_requested(result.digest)
 
     def _spread(self, effects: list[Effect], now: Seconds) -> list[Effect]:

@@ -3,7 +3,7 @@
 Only for a member that follows rounds that others closed, where parts are large. One round ahead at most.
 Invariants:
 - Each part is requested once here; the round goes on from there, and repeats requests.
-- Only parts that the next vertex names are taken.
+- Only parts that the next vertex names are taken: one round's at most are in memory here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ class PartPrefetch:
         self.pace.took(now - self.parts.coming.pop(payload.digest).last_at)
         return True
 
-    def take(self, round: int) -> PrefetchedParts:
+    def take(self) -> PrefetchedParts:
         """What was requested for the round that begins."""
-        found, self.parts = self.parts, PrefetchedParts(self.parts.round)
-        return found if found.round == round else PrefetchedParts(round)
+        found = self.parts
+        self.drop()
+        return found
+
+    def drop(self) -> None:
+        """Forget the parts: the peer goes on elsewhere."""
+        self.parts = PrefetchedParts(self.parts.round)

@@ -36,6 +36,7 @@ REQUEST_MAX = 64 * 1024  # bytes of one request
 REPLY_MAX = 16 * 2**20  # bytes of one reply: a run of 4096 members fits
 PATH_MAX = 100  # bytes of a socket's path; Linux allows 107, macOS 103
 ASK_S = 120.0  # an evaluation on a slow computer takes this long
+CONNECT_S = 1.0  # to a peer of this computer: a listener answers at once
 LOOKED_AT_MAX = 256  # folders beside a wrong one that are searched for a running peer
 DEAD_S = 60.0  # age from which a socket without a listener belongs to a killed peer
 
@@ -216,6 +217,7 @@ def is_running(folder: Path) -> bool:
     """True if a peer of this user listens in `folder`; a killed peer leaves its `door` behind."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(CONNECT_S)
             line.connect((folder / "door").read_text().strip())
     except (OSError, ValueError):
         return False
@@ -223,14 +225,13 @@ def is_running(folder: Path) -> bool:
 
 
 def no_peer_here(folder: Path) -> NetworkError:
-    with suppress(OSError):
-        if is_in_use(folder):
-            return NetworkError(
-                "E-DOOR-01",
-                f"the peer in {folder} does not answer",
-                cause="it is starting or ending at this moment",
-                fix="run the command again in some seconds",
-            )
+    if is_in_use(folder):
+        return NetworkError(
+            "E-DOOR-01",
+            f"the peer in {folder} does not answer",
+            cause="it is starting or ending at this moment",
+            fix="run the command again in some seconds",
+        )
     if near := _running_beside(folder):
         return NetworkError(
             "E-DOOR-01",
@@ -255,7 +256,13 @@ def _running_beside(folder: Path) -> str:
     places = [folder.parent]
     with suppress(OSError):
         places += sorted(islice(folder.parent.iterdir(), LOOKED_AT_MAX))
-    return ", or ".join(str(place) for place in places if (place / "door").is_file() and is_running(place))
+    return ", or ".join(str(place) for place in places if _is_own_peer(place))
+
+
+def _is_own_peer(place: Path) -> bool:
+    with suppress(OSError):  # of another user, who may forbid to look
+        return (place / "door").stat().st_uid == os.getuid() and is_running(place)
+    return False
 
 
 def door_path(folder: Path) -> Path:

@@ -150,7 +150,7 @@ def is_in_use(folder: Path) -> bool:
     """True while another process holds this folder. Must not be called for a folder of this process."""
     try:
         handle = os.open(folder / "lock", os.O_RDWR)
-    except FileNotFoundError:
+    except OSError:  # none, or one of another user or disk that only reads
         return False
     try:
         os.lockf(handle, os.F_TEST, 0)

@@ -142,6 +142,10 @@ class LocalUpdateState:
         if written.sent is not None and mapped.sent is not None and self.update is written.sent.update:
             self.update = mapped.sent.update
 
+    def restore_feedback(self, memory_F: Tensor | None) -> None:
+        """Go on with the error feedback of an earlier process, whose precision may have been another one."""
+        self.memory_F = memory_F.to(self.kept_as) if memory_F is not None else None
+
     def restore_sent(self, update: EncodedUpdate, up: tuple[Codec, ...]) -> None:
         """Restore an update that an earlier process sent and that the next vertex counts."""
         self.update, self.up, self._steps = update, up, 0

@@ -406,8 +406,7 @@ class TrainingWorker:
     ) -> None:
         """Begin an audited round: from the anchor, with the moments and error feedback that vertices prescribe.
 
-        They are those before the own round if it does not count, those after it if it does, else fresh. After a
-        rollback they are fresh too: an auditor treats it as a crash.
+        Those before the own round if it does not count, those after it if it does, else fresh, as after a rollback.
         """
         if counts or before is not None:
             await self.mine.settle(work, self._learning_in(work.round), self.head)
@@ -433,7 +432,8 @@ class TrainingWorker:
             kept = self._still_kept(on_disk, work.state, state)
         self.agreed.name, self.agreed.round = work.state, work.round
         self._begin_afresh(state, kept)
-        self.mine.memory_F, self.live.inner = private.memory_F, private.inner or self._inherited(state)
+        self.mine.restore_feedback(private.memory_F)
+        self.live.inner = private.inner or self._inherited(state)
         self.away.held, self.agreed.vertex = self.away.held or private.late, work.vertex
         if self.auditing is not None:
             self.auditing.remember(private.claim)
