@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as changed
 
 from atoll.base.limits import MIB
 from atoll.base.machine import Broadcast, Effect, Send
-from atoll.peer.events import AgreedStateMissing, RoundClosed
+from atoll.peer.events import AgreedStateMissing, RoundClosed, StateDownloadBegan
 from atoll.peer.settings import PIECES_BY_SIZE, RunSettings
 from atoll.peer.tasks import AdvanceState, RestoreState
 from atoll.policy.capability_terms import SumCheckTerms
@@ -167,28 +168,34 @@ def test_no_round_waits_for_a_newcomer_that_is_still_behind():
     assert [standing for _, standing in took[-3:]] == ["observer", "new", "counted"]
 
 
-def test_a_newcomer_gets_the_parts_of_the_next_round_while_it_makes_the_state_of_this_one():
-    """Its link needs 16 s for the parts of a round, its disk 5 s for a state: it once followed in 21 s, not 16."""
+def newcomer_behind(waits: dict[type, float]) -> tuple[VirtualSwarm, Any]:
+    """A swarm and the node of a member that comes in the middle; its link needs 16 s for the parts of a round.
+
+    `waits`: seconds of its tasks.
+    """
     run = RunSettings(
         open_to_all=True, round=RoundSettings(20, first_train_s=60), update_bytes=80 * MIB, pieces=PIECES_BY_SIZE
     )
-    swarm = VirtualSwarm(
-        1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), WorkerKnobs(1.0, update_bytes=20_000_000), run=run)
-    )
+    island = WorkerKnobs(1.0, update_bytes=20_000_000, state_bytes=160_000_000)
+    swarm = VirtualSwarm(1, SwarmKnobs(2, NetworkKnobs(0.002, 0.004), island, run=run))
     far, world = peer_name(3), swarm.world
-    closed, came = list[float](), list[bytes]()
-    world.watchers.append(
-        lambda now, node, fact: closed.append(now) if isinstance(fact, RoundClosed) and node.name == far else None
-    )
     world.run(200)
-    began = world.now
     world.network.downlink_bytes_s[far] = world.network.uplink_bytes_s[far] = 1.25e6
     swarm.join(3, via=peer_name(0))
     node = world.nodes[far]
     takes_s = node.island.takes_s
-    waits = {RestoreState: 110.0, AdvanceState: 5.0}
     node.island.takes_s = lambda work: waits.get(type(work)) or takes_s(work)
-    world.run(began + 0.02)
+    world.run(world.now + 0.02)
+    return swarm, node
+
+
+def test_a_newcomer_gets_the_parts_of_the_next_round_while_it_makes_the_state_of_this_one():
+    """Its link needs 16 s for the parts of a round, its disk 5 s for a state: it once followed in 21 s, not 16."""
+    swarm, node = newcomer_behind({RestoreState: 110.0, AdvanceState: 5.0})
+    closed, came = list[float](), list[bytes]()
+    swarm.world.watchers.append(
+        lambda now, at, fact: closed.append(now) if isinstance(fact, RoundClosed) and at is node else None
+    )
     handle = node.machine.handle
 
     def counted(event, now):
@@ -197,10 +204,26 @@ def test_a_newcomer_gets_the_parts_of_the_next_round_while_it_makes_the_state_of
         return handle(event, now)
 
     node.machine.handle = counted
-    world.run(began + 440)
+    swarm.world.run(swarm.world.now + 440)
     followed = [end - begin for begin, end in pairwise(closed)]
     assert len(followed) > 10 and median(followed) < 17
     assert len(came) == len(set(came)) > 300
+
+
+def test_a_newcomer_that_fetches_a_newer_state_drops_the_parts_that_it_requested_ahead():
+    """Its disk stalls over one state. The parts once stayed in memory, and their pace spoiled later waits."""
+    waits = {RestoreState: 110.0, AdvanceState: 5.0}
+    (swarm, node), fetched = newcomer_behind(waits), list[StateDownloadBegan]()
+    swarm.world.run(swarm.world.now + 200)
+    swarm.world.watchers.append(
+        lambda _now, at, fact: fetched.append(fact) if isinstance(fact, StateDownloadBegan) and at is node else None
+    )
+    waits[AdvanceState] = 1000.0
+    ahead = node.machine.participation.prefetch
+    swarm.world.run(swarm.world.now + 60)
+    assert ahead.parts.here and not fetched
+    swarm.world.run(swarm.world.now + 900, stop=lambda: bool(fetched))
+    assert fetched and not ahead.parts.here and not ahead.parts.coming
 
 
 NO_CLOCK = RoundSettings(inner_steps=1, first_train_s=1e8, train_max_s=1e8, owner_s=60)  # as a group's
