@@ -25,7 +25,7 @@ from atoll.training.data import (
 )
 from atoll.training.data.images import ImageDataset
 from atoll.training.data.order import permute, places
-from atoll.training.data.text import TextDataset
+from atoll.training.data.text import TextDataset, load_text
 from atoll.training.exchange.tensorfile import dump
 
 T = 8
@@ -35,6 +35,16 @@ def numbered(windows: int) -> TextDataset:
     """Tokens that are their own positions, so that a window says where it was cut."""
     tokens = np.arange((windows + 1) * T + 1, dtype=np.int32)
     return TextDataset(tokens, tokens[: 4 * T])
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    """A picture once trained as text. Text in any 8-bit encoding is text."""
+    picture, words = tmp_path / "big.png", tmp_path / "words.txt"
+    picture.write_bytes(np.random.default_rng(0).bytes(20_000))
+    with pytest.raises(ValueError, match=r"big\.png is no text"):
+        load_text(picture)
+    words.write_bytes("Слово за словом\n".encode("cp1251") * 1000)
+    assert len(load_text(words).train) > 10_000
 
 
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**63))

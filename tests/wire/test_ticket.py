@@ -141,7 +141,7 @@ def test_a_mistyped_letter_is_called_so():
         neighbour = "A" if text[at] != "A" else "B"
         for letters in (neighbour, "1", "é"):
             assert code_of(text[:at] + letters + text[at + 1 :]) == "E-TKT-03", at
-    assert code_of(text + "A" * 8) == "E-TKT-03"
+    assert {code_of(text + "A" * more) for more in range(1, 9)} == {"E-TKT-03"}
     for at in range(len("ATOLL1:"), begin):
         assert code_of(text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :]) in ("E-TKT-02", "E-TKT-03")
 

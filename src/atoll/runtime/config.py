@@ -545,7 +545,8 @@ def _read(path: Path) -> dict[str, Any]:
             "E-CFG-09", f"cannot read {path}: {why.strerror}", fix="atoll init run.toml writes one"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
-        raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix="correct that line") from None
+        fix = 'correct that line; text stands in quotes: name = "ada"'
+        raise UsageError("E-CFG-09", f"{path} is not TOML: {why}", fix=fix) from None
 
 
 def _put_all(tree: dict[str, Any], sets: Sequence[str], option: str = "") -> None:

@@ -198,7 +198,10 @@ def _decode_letters(letters: str) -> bytes:
     wrong = sorted(set(letters) - set("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))
     if wrong:
         raise _typo_error(f"{wrong[0]!r} is not a letter of tickets")
-    if len(letters) % 8 in (1, 3, 6):
+    if len(letters) % 8 in (1, 3, 6):  # numbers that no bytes have
+        expected = int.from_bytes(base64.b32decode(letters[:8])[:_LENGTH_BYTES], "big") if len(letters) > 8 else 0
+        if 0 < expected * 8 < len(letters) * 5:
+            raise _typo_error("letters were added to it")
         raise _truncated_error("its number of letters is impossible")
     return base64.b32decode(letters + "=" * (-len(letters) % 8))
 

@@ -96,7 +96,7 @@ def test_questions_are_asked_until_the_answer_is_one(
         (["--link", "20"], "E-ARG-17"),
         (["--trust", "comunity"], "E-ARG-17"),
         (["--model", "cnn-mnist"], "E-ARG-17"),
-        (["--machines", "3", "--trust", "open"], "E-CFG-11"),
+        (["--machines", "3", "--trust", "open"], "E-ARG-17"),
     ],
 )
 def test_answers_that_found_no_run_write_no_file(words: list[str], code: str, tmp_path: Path):
@@ -121,6 +121,12 @@ def test_every_trust_gets_a_run_that_can_be_founded(trust: str, link: str, tmp_p
     """As `atoll up` would check it; where tickets admit one, more of them are asked for."""
     told = answer_of("quickstart", tmp_path / "run.toml", "--machines", "6", "--trust", trust, "--link", link)
     assert ("atoll invite" in [line for _, line in told["commands"]]) == (trust != "private")
+
+
+def test_trust_that_the_machines_cannot_have_is_refused_at_its_question(tmp_path: Path):
+    """It was refused after the last answer, and all answers were lost."""
+    done = atoll("quickstart", tmp_path / "run.toml", "--machines", "2", "--trust", "community")
+    assert done.returncode == 2 and "E-ARG-17 --trust community: community needs 4 machines" in done.stderr
 
 
 def test_links():
@@ -154,4 +160,4 @@ def test_a_computer_without_room_is_named_before_joining(tmp_path: Path, monkeyp
 
 def test_the_questions_have_an_option_each():
     assert [question.option for question in module.questions()] == [*module.RunAnswers._fields]
-    assert all(question.check(question.usual) is not None for question in module.questions())
+    assert all(question.check(question.usual, {"machines": 2}) is not None for question in module.questions())

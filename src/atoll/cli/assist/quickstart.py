@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,6 +20,7 @@ from atoll.base.units import counted_text, parse_rate_bytes_s
 from atoll.cli.say import AsJson, folder_of, say, say_json
 
 PORT = 7071
+LIARS_FROM = 4  # machines among which one may lie
 NEAR = ("local", "lan")  # answers about links that are no rate
 FAST_BYTES_S = 12.5e6  # from 100 Mbit/s on the plain recipe waits little
 
@@ -42,12 +43,15 @@ class RunLength(NamedTuple):
 
 
 class SetupQuestion(NamedTuple):
-    """One question: its option, its text, the usual answer, and a check that returns the value or raises."""
+    """One question: its option, its text, the usual answer, and a check that returns the value or raises.
+
+    The check gets the answer and those before it.
+    """
 
     option: str
     text: str
     usual: str
-    check: Callable[[str], Any]
+    check: Callable[[str, Mapping[str, Any]], Any]
 
 
 def quickstart(
@@ -75,7 +79,10 @@ def quickstart(
         )
     given = {"machines": machines, "trust": trust, "model": model, "data": data, "link": link}
     asks = sys.stdin.isatty() and not json
-    answers = RunAnswers(**{q.option: _answer(q, given[q.option], asks) for q in questions()})
+    found = dict[str, Any]()
+    for question in questions():
+        found[question.option] = _answer(question, given[question.option], asks, found)
+    answers = RunAnswers(**found)
     length = _length_of(run_toml(answers), file)
     text = run_toml(answers, length)
     try:
@@ -126,11 +133,11 @@ def questions() -> tuple[SetupQuestion, ...]:
     )
 
 
-def _answer(question: SetupQuestion, given: str, asks: bool) -> Any:
+def _answer(question: SetupQuestion, given: str, asks: bool, before: Mapping[str, Any]) -> Any:
     """The checked answer: as given, else asked for until it is valid, else the usual one."""
     if given or not asks:
         try:
-            return question.check(given or question.usual)
+            return question.check(given or question.usual, before)
         except ValueError as why:
             fix = f"--{question.option} {question.usual}"
             raise UsageError("E-ARG-17", f"--{question.option} {given}: {why}", fix=fix) from None
@@ -141,7 +148,7 @@ def _answer(question: SetupQuestion, given: str, asks: bool) -> Any:
         except EOFError:
             raise KeyboardInterrupt from None
         try:
-            value = question.check(said)
+            value = question.check(said, before)
         except ValueError as why:
             say(f"  {why}")
         else:
@@ -149,28 +156,30 @@ def _answer(question: SetupQuestion, given: str, asks: bool) -> Any:
             return value
 
 
-def _machines(text: str) -> int:
+def _machines(text: str, before: Mapping[str, Any]) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= PEERS_MAX:
         raise ValueError(f"{text!r} is not a number of machines from 1 to {PEERS_MAX}")
     return int(text)
 
 
-def _trust(text: str) -> str:
+def _trust(text: str, before: Mapping[str, Any]) -> str:
     from atoll.policy.presets import PRESETS
 
     if text not in PRESETS:
         raise ValueError(f"{text!r} is none of {', '.join(PRESETS)}")
+    if text != "private" and before["machines"] < LIARS_FROM:
+        raise ValueError(f"{text} needs {LIARS_FROM} machines at least, and {before['machines']} were named")
     return text
 
 
-def _model(text: str) -> str:
+def _model(text: str, before: Mapping[str, Any]) -> str:
     from atoll.training.models import spec_of
 
     spec_of(text)
     return text
 
 
-def _data(text: str) -> str:
+def _data(text: str, before: Mapping[str, Any]) -> str:
     if text == "stdlib":
         return text
     path = Path(text).expanduser()
@@ -179,7 +188,7 @@ def _data(text: str) -> str:
     return str(path.resolve())
 
 
-def _link(text: str) -> str:
+def _link(text: str, before: Mapping[str, Any]) -> str:
     if text not in NEAR:
         parse_rate_bytes_s(text)
     return text

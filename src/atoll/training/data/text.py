@@ -24,6 +24,8 @@ from atoll.training.data.order import mix, places
 NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 VALIDATION_SHARE = 13 / 256  # share of files, by the first byte of the hash of their name
 BLOCK = 4096  # bytes; a single file is split by blocks of this size
+LOOKED_AT_BYTES = 2**16  # of a file, whether it is text
+CONTROL_SHARE_MAX = 0.02  # random bytes have 0.09, a picture 0.05, UTF-16 0.5, text in 8-bit encodings none
 NUMBERED = (".npy", ".bin")  # files of token numbers
 TEXT_SUFFIXES = {".txt", ".md", ".py", ".rst", ".json", ".jsonl", ".csv", ".html", ".xml", ".tex", ".c", ".h"}
 
@@ -57,7 +59,16 @@ def load_text(path: Path) -> TextDataset:
         return split_by_block(_bytes_array(b"\0".join(file.read_bytes() for file in files.values())))
     if path.suffix in NUMBERED:
         return _mapped(path)
-    return split_by_block(_bytes_array(path.read_bytes()))
+    data = _bytes_array(path.read_bytes())
+    if _control_share(data[:LOOKED_AT_BYTES]) > CONTROL_SHARE_MAX:
+        raise ValueError(f"{path} is no text: it has bytes that no text has. Token numbers are .npy or .bin files")
+    return split_by_block(data)
+
+
+def _control_share(data: np.ndarray) -> float:
+    """Share of control characters other than white space, which hardly occur in text of any 8-bit encoding."""
+    controls = (data < 32) & ((data < 8) | (data > 13)) & (data != 27)
+    return float(controls.mean()) if len(data) else 0.0
 
 
 def text_files(folder: Path) -> dict[str, Path]:
