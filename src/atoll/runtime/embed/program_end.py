@@ -49,8 +49,12 @@ def _print_end(kind: type[BaseException], why: BaseException, trace: TracebackTy
     if not text:
         return
     frames = extract_tb(trace)
-    place = next((one for one in reversed(frames) if not one.filename.startswith(LIBRARIES)), None)
+    place = next((one for one in reversed(frames) if not _is_of_library(one.filename)), None)
     sys.stderr.write(printable(text) + (f"\n  at {_place_text(place)}" if place else "") + "\n")
+
+
+def _is_of_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _print_traceback(kind: type[BaseException], why: BaseException, trace: TracebackType | None) -> None:
