@@ -1,11 +1,15 @@
 """`atoll.local`: many processes of one script on this computer, none of which outlives the call."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import atoll
+from atoll.runtime.local_swarm import _exclusive
 from atoll.runtime.network.addresses import LOOPBACK
+from atoll.runtime.storage.ownership import safe_folder
 
 BROKEN = """
 import os, sys
@@ -68,6 +72,28 @@ def test_the_error_of_a_function_names_its_exception(tmp_path: Path):
     with pytest.raises(atoll.RunFailedError, match="E-LOC-02") as failed:
         atoll.local(work, peers=2, folder=tmp_path / "swarm")
     assert failed.value.cause == "peer-1 ended with ValueError: no such data"
+
+
+def test_a_second_call_in_a_folder_in_use_is_refused_before_it_writes_anything(tmp_path: Path):
+    """It once overwrote the function and the results of the first one."""
+
+    def work():
+        raise AssertionError
+
+    swarm = tmp_path / "swarm"
+    safe_folder(swarm)
+    holder = f"from pathlib import Path; from atoll.runtime.local_swarm import _exclusive; p = Path({str(swarm)!r})"
+    holder += "\nwith _exclusive(p): print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n"
+        with pytest.raises(atoll.UsageError, match=r"E-DIR-01 .*swarm") as refused:
+            atoll.local(work, peers=2, folder=swarm)
+        other.communicate(b"\n")
+    assert "atoll.local" in (refused.value.cause or "") and not (swarm / "function.pickle").exists()
+    with _exclusive(swarm), pytest.raises(atoll.UsageError, match="E-DIR-01"):  # a thread of this process
+        atoll.local(work, peers=2, folder=tmp_path / "here" / ".." / "swarm")
+    with _exclusive(swarm):
+        pass
 
 
 def test_requests_that_make_no_swarm_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -5,6 +5,7 @@ found the run and the others join it. A function runs in processes of its own as
 
 Invariants:
 - No process outlives the call.
+- One call at a time uses a folder.
 - A script that fails before the run has begun ends the others, which would wait for it forever. Later they go on
   without it, as members of any run do.
 - The output of the scripts is not read.
@@ -17,8 +18,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from atoll.runtime.event_log import RunStatus, entries_in
 from atoll.runtime.local_function import forget_failures, read_failure, read_result, write_call
 from atoll.runtime.local_progress import SwarmProgress
 from atoll.runtime.storage.atomic_files import unusable
-from atoll.runtime.storage.ownership import safe_folder
+from atoll.runtime.storage.ownership import lock_folder, safe_folder
 
 CALL, RESULT = "function.pickle", "result-{}.pickle"  # files in the folder of a swarm
 CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
@@ -37,6 +38,7 @@ LOOK_S = 0.1
 TICKET_S = 120.0  # seconds for the founder to import and open its control socket on a busy computer
 STAY_AFTER_S = 10.0  # seconds after a process has ended, in which its peer stayed for those that were connected
 END_S = 15.0  # seconds for a process to end after the signal
+_mine: set[Path] = set()  # folders of this process's calls; its second lock on one would succeed
 
 Child = subprocess.Popen[bytes]
 
@@ -66,6 +68,37 @@ def local(
         safe_folder(base, CHOOSE)
     except (OSError, ValueError) as why:
         raise unusable(base, why, CHOOSE) from None
+    with _exclusive(base):
+        return _run_in(base, script, arguments, peers)
+
+
+@contextmanager
+def _exclusive(base: Path) -> Iterator[None]:
+    """Hold the folder. UsageError while another call uses it: both would write the same call and results."""
+    in_use = UsageError(
+        "E-DIR-01",
+        f"another Atoll process is using {base}",
+        cause="another atoll.local is running in this folder, and its results would be overwritten",
+        fix=f"call again once it has ended; or {CHOOSE}",
+    )
+    place = base.resolve()
+    if place in _mine:
+        raise in_use
+    try:
+        handle = lock_folder(base, in_use)
+    except OSError as why:
+        raise unusable(base, why, CHOOSE) from None
+    _mine.add(place)
+    try:
+        yield
+    finally:
+        _mine.remove(place)
+        os.close(handle)
+
+
+def _run_in(
+    base: Path, script: str | Path | Callable[..., Any], arguments: Sequence[str], peers: int
+) -> list[Any]:
     founder = base / "peer-1"
     commands = _commands(script, arguments, base, peers)
     children: list[Child] = []
