@@ -1,11 +1,18 @@
 """`atoll.local`: many processes of one script on this computer, none of which outlives the call."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import atoll
+from atoll.runtime.local_progress import SwarmProgress
+from atoll.runtime.local_swarm import _exclusive
 from atoll.runtime.network.addresses import LOOPBACK
+from atoll.runtime.storage.ownership import safe_folder
 
 BROKEN = """
 import os, sys
@@ -63,11 +70,58 @@ def test_the_error_of_a_function_names_its_exception(tmp_path: Path):
     """A notebook may not show what its processes print."""
 
     def work():
-        raise ValueError("no such data")
+        raise ValueError("no such data\nlook elsewhere")
 
     with pytest.raises(atoll.RunFailedError, match="E-LOC-02") as failed:
         atoll.local(work, peers=2, folder=tmp_path / "swarm")
     assert failed.value.cause == "peer-1 ended with ValueError: no such data"
+    assert failed.value.fix.startswith("mend")
+    with pytest.raises(atoll.RunFailedError, match="E-LOC-02") as failed:
+        atoll.local(lambda: None, peers=2, folder=tmp_path / "swarm")
+    assert "atoll.join(or_found=" in failed.value.fix
+
+
+def test_ctrl_c_while_processes_import_prints_how_to_go_on_and_no_traceback(tmp_path: Path):
+    """A terminal sends it to all processes of its group. Each of them once printed a traceback."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nos.write(1, b'importing')\nsignal.pause()\n")
+    words = [sys.executable, "-c", "import atoll, sys; atoll.local(sys.argv[1], folder=sys.argv[2])"]
+    words += [str(script), str(tmp_path / "swarm")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, process_group=0) as swarm:
+        assert swarm.stdout is not None and swarm.stdout.read(9) == b"importing"
+        os.killpg(swarm.pid, signal.SIGINT)
+        _, told = swarm.communicate(timeout=60)
+    assert b"stopped by Ctrl-C" in told and b"Traceback" not in told, told
+
+
+def test_the_bar_reports_the_start_before_the_first_round(tmp_path: Path):
+    bar = SwarmProgress(tmp_path / "facts.jsonl", 3)
+    bar.update()
+    assert [task.fields["rounds"] for task in bar._bar.tasks] == ["starting 3 processes"]
+    bar.close()
+
+
+def test_a_second_call_in_a_folder_in_use_is_refused_before_it_writes_anything(tmp_path: Path):
+    """It once overwrote the function and the results of the first one."""
+
+    def work():
+        raise AssertionError
+
+    swarm = tmp_path / "swarm"
+    safe_folder(swarm)
+    holder = f"from pathlib import Path; from atoll.runtime.local_swarm import _exclusive; p = Path({str(swarm)!r})"
+    holder += "\nwith _exclusive(p): print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n"
+        with pytest.raises(atoll.UsageError, match=r"E-DIR-01 .*swarm") as refused:
+            atoll.local(work, peers=2, folder=swarm)
+        other.communicate(b"\n")
+    assert "atoll.local" in (refused.value.cause or "") and not (swarm / "function.pickle").exists()
+    with _exclusive(swarm), pytest.raises(atoll.UsageError, match="E-DIR-01"):  # a thread of this process
+        atoll.local(work, peers=2, folder=tmp_path / "here" / ".." / "swarm")
+    with _exclusive(swarm):
+        pass
 
 
 def test_requests_that_make_no_swarm_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

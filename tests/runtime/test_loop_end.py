@@ -27,7 +27,7 @@ from atoll.cli.status import export
 from atoll.cli.status import peers as show_members
 from atoll.cli.stored.run import stored_status
 from atoll.peer.events import GenesisKnown
-from atoll.runtime.embed import peer_process
+from atoll.runtime.embed import peer_process, run_end
 from atoll.runtime.embed.after_end import PostRunStepHook
 from atoll.runtime.embed.loop_log import LOOP_KILLED, messages_of
 from atoll.runtime.embed.python_fix import in_python
@@ -140,7 +140,7 @@ def test_a_loop_is_told_once_that_its_run_is_over_and_its_folder_holds_the_model
 
 
 def test_a_loop_knows_the_members_once_it_is_attached_and_the_last_figures_of_a_finished_run(
-    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, peers_in_threads: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     """Two loops train to the end. Then each program runs again, as its user would, and trains nothing."""
 
@@ -160,6 +160,7 @@ def test_a_loop_knows_the_members_once_it_is_attached_and_the_last_figures_of_a_
         ends.append(pool.submit(whole, atoll.join(founder.ticket, folder=tmp_path / "two")))
         begins, members, losses = zip(*(end.result() for end in ends), strict=True)
     assert begins == members == (2, 2) and losses[0] == losses[1] > 0
+    monkeypatch.setattr(run_end, "LINGER_S", 0.0)
     for again in (atoll.found(folder=tmp_path / "one"), atoll.join(founder.ticket, folder=tmp_path / "two")):
         caplog.clear()
         assert whole(again) == (2, 2, losses[0]) and again.trained == 2
@@ -274,6 +275,34 @@ def test_a_member_that_is_still_catching_up_when_the_run_ends_gets_its_end(
             joining.join(60)
             closing.join(60)
             assert not joining.is_alive() and other.trained == 6
+    assert equal(values(first[0]), values(second[0]))
+
+
+def test_a_finished_program_that_starts_again_gives_the_end_to_a_member_that_is_behind(
+    tmp_path: Path, peers_in_threads: None, monkeypatch: pytest.MonkeyPatch
+):
+    """The member left after the first round. It once waited, as the finished program ended before they had met."""
+    monkeypatch.setattr(run_end, "LINGER_S", 60.0)  # on a busy computer; it ends once the member has the end
+    first, second = small_loop(), small_loop()
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    def trains(run: atoll.Run, loop: tuple[nn.Module, torch.optim.Optimizer], rounds: int) -> int:
+        with run:
+            run.attach(*loop)
+            while not run.done and run.trained < rounds:
+                step(*loop, run)
+            return run.trained
+
+    founder = atoll.found(folder=one, start_peers=2, rounds=4, inner_steps=2)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(trains, founder, first, 4)
+        while not founder.ticket and not whole.done():
+            wait([whole], 0.02)
+        assert trains(atoll.join(founder.ticket, folder=two), second, 1) == 1
+        assert whole.result(60) == 4
+        behind = pool.submit(trains, atoll.join(founder.ticket, folder=two), second, 4)
+        assert trains(atoll.found(folder=one), small_loop(), 4) == 4
+        assert behind.result(60) == 4
     assert equal(values(first[0]), values(second[0]))
 
 

@@ -132,6 +132,8 @@ def test_a_paused_run_says_who_is_missed_and_what_helps():
         "--stay if the run is over there); if what they had is gone for good: atoll recover; "
         "with 3 members one may be away"
     )
+    missed = paused_text(QuorumAvailability((ada, bob), (bob,), (), 2), str, "majority", "", loops=True)
+    assert missed is not None and "once bob is back (start its program again, or atoll up --stay in its" in missed
     many = tuple(PeerId(f"p{i}") for i in range(20))
     assert paused_text(QuorumAvailability(many, many[:12], (), 11), str.upper, "majority", "") == (
         "paused: 8 of 20 voters are here, 11 are needed; it goes on once 3 of P0, P1, P2, P3, P4, P5 and 6 others "

@@ -38,9 +38,9 @@ def write_call(function: Callable[..., Any], words: Sequence[str], to: Path) -> 
 
 
 def read_failure(path: Path) -> str:
-    """The exception that ended the function, as one line; empty if there was none."""
+    """First line of the exception that ended the function, whose process printed all; empty if there was none."""
     with suppress(OSError):
-        return one_line(path.with_suffix(FAILURE).read_text("utf-8", "replace"))
+        return one_line(path.with_suffix(FAILURE).read_text("utf-8", "replace").partition("\n")[0])
     return ""
 
 
@@ -60,5 +60,5 @@ if __name__ == "__main__":
     try:
         result.write_bytes(cloudpickle().dumps(function(*words)))
     except Exception as why:
-        result.with_suffix(FAILURE).write_text(f"{type(why).__name__}: {why}")
+        result.with_suffix(FAILURE).write_text(f"{type(why).__name__}: {str(why).strip()}")
         raise

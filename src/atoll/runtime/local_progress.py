@@ -14,18 +14,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from atoll.runtime.event_log import RunStatus
 from atoll.runtime.log_follower import LogFollower
 
-COLUMNS = ("{task.completed} of {task.total} rounds", "{task.fields[loss]}")
+COLUMNS = ("{task.fields[rounds]}", "{task.fields[loss]}")
 
 
 class SwarmProgress:
     """The bar; `update` reads what the founder has logged since."""
 
-    def __init__(self, facts: Path) -> None:
+    def __init__(self, facts: Path, peers: int) -> None:
         self._news, self._status = LogFollower(facts), RunStatus()
         console = get_console()
         texts = [TextColumn(text) for text in COLUMNS]
         self._bar = Progress(BarColumn(), *texts, TimeRemainingColumn(), console=console)
-        self._task = self._bar.add_task("", total=None, loss="")
+        self._task = self._bar.add_task("", total=None, rounds=f"starting {peers} processes", loss="")
         self._is_live, self._cell = console.is_terminal, None
         if console.is_jupyter:
             from IPython.display import display  # type: ignore[import-not-found]
@@ -42,7 +42,8 @@ class SwarmProgress:
             return
         loss = "" if self._status.loss is None else f"loss {self._status.loss:.4f}"
         total, trained = self._status.rounds or None, self._status.trained
-        self._bar.update(self._task, total=total, completed=trained, loss=loss)
+        rounds = f"{trained} of {total} rounds" if total else f"{trained} rounds"
+        self._bar.update(self._task, total=total, completed=trained, rounds=rounds, loss=loss)
         if self._cell is not None:
             self._cell.update(self._table())
 

@@ -5,6 +5,8 @@ found the run and the others join it. A function runs in processes of its own as
 
 Invariants:
 - No process outlives the call.
+- One call at a time uses a folder.
+- Ctrl-C reaches this process only, which then ends the others: each of them would print a traceback.
 - A script that fails before the run has begun ends the others, which would wait for it forever. Later they go on
   without it, as members of any run do.
 - The output of the scripts is not read.
@@ -13,12 +15,13 @@ Invariants:
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +32,17 @@ from atoll.runtime.event_log import RunStatus, entries_in
 from atoll.runtime.local_function import forget_failures, read_failure, read_result, write_call
 from atoll.runtime.local_progress import SwarmProgress
 from atoll.runtime.storage.atomic_files import unusable
-from atoll.runtime.storage.ownership import safe_folder
+from atoll.runtime.storage.ownership import lock_folder, safe_folder
 
 CALL, RESULT = "function.pickle", "result-{}.pickle"  # files in the folder of a swarm
 CHOOSE = "choose another one: atoll.local(…, folder='swarm')"
+MEND = "mend the script or function, then call atoll.local again"
+CALLS = "let it call run = atoll.join(or_found={…}), then run.attach(model, optimizer)"
 LOOK_S = 0.1
 TICKET_S = 120.0  # seconds for the founder to import and open its control socket on a busy computer
 STAY_AFTER_S = 10.0  # seconds after a process has ended, in which its peer stayed for those that were connected
 END_S = 15.0  # seconds for a process to end after the signal
+_mine: set[Path] = set()  # folders of this process's calls; its second lock on one would succeed
 
 Child = subprocess.Popen[bytes]
 
@@ -66,6 +72,35 @@ def local(
         safe_folder(base, CHOOSE)
     except (OSError, ValueError) as why:
         raise unusable(base, why, CHOOSE) from None
+    with _exclusive(base):
+        return _run_in(base, script, arguments, peers)
+
+
+@contextmanager
+def _exclusive(base: Path) -> Iterator[None]:
+    """Hold the folder. UsageError while another call uses it: both would write the same call and results."""
+    in_use = UsageError(
+        "E-DIR-01",
+        f"another Atoll process is using {base}",
+        cause="another atoll.local is running in this folder, and its results would be overwritten",
+        fix=f"call again once it has ended; or {CHOOSE}",
+    )
+    place = base.resolve()
+    if place in _mine:
+        raise in_use
+    try:
+        handle = lock_folder(base, in_use)
+    except OSError as why:
+        raise unusable(base, why, CHOOSE) from None
+    _mine.add(place)
+    try:
+        yield
+    finally:
+        _mine.remove(place)
+        os.close(handle)
+
+
+def _run_in(base: Path, script: str | Path | Callable[..., Any], arguments: Sequence[str], peers: int) -> list[Any]:
     founder = base / "peer-1"
     commands = _commands(script, arguments, base, peers)
     children: list[Child] = []
@@ -74,15 +109,15 @@ def local(
         print(
             f"{base} holds a run already, which goes on as it was founded; another folder= begins one", flush=True
         )
-    progress = SwarmProgress(founder / "facts.jsonl")
+    progress = SwarmProgress(founder / "facts.jsonl", peers)
     end_plainly()
     on_interrupt(lambda: f"stopped by Ctrl-C; the same call goes on with the run in {base}")
     try:
         first = {"ATOLL_START_PEERS": str(peers), "ATOLL_TICKET_USES": str(peers)}
-        children.append(_started(commands[0], founder, **first))
+        _start(children, commands[0], founder, **first)
         ticket = _ticket_in(base, children[0])
         for n in range(2, peers + 1):
-            children.append(_started(commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket))
+            _start(children, commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket)
         _wait(children, lambda: _trained(founder) > before, progress, base)
         on_interrupt(None)
     finally:
@@ -108,13 +143,20 @@ def _commands(
     return [[*module, str(base / RESULT.format(n))] for n in range(1, peers + 1)]
 
 
-def _started(words: Sequence[str], folder: Path, output: int | None = None, /, **said: str) -> Child:
+def _start(
+    children: list[Child], words: Sequence[str], folder: Path, output: int | None = None, /, **said: str
+) -> None:
+    """Start a process and add it to `children`. It inherits a blocked SIGINT, also while it imports."""
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
     default = {"ATOLL_QUIET": "1"}  # all would print the same rounds below the bar
     env = default | os.environ | own | said
-    return subprocess.Popen(words, env=env, stdout=output, stderr=output)  # noqa: S603  # the caller's script, no shell
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        children.append(subprocess.Popen(words, env=env, stdout=output, stderr=output))  # noqa: S603  # the caller's script, no shell
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # raises KeyboardInterrupt if Ctrl-C came meanwhile
 
 
 def _cause(base: Path, n: int) -> str:
@@ -141,7 +183,7 @@ def _ticket_in(base: Path, founder: Child) -> str:
         "E-LOC-02",
         "the first process founded no run",
         cause=_cause(base, 1),
-        fix="it calls run = atoll.join(or_found={…}), then run.attach(model, optimizer)",
+        fix=MEND if founder.returncode else CALLS,
     )
 
 
@@ -158,15 +200,15 @@ def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: Sw
             if failed and not begun:
                 raise RunFailedError(
                     "E-LOC-03",
-                    f"the script of peer-{failed[0]} failed before the run had begun; the others were ended",
+                    f"the program of peer-{failed[0]} failed before the run had begun; the others were ended",
                     cause=_cause(base, failed[0]),
-                    fix="mend the script and call atoll.local again",
+                    fix=MEND,
                 )
             if ended := [n for n, child in enumerate(children, 1) if child.poll() == 0]:
                 ended_at = ended_at or time.monotonic()
                 if not server and time.monotonic() - ended_at > STAY_AFTER_S:
                     words = [sys.executable, "-m", "atoll", "up", "--stay", "--dir", str(base / f"peer-{ended[0]}")]
-                    server.append(_started(words, base / f"peer-{ended[0]}", subprocess.DEVNULL))
+                    _start(server, words, base / f"peer-{ended[0]}", subprocess.DEVNULL)
             progress.update()
             time.sleep(LOOK_S)
     finally:

@@ -18,6 +18,7 @@ from atoll.peer.governance.settings_change import settings_after
 from atoll.policy.plan import QuorumAvailability, QuorumRule, quorum
 from atoll.runtime.event_log import NO_ANSWER
 from atoll.runtime.network.dialer import NO_LISTENER
+from atoll.runtime.storage.stored_history import trains_in_loops
 
 JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
 REFUSED_S = 10.0  # the same while each address refuses: no process listens there
@@ -93,7 +94,8 @@ def why_paused(host: Any, may_recover: bool, has_authority: bool) -> str | None:
     machine = host.machine
     there = operator_commands.turnout(machine, host.clock.now())
     recover = "atoll recover" if may_recover else "atoll recover in the founder's folder" if has_authority else ""
-    text = paused_text(there, host.progress.name_of, machine.settings.round.quorum, recover)
+    loops = trains_in_loops(machine.settings.learning)
+    text = paused_text(there, host.progress.name_of, machine.settings.round.quorum, recover, loops)
     if text is None:
         return None
     body = machine.history.head_body
@@ -101,33 +103,49 @@ def why_paused(host: Any, may_recover: bool, has_authority: bool) -> str | None:
     if there.anew or not others or any(operator_commands.was_linked(machine, peer) for peer in others):
         return text
     rounds = settings_after(machine.settings, body).rounds
-    return unanswered_text(body.trained, rounds, recover if may_recover else "")
+    return unanswered_text(body.trained, rounds, recover if may_recover else "", loops)
 
 
-def unanswered_text(trained: int, rounds: int, recover: str) -> str:
-    """What a member reads that came back and has had no link with another one yet."""
+def unanswered_text(trained: int, rounds: int, recover: str, loops: bool = False) -> str:
+    """What a member reads that came back and has had no link with another one yet. `loops`: see `paused_text`."""
     of = f" of {rounds}" if rounds else ""
+    back = (
+        "start its program again, or to run `atoll up --stay` in its folder if the run is over there"
+        if loops
+        else "run `atoll up --stay` in its folder"
+    )
     text = (
         f"{NO_ANSWER}: the run may be over, or paused until members are back; the last agreed round here is "
-        f"{trained}{of}; atoll status and atoll export work here without them; to go on, ask another member to run "
-        "`atoll up --stay` in its folder; this peer keeps trying"
+        f"{trained}{of}; atoll status and atoll export work here without them; to go on, ask another member to "
+        f"{back}; this peer keeps trying"
     )
     return text + (f"; if what they had is gone for good: {recover}" if recover else "")
 
 
 def paused_text(
-    turnout: QuorumAvailability, name_of: Callable[[PeerId], str], rule: QuorumRule, recover: str
+    turnout: QuorumAvailability,
+    name_of: Callable[[PeerId], str],
+    rule: QuorumRule,
+    recover: str,
+    loops: bool = False,
 ) -> str | None:
-    """Why no agreement is possible and what helps, for one member; None if a quorum is here."""
+    """Why no agreement is possible and what helps, for one member; None if a quorum is here.
+
+    `loops`: members train in programs of their own, which `atoll up` cannot start.
+    """
     if turnout.here >= turnout.needed:
         return None
     names, lacking = [name_of(peer) for peer in turnout.absent], turnout.needed - turnout.here
     text = f"paused: {turnout.here} of {len(turnout.voters)} voters are here, {turnout.needed} are needed"
     if len(names) >= lacking:
         some = f"{lacking} of " if lacking < len(names) else ""
-        where = "its folder" if lacking == len(names) == 1 else "their folders"
+        is_one = lacking == len(names) == 1
+        where = "its folder" if is_one else "their folders"
         are = "is" if lacking == 1 else "are"
         back = f"atoll up in {where}, with --stay if the run is over there"
+        if loops:
+            program = "its program" if is_one else "their programs"
+            back = f"start {program} again, or atoll up --stay in {where} if the run is over there"
         text += f"; it goes on once {some}{_listed(names, NAMED_MAX)} {are} back ({back})"
     if anew := [name_of(peer) for peer in turnout.anew]:
         what = "signs with a new key" if len(anew) == 1 else "sign with new keys"

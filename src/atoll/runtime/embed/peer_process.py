@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, AtollError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import Digest, PeerId
+from atoll.base.ids import Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
@@ -40,6 +40,7 @@ from atoll.policy.presets import PRESETS, looked_every
 from atoll.protocol.transfer.download import FetchFailed
 from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
+from atoll.runtime.embed import run_end
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.embed.ignored import ignored_arguments
 from atoll.runtime.embed.loop_log import LOOP_KILLED, LoopLog
@@ -52,7 +53,6 @@ from atoll.runtime.embed.messages import (
     RunFinishedNotice,
     mailbox_room_bytes,
 )
-from atoll.runtime.embed.run_end import see_off
 from atoll.runtime.embed.shared_cores import SharedCoresAdvice
 from atoll.runtime.embed.trust_defaults import forgone, opened_share, rule_of
 from atoll.runtime.peer_folder import MODEL_CONFIG, default_name
@@ -142,6 +142,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
     server = ControlServer(Path(wish.request.folder), handlers_of(host))
     await server.open()
     host.start()
+    ended_before, serves_until = host.has_ended, asyncio.get_running_loop().time() + run_end.LINGER_S
     trainer.send(AttachedPeerIdentity("" if host.has_ended else ticket, host.me, lacks, _ignored(wish, host)))
     joining = asyncio.create_task(_end_if_unreachable(join, end))
     ends = [asyncio.create_task(e.wait()) for e in (over, trainer.ended)]
@@ -158,7 +159,9 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mem
         with suppress(TimeoutError):  # slower members may still need blobs of this one
             await asyncio.wait_for(trainer.ended.wait(), 10.0)
     await server.close()
-    await _leave_run(host, trouble, farewell_of(trainer, trouble))
+    if not ended_before or not trainer.has_detached or trouble:
+        serves_until = 0.0  # the other members had their time at the end of the run, or this program was killed
+    await _leave_run(host, trouble, farewell_of(trainer, trouble), serves_until)
     for one in (reading, joining, *ends):
         one.cancel()
     await asyncio.gather(reading, joining, *ends, return_exceptions=True)
@@ -186,10 +189,10 @@ def farewell_of(trainer: AttachedTrainer, trouble: list[AtollError]) -> str:
     return "its training loop ended" if trainer.has_detached or trouble else LOOP_KILLED
 
 
-async def _leave_run(host: TrainingPeer, trouble: list[AtollError], why: str) -> None:
-    """Stop the peer, with a farewell to a run that is not over."""
+async def _leave_run(host: TrainingPeer, trouble: list[AtollError], why: str, serves_until: Seconds) -> None:
+    """Stop the peer, with a farewell to a run that is not over. `serves_until`: see `run_end.see_off`."""
     if host.machine.over:
-        await see_off(host)
+        await run_end.see_off(host, serves_until)
     fails = bool(trouble) and not isinstance(trouble[0], OtherDataError)  # who reads other data can still leave
     has_left = not (fails or host.machine.over)
     if has_left:

@@ -1,4 +1,7 @@
-"""End of a run at one peer: it stays a moment for linked peers that lack the last round."""
+"""End of a run at one peer: it stays a moment for peers that lack the last round.
+
+After the last round it stays for linked peers only. A peer that came back after the end has few links yet.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,24 @@ LINGER_S = 6.0  # after the last round: three heartbeats, in which a laggard req
 SERVED_S = 1.0  # without a transfer, after the laggards have the last vertex: they have the state as well
 
 
-async def see_off(host: Driver, patience_s: Seconds = LINGER_S) -> None:
-    """Stay while linked peers lack the last vertex, or load the state from here. Returns at once if none does."""
+async def see_off(host: Driver, until: Seconds = 0.0) -> None:
+    """Stay while linked peers lack the last vertex, or load the state from here. Returns at once if none does.
+
+    `until`: time of the event loop until which other members may come back for the end.
+    """
+    now = asyncio.get_running_loop().time
+    await _serve_linked(host)
+    while now() < until and _has_absent(host):
+        await asyncio.sleep(0.05)
+        await _serve_linked(host)
+
+
+async def _serve_linked(host: Driver) -> None:
+    """Stay until linked peers have the end, at most `LINGER_S` seconds."""
     if not _laggards(host):
         return
     now = asyncio.get_running_loop().time
-    end, served, sent = now() + patience_s, now(), host.bytes_out
+    end, served, sent = now() + LINGER_S, now(), host.bytes_out
     while now() < end and (_laggards(host) or now() - served < SERVED_S):
         await asyncio.sleep(0.05)
         if host.bytes_out - sent > MIB // 16:
@@ -32,3 +47,12 @@ def _laggards(host: Driver) -> bool:
     history, ends = host.machine.history, host.machine.news.ends
     links = host.links.stats().items()
     return history is not None and any(link.up and ends.get(peer, -2) < history.head for peer, link in links)
+
+
+def _has_absent(host: Driver) -> bool:
+    """True if a member that may come back has not reported the newest vertex since this peer started."""
+    history, ends = host.machine.history, host.machine.news.ends
+    return history is not None and any(
+        member.standing != "expelled" and member.peer != host.me and ends.get(member.peer, -2) < history.head
+        for member in history.head_body.members
+    )

@@ -129,14 +129,17 @@ def read_secret(path: Path) -> bytes | None:
         return file.read()
 
 
-def lock_folder(folder: Path) -> int:
-    """Lock the folder: two processes with one identity would produce evidence against each other. UsageError."""
+def lock_folder(folder: Path, in_use: UsageError | None = None) -> int:
+    """Lock the folder: two processes with one identity would produce evidence against each other. UsageError.
+
+    `in_use`: the error for a folder that is not a peer's.
+    """
     handle = open_private(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
         os.lockf(handle, os.F_TLOCK, 0)
     except OSError:
         os.close(handle)
-        raise _in_use(folder) from None
+        raise (in_use or _in_use(folder)) from None
     return handle
 
 

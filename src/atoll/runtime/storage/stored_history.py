@@ -110,12 +110,20 @@ def trains_in_a_loop(folder: Path) -> bool:
         with kept_in(folder) as kept:
             _, first = read_vertex(kept, folder, -1)
             _, newest = read_vertex(kept, folder, max(kept.rounds, default=-1))
-        learning = _LEARNING.decode(settings_of_run(first).learning)
+        loops = trains_in_loops(settings_of_run(first).learning)
         me = Identity.from_bytes(read_secret(folder / "peer.key") or b"").peer
     except (AtollError, *UNREADABLE):
         return False
     trains = any(member.peer == me and member.role != "observer" for member in newest.members)
-    return trains and learning.data == ATTACHED_DATA
+    return trains and loops
+
+
+def trains_in_loops(learning: bytes) -> bool:
+    """True if members of a run with these encoded settings train in programs of their own."""
+    try:
+        return _LEARNING.decode(learning).data == ATTACHED_DATA
+    except UNREADABLE:
+        return False
 
 
 def agreed_state(folder: Path, body: VertexBody) -> Path:
