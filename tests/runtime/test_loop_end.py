@@ -360,10 +360,10 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
             "INFO",
             "no direct link to",
         ),
-        ({"fact": "StoredVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
+        ({"fact": "StoredVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of history round 3"),
         (CLOSED, "INFO", "round 4: loss not reported, 1 member"),
         (CLOSED | {"counted": [], "missing": ["A"]}, "WARNING", "no update counted in round 4"),
-        (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of round 2"),
+        (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of history round 2"),
         (CLOSED | {"counted": [], "alike": [["A", "B"]]}, "WARNING", "ada and bob sent the very same update"),
         (CLOSED | {"counted": [], "pauses": True}, "INFO", "paused by its founder"),
         (
