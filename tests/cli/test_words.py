@@ -384,6 +384,8 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
     told = {"fact": "MembershipChanged", "joined": [m["peer"] for m in progress.members], "left": []}
     shell.entry(told, progress)
     shell.entry({"fact": "JoinRejected", "by": "bobby456", "what": "\x1b[2J\nround 9"}, progress)
+    own = {"fact": "JoinRejected", "by": "me345678", "what": "these data do not fit"}
+    assert line_of(own, RunStatus(me="me345678")) == "", "the error at its end says so"
     first, second = capsys.readouterr().out.splitlines()
     assert "+ vm (alice123) joined  + vm (bobby456) joined" in first and "+ nameless joined" in first
     assert "[/b] [2J round 9" in first and "\x1b" not in first + second

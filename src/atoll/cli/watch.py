@@ -238,6 +238,8 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             return "this peer trains on data of its own, which never leave this computer"
         case "StateDownloadBegan":
             return progress.download_text
+        case "JoinRejected" if entry["by"] == progress.me:
+            return ""  # the error at the end of this peer says the same
         case "JoinRejected":
             return f"! {name(entry['by'])} reports: {one_line(entry['what'])}"
         case "ProtocolFault":
