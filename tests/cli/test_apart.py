@@ -40,4 +40,6 @@ def test_who_hears_nobody_trains_on_and_brings_it_when_the_other_is_back(tmp_pat
         assert f"bob, {late['steps']} steps apart since round" in atoll("checkpoint", "list", a, "--all").stdout
         audit = answer_of("verify", a)
         assert audit["intact"] and audit["contributions"][peer]["late"] == late["steps"]
-        assert f"took in what bob did apart since round {late['since']}" in atoll("status", "--dir", a).stdout
+        assert (
+            f"took in what bob did apart since history round {late['since']}" in atoll("status", "--dir", a).stdout
+        )

@@ -55,8 +55,11 @@ def test_a_run_goes_back_and_trains_on_at_both_members(tmp_path: Path):
             assert audit["intact"]
             assert [(r["round"], r["back_to"]) for r in audit["rollbacks"]] == [(done["round"], goal["round"])]
         words = atoll("checkpoint", "list", b, "--all").stdout
-        assert f"back to round {goal['round']}" in words and "the run can go back from here to rounds " in words
-        assert f"went back to the state of round {goal['round']}" in atoll("verify", a).stdout
+        assert (
+            f"back to history round {goal['round']}" in words
+            and "the run can go back from here to history rounds " in words
+        )
+        assert f"went back to the state of history round {goal['round']}" in atoll("verify", a).stdout
 
         # by name, and only by a name that one member has, a member is sent away for good with it
         for name, what in (("zoe", "names 0 members"), ("ada", "cannot send itself away")):

@@ -67,7 +67,11 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         assert listed[went["back_to"]]["validated"] == shown
         assert "validated: loss " in atoll("checkpoint", "list", tmp_path / "ada", "--all").stdout
         said = atoll("status", "--dir", tmp_path / "ada").stdout
-        assert "validated: round" in said and ", right " in said and f"went back to round {went['back_to']}" in said
+        assert (
+            "validated: history round" in said
+            and ", right " in said
+            and f"went back to round {went['back_to']}" in said
+        )
         verified = answer_of("verify", tmp_path / "ada")
         assert verified["intact"] and verified["rollbacks"][0]["by"] == "validators"
         blamed = answer_of("blame", tmp_path / "ada")
@@ -80,6 +84,6 @@ def test_a_ruined_mean_is_left_and_who_counted_is_named(tmp_path: Path):
         named = [[p["name"] for p in one["peers"] if p["notable"]] for one in found]
         assert ["eve"] in named and {name for names in named for name in names} == {"eve"}
         back = atoll("checkpoint", "rollback", str(went["refused"][0]), tmp_path / "ada")
-        assert f"validators went back behind round {went['refused'][0]} before" in back.stdout
+        assert f"validators went back behind history round {went['refused'][0]} before" in back.stdout
     # without a running peer the folder of ada gives the same answer
     assert answer_of("blame", tmp_path / "ada", "--round", went["refused"][0]) == found[0]

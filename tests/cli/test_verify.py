@@ -105,7 +105,7 @@ def test_words_for_people_end_with_the_verdict(folder: Path):
     told = atoll("verify", folder)
     first, *_, last = told.stdout.splitlines()
     assert told.returncode == 5 and last == "broken: 1 problem"
-    assert first.startswith("E-VER-03 round 2: ") and "likely cause: " in first and "; try: " in first
+    assert first.startswith("E-VER-03 history round 2") and "likely cause: " in first and "; try: " in first
 
 
 def test_verifying_changes_no_file_and_never_imports_torch(folder: Path):
@@ -196,7 +196,7 @@ def test_checkpoints_are_listed_and_shown_as_the_vertices_have_them(folder: Path
     assert newest["state"][:8] in words[-1] and len(words) <= 20
     shown = atoll("checkpoint", "show", str(full["round"]), folder).stdout
     seconds = full["time_s"] - rows[0]["time_s"]
-    assert shown.startswith(f"round {full['round']}, agreed {seconds_text(seconds)} after genesis, ")
+    assert shown.startswith(f"history round {full['round']}, agreed {seconds_text(seconds)} after genesis, ")
     assert f"loss       {full['loss']:.4f} over {full['steps']} steps and" in shown and full["vertex"] in shown
     assert "counted    ada, bob\n" in shown and "agreed     2 of 2 voters, proposed by " in shown
     assert not {"_", "[", "{"} & set(shown) and "missing" not in shown and "None" not in shown

@@ -21,6 +21,7 @@ from processes import atoll
 from atoll.__main__ import main
 from atoll.base.errors import PeerFault, RefusedError
 from atoll.base.ids import NAME_SHOWN_MAX, SHOWN_MAX, Digest, PeerId, names_of, one_line
+from atoll.base.units import history_round_text
 from atoll.cli.checkpoint import could_train
 from atoll.cli.main import app
 from atoll.cli.main import main as command
@@ -383,6 +384,8 @@ def test_two_of_one_name_are_told_apart_and_no_name_commands_a_terminal(
     told = {"fact": "MembershipChanged", "joined": [m["peer"] for m in progress.members], "left": []}
     shell.entry(told, progress)
     shell.entry({"fact": "JoinRejected", "by": "bobby456", "what": "\x1b[2J\nround 9"}, progress)
+    own = {"fact": "JoinRejected", "by": "me345678", "what": "these data do not fit"}
+    assert line_of(own, RunStatus(me="me345678")) == "", "the error at its end says so"
     first, second = capsys.readouterr().out.splitlines()
     assert "+ vm (alice123) joined  + vm (bobby456) joined" in first and "+ nameless joined" in first
     assert "[/b] [2J round 9" in first and "\x1b" not in first + second
@@ -584,3 +587,9 @@ def test_status_says_in_plain_words_how_updates_travel():
     )
     shown = [exchange_text(name, "links are not known yet") for name in get_args(TopologyName) if name != "auto"]
     assert len(set(shown)) == 5 and all(line.endswith("; links are not known yet)") for line in shown)
+
+
+def test_a_round_of_the_history_is_named_with_the_trained_rounds_if_these_are_known():
+    assert history_round_text(12, 7) == "history round 12 (after 7 trained rounds)"
+    assert history_round_text(3, 1) == "history round 3 (after 1 trained round)"
+    assert history_round_text(12, None) == "history round 12" and history_round_text(-1, 0) == "genesis"

@@ -107,7 +107,7 @@ def test_a_round_whose_vertex_is_out_of_reach_is_refused_with_those_that_are_not
     for round in range(4):
         del history.bodies[round]
     for beyond in (-1, 2, 4, history.head + 1):
-        with pytest.raises(ValueError, match=f"of rounds 5 to {history.head} "):
+        with pytest.raises(ValueError, match=f"history rounds 5 to {history.head} "):
             gather_rows(machine, beyond)
 
 

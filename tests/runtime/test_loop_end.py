@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import platform
 import pydoc
@@ -340,6 +341,13 @@ def test_a_reported_loss_of_zero_is_no_missing_one(
         assert run.loss == 0.0
     assert "round 2 of 2: loss 0.0000, 1 member\n" in caplog.text
     assert "over after 2 rounds" in shown_by_status(tmp_path) and "loss 0.0000, " in shown_by_status(tmp_path)
+    record = tmp_path / "facts.jsonl"  # as that of a member that was away for the last round and fetched it
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    closed = [line for line in lines if line["fact"] == "RoundClosed"]
+    closed[-2]["loss"] = 9.0
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not closed[-1]))
+    stored = stored_status(tmp_path)
+    assert stored is not None and stored["loss"] == 0.0
 
 
 def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
@@ -389,10 +397,10 @@ def test_a_joiner_counts_the_rounds_of_the_state_that_it_fetched():
             "INFO",
             "no direct link to",
         ),
-        ({"fact": "StoredVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of round 3"),
+        ({"fact": "StoredVertexLost", "lacks": 3}, "WARNING", "damaged or lost the vertex of history round 3"),
         (CLOSED, "INFO", "round 4: loss not reported, 1 member"),
         (CLOSED | {"counted": [], "missing": ["A"]}, "WARNING", "no update counted in round 4"),
-        (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of round 2"),
+        (CLOSED | {"back_to": 2}, "WARNING", "went back to the state of history round 2"),
         (CLOSED | {"counted": [], "alike": [["A", "B"]]}, "WARNING", "ada and bob sent the very same update"),
         (CLOSED | {"counted": [], "pauses": True}, "INFO", "paused by its founder"),
         (

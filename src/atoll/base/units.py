@@ -100,6 +100,17 @@ def _two(count: int, size: int, large: str, small: str) -> str:
     return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
 
 
+HISTORY_ROUND = "a round of the history, as atoll checkpoint list shows it"  # help of an argument
+
+
+def history_round_text(round: int, trained: int | None) -> str:
+    """Format a round of the history, and the trained rounds up to it if they are known: people count those."""
+    if round == -1:
+        return "genesis"
+    after = f" (after {counted_text(trained, 'trained round')})" if trained is not None else ""
+    return f"history round {round}{after}"
+
+
 def spans_of(rounds: list[int]) -> list[tuple[int, int]]:
     """Group sorted rounds into spans: [3, 4, 5, 9] -> [(3, 5), (9, 9)]."""
     spans: list[tuple[int, int]] = []

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from atoll.base.errors import NetworkError, UsageError
-from atoll.base.units import spans_of, spans_text
+from atoll.base.units import HISTORY_ROUND, history_round_text, spans_of, spans_text
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.runtime.storage.stored_history import kept_in, read_vertex
@@ -28,6 +28,7 @@ CANNOT = "each peer reports the loss of its own data; the effect of one kept upd
 MEASURED_BY_FEW = (
     "losses are those behind the verdict of the drawn validators; a mean of updates has no single culprit"
 )
+ROUNDS = "rounds are those of the history, as atoll checkpoint list shows them"
 MEASURED = "a measurement of one round on the held-out data of the run: no proof of bad intent"
 
 
@@ -39,7 +40,10 @@ def blame(
         Parameter(help="The loss of each peer's own data, or that of held-out data, where validators measured it."),
     ] = "loss",
     round: Annotated[
-        int | None, Parameter(help="Recompute this round without each contributor in turn, from kept updates.")
+        int | None,
+        Parameter(
+            help=f"Recompute this round without each contributor in turn, from kept updates: {HISTORY_ROUND}."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -74,6 +78,7 @@ def _by_validation(folder: Path, json: bool) -> None:
             fix="atoll blame --metric loss; in the next run: atoll up --set run.validate_every=1",
         )
     bodies = {r: body for r, (_, body) in read.items()}
+    trained = {r: body.trained for r, body in bodies.items()}
     ids = {r: vertex_id(vertex.body) for r, (vertex, _) in read.items()}
     peers, judged = blame_by_validation(bodies, ids, ValidationLedger(settings.validated, settings.round.quorum))
     refused = refusals(bodies.values())
@@ -82,15 +87,18 @@ def _by_validation(folder: Path, json: bool) -> None:
         say_json({"metric": "validation"} | {k: [asdict(one) for one in v] for k, v in told.items()})
         return
     say("  how the loss on held-out data changed when a peer's update was among those since, and when it was not")
+    say(f"  {ROUNDS}")
     for p in peers:
         worst = f"{_signed(p.worst)} in round {p.worst_round}" if p.worst is not None else "-"
         say(f"  {p.name:<16} {p.rounds:>6} times  worst {worst:<24}  {_signed(p.rise)} / {_signed(p.rise_without)}")
     for j in judged:
         since = f" ({_signed(j.by)} after updates of {', '.join(j.counted)})" if j.by is not None else ""
         right = f", right {', '.join(f'{one:.1%}' for one in j.accuracy)}" if j.accuracy else ""
-        say(f"  round {j.round:>6}: {j.opinion:<4}  {', '.join(map(_loss, j.losses))}{right}{since}")
+        where = history_round_text(j.round, trained.get(j.round))
+        say(f"  {where}: {j.opinion:<4}  {', '.join(map(_loss, j.losses))}{right}{since}")
     for r in refused:
-        say(f"  round {r.round:>6}: back to round {r.back_to}; rounds {', '.join(map(str, r.refused))} are left")
+        back, left = history_round_text(r.back_to, trained.get(r.back_to)), ", ".join(map(str, r.refused))
+        say(f"  history round {r.round}: back to {back}; rounds {left} are left")
     say(f"  {MEASURED_BY_FEW}" if judged else "  no validator has reported yet: atoll status")
 
 
@@ -104,6 +112,7 @@ def _by_loss(folder: Path, json: bool) -> None:
     with kept_in(folder) as kept:
         peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)
         refused = refusals(read_vertex(kept, folder, r)[1] for r in kept.rounds)
+        trained = {r: read_vertex(kept, folder, r)[1].trained for r in kept.rounds}
         updates = list(kept.updates)
     if not peers:
         raise UsageError(
@@ -118,19 +127,23 @@ def _by_loss(folder: Path, json: bool) -> None:
         say_json({"metric": "loss", "peers": found} | told | {"cannot_tell": CANNOT})
         return
     say("  loss above the others' in the same rounds; how theirs changed after it counted, and after it did not")
+    say(f"  {ROUNDS}")
     for p in peers:
         worst = f"{_signed(p.worst)} in round {p.worst_round}" if p.worst is not None else "-"
         change = f"{_signed(p.rise)} / {_signed(p.rise_without)}"
         say(f"  {p.name:<16} {p.rounds:>6} rounds  {_signed(p.excess):>9}  worst {worst:<24}  {change}")
     for j in jumps:
-        say(f"  round {j.round:>6}: loss rose by {j.by:.4f} after updates of {', '.join(j.counted)}")
+        where = history_round_text(j.round, trained.get(j.round))
+        say(f"  {where}: loss rose by {j.by:.4f} after updates of {', '.join(j.counted)}")
     names = {p.peer: p.name for p in peers}
     for r in refused:
         rounds, who = ", ".join(map(str, r.refused)), ", ".join(names.get(p, p) for p in r.contributors)
-        say(f"  round {r.round:>6}: the model was bad, back to round {r.back_to}; in rounds {rounds} counted {who}")
+        back = history_round_text(r.back_to, trained.get(r.back_to))
+        say(f"  history round {r.round}: the model was bad, back to {back}; in rounds {rounds} counted {who}")
     say(f"  {CANNOT}")
     if updates:
-        say(f"  updates are kept here of rounds {spans_text(spans_of(updates))}: atoll blame --round {updates[-1]}")
+        spans = spans_text(spans_of(updates))
+        say(f"  updates are kept here of history rounds {spans}: atoll blame --round {updates[-1]}")
     else:
         say("  no updates are kept here: write keep.updates into run.toml and start this peer again")
 
@@ -149,7 +162,8 @@ def _without_each(folder: Path, round: int, json: bool) -> None:
     if json:
         say_json(told | {"cannot_tell": MEASURED})
         return
-    say(f"  round {round}: loss on held-out data {_loss(told['before'])} before it, {_loss(told['loss'])} after it")
+    where = history_round_text(round, told["trained"])
+    say(f"  {where}: loss on held-out data {_loss(told['before'])} before it, {_loss(told['loss'])} after it")
     for p in told["peers"]:
         change = p["why"] or f"{_loss(p['loss'])}  ({_signed(p['change'])})"
         say(f"  {'!' if p['notable'] else ' '} without {p['name']:<16}  {change}")

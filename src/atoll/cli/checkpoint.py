@@ -17,7 +17,15 @@ from msgspec import UnsetType
 
 from atoll.base.errors import PeerFault, UsageError
 from atoll.base.ids import Digest, PeerId, names_of
-from atoll.base.units import bytes_text, counted_text, seconds_text, spans_of, spans_text
+from atoll.base.units import (
+    HISTORY_ROUND,
+    bytes_text,
+    counted_text,
+    history_round_text,
+    seconds_text,
+    spans_of,
+    spans_text,
+)
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.stored.run import agreed_state, write_model
 from atoll.cli.stored_vertices import validated
@@ -64,8 +72,8 @@ def listing(
         say_json([row | {"in_pieces": row["round"] in placed} for row in rows] if placed else rows)
         return
     if placed:
-        say(f"  lie in pieces at the members: rounds {spans_text(spans_of(placed))}")
-    say(f"  the run can go back from here to rounds {spans_text(spans_of(here)) or 'none'}")
+        say(f"  lie in pieces at the members: history rounds {spans_text(spans_of(placed))}")
+    say(f"  the run can go back from here to history rounds {spans_text(spans_of(here)) or 'none'}")
     say("  round: its number in the history, for commands; trained: rounds that trained until then, as in status")
     say(f"  {'round':>6}  {'trained':>7}  {'after':>12}  {'loss':>8}  {'counted':>9}  {'state':<8}  {'size':>9}")
     for row in rows:
@@ -75,7 +83,7 @@ def listing(
         counted = (
             f"{len(row['contributors'])} of {row['trainers']}" if row["contributors"] or row["missing"] else "-"
         )
-        back = f"  back to round {row['back_to']}" if row["back_to"] is not None else ""
+        back = f"  back to history round {row['back_to']}" if row["back_to"] is not None else ""
         back += "".join(f"  + {who}, {late_text(late)}" for who, late in row["late"].items())
         back += f"  | another branch begins here: epoch {row['branch']['epoch']}" if row["branch"] else ""
         back += f"  validated: {validated_text(row)}" if "validated" in row else ""
@@ -85,7 +93,7 @@ def listing(
 
 @checkpoint.command
 def show(
-    round: Annotated[int, Parameter(help="The round; -1 is genesis.")],
+    round: Annotated[int, Parameter(help=f"The round to show: {HISTORY_ROUND}; -1 is genesis.")],
     /,
     run: Dir = None,
     *,
@@ -103,7 +111,7 @@ def show(
         say_json(row)
         return
     after = seconds_text(row["time_s"] - begin_s)
-    said = "genesis" if round == -1 else f"round {round}, agreed {after} after genesis"
+    said = "genesis" if round == -1 else f"history round {round}, agreed {after} after genesis"
     say(f"{said}, {counted_text(row['trained'], 'round')} trained")
     for name, words in _lines(row):
         say(f"  {name:<10} {words}")
@@ -132,7 +140,7 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     epoch = f", epoch {row['epoch']}" if row["epoch"] else ""
     yield "agreed", f"{votes}, proposed by {row['proposer']}{failed}{epoch}"
     if row["back_to"] is not None:
-        yield "went back", f"to round {row['back_to']}"
+        yield "went back", f"to {history_round_text(row['back_to'], row['trained'])}"
     if row["branch"]:
         branch = row["branch"]
         yield "branch", f"another one begins here: {branch['vertex']}, epoch {branch['epoch']}, by {branch['by']}"
@@ -150,7 +158,7 @@ def _lines(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @checkpoint.command
 def export(
-    round: Annotated[int, Parameter(help="The round; -1 is genesis.")],
+    round: Annotated[int, Parameter(help=f"The state to write: {HISTORY_ROUND}; -1 is genesis.")],
     to: Annotated[
         Path, Parameter(help="The file (safetensors) or, with --hf, the folder to write; it must not exist yet.")
     ],
@@ -178,9 +186,9 @@ def export(
     if not _blob(folder, body.state).exists():
         raise UsageError(
             "E-CHK-03",
-            f"the state of round {round} is not in {folder} any more",
+            f"the state of {history_round_text(round, body.trained)} is not in {folder} any more",
             cause="a peer keeps the newest states; "
-            + (f"here: rounds {spans_text(spans_of(here))}" if here else "none is here"),
+            + (f"here: history rounds {spans_text(spans_of(here))}" if here else "none is here"),
             fix=f"atoll checkpoint list {folder}; members may have it, whole or in pieces: "
             f"atoll checkpoint pull --dir {folder} --round {round} --to MODEL",
         )
@@ -202,14 +210,23 @@ def export(
     else:
         size, what = write_model(source, genesis, to)[1], "model"
     if json:
-        say_json({"round": round, "state": body.state.hex(), "file": str(to), "size_bytes": size})
+        say_json(
+            {
+                "round": round,
+                "trained": body.trained,
+                "state": body.state.hex(),
+                "file": str(to),
+                "size_bytes": size,
+            }
+        )
         return
-    say(f"  the {what} of round {round} ({body.state.hex()[:8]}, {bytes_text(size)}) is in {to}")
+    where = history_round_text(round, body.trained)
+    say(f"  the {what} of {where} is in {to}: {body.state.hex()[:8]}, {bytes_text(size)}")
 
 
 def late_text(late: dict[str, int]) -> str:
     """Text about the work that a member did apart from the run and a vertex included."""
-    return f"{late['steps']} steps apart since round {late['since']}"
+    return f"{late['steps']} steps apart since history round {late['since']}"
 
 
 def validated_text(row: dict[str, Any]) -> str:
@@ -224,10 +241,12 @@ def _blob(folder: Path, name: Digest) -> Path:
 
 def _check_round(kept: StoredHistory, folder: Path, round: int) -> None:
     if round != -1 and round not in set(kept.rounds):
+        newest = max(kept.rounds, default=-1)
+        newest_trained = read_vertex(kept, folder, newest)[1].trained
         raise UsageError(
             "E-CHK-01",
-            f"round {round} is not in {folder}",
-            cause=f"the newest round here is {max(kept.rounds, default=-1)}",
+            f"{history_round_text(round, None)} is not in {folder}",
+            cause=f"the newest here is {history_round_text(newest, newest_trained)}",
             fix=f"atoll checkpoint list {folder}",
         )
 

@@ -110,7 +110,7 @@ def recover(
         )
     if answer["eras"]:
         last = ", ".join(map(str, answer["eras"]))
-        say(f"signed the history up to rounds {last} for members that had not; newcomers believe it now")
+        say(f"signed the history up to its rounds {last} for members that had not; newcomers believe it now")
 
 
 def _sure(question: str, folder: Path) -> None:

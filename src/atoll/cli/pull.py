@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, short_id
-from atoll.base.units import bytes_text, parse_duration_s, spans_text
+from atoll.base.units import HISTORY_ROUND, bytes_text, history_round_text, parse_duration_s, spans_text
 from atoll.cli.display.progress import DownloadBar, busy
 from atoll.cli.say import AsJson, TicketFile, folder_of, run_title, say, say_json, ticket_of
 from atoll.cli.verify import votes_alone, votes_text
@@ -59,7 +59,8 @@ def pull(
         list[str], Parameter(negative="", help="Multiaddr of a member, beside those in the ticket; repeatable.")
     ] = [],  # noqa: B006  # cyclopts reads it, no code changes it
     round: Annotated[
-        int | None, Parameter(help="An earlier round with a state that members still hold, whole or in pieces.")
+        int | None,
+        Parameter(help=f"An earlier state that members still hold, whole or in pieces: {HISTORY_ROUND}."),
     ] = None,
     timeout: Annotated[str, Parameter(help="How long it may take: 30min, 12h. Default: 1h.")] = "1h",
     json: AsJson = False,
@@ -110,9 +111,9 @@ def pull(
         return
     say(f"  {run_title(audit.settings.name, short_id(run))}: {audit.vertices} vertices, all as they were agreed on")
     if alone:
-        say(f"  protected by {votes_text(audit)} alone: rounds {spans_text(alone)}")
-    size = f"{taken.state.hex()[:8]}, {bytes_text(size_bytes)}"
-    say(f"  the {what_is(files)} of round {taken.round} ({size}) is in {to}")
+        say(f"  protected by {votes_text(audit)} alone: history rounds {spans_text(alone)}")
+    where = history_round_text(taken.round, audit.head_body.trained if audit.head_body is not None else None)
+    say(f"  the {what_is(files)} of {where} is in {to}: {taken.state.hex()[:8]}, {bytes_text(size_bytes)}")
 
 
 def _run_of(source: str, via: Sequence[str]) -> tuple[Digest, Bootstrap, Ticket | None]:

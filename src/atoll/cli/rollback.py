@@ -10,12 +10,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from atoll.base.units import HISTORY_ROUND, history_round_text
 from atoll.cli.display.waiting import send_order
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 
 def rollback(
-    round: Annotated[int, Parameter(help="Round with the state to continue from; -1 is genesis.")],
+    round: Annotated[int, Parameter(help=f"The state to continue from: {HISTORY_ROUND}; -1 is genesis.")],
     /,
     run: Dir = None,
     *,
@@ -37,14 +38,15 @@ def rollback(
     if json:
         say_json(answer)
         return
+    goal = history_round_text(round, answer["trained"])
     if answer["refused"]:
         say(
-            f"! validators went back behind round {round} before, and may again: atoll blame {folder} says where "
+            f"! validators went back behind {goal} before, and may again: atoll blame {folder} says where "
             f"to, atoll blame {folder} --round {round} whose update it was"
         )
     if answer["agreed"]:
         gone = f", without {', '.join(without)}" if without else ""
-        say(f"round {answer['round']} went back to the state of round {round}; all members go on from there{gone}")
+        say(f"history round {answer['round']} went back to the state of {goal}; all members go on from there{gone}")
         if answer.get("numbers"):
             undone = answer["undone"] or "back to what was amended then"
             say(f"! this undid an amendment ({undone}): settings are those of that round again; atoll amend")

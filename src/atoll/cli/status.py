@@ -100,7 +100,7 @@ def _say_running(s: dict[str, Any]) -> None:
     for names in s.get("alike", []):
         say(f"  ! in the last round {alike_text(names)}")
     for b in s.get("branches", []):
-        there = f"round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
+        there = f"history round {b['round']}: epoch {b['epoch']}, {', '.join(b['members'])}"
         say(f"  ! the run goes on elsewhere, too, since {there}")
         say("    a recovery began while a quorum was alive; no peer changes sides by itself, see atoll docs vertex")
         for line in preference_lines(b, Path(s["folder"])):
@@ -109,7 +109,7 @@ def _say_running(s: dict[str, Any]) -> None:
         say(f"  too few voters are reachable: {s['apart_steps']} steps taken apart so far")
     for late in s.get("late", [])[-LATE_SHOWN:]:
         say(
-            f"  round {late['round']} took in what {late['name']} did apart since round {late['since']}: "
+            f"  history round {late['round']} took in what {late['name']} did apart since round {late['since']}: "
             f"{late['steps']} steps"
         )
     if s["trained"]:
@@ -273,11 +273,12 @@ def _say_validation(v: dict[str, Any]) -> None:
         most = ", ".join(loss_text(bound) for bound in v["bounds"])
         right = f", right {', '.join(f'{one:.1%}' for one in v['accuracy'])}" if v.get("accuracy") else ""
         bound = f"; bad above {most}" if most else ""
-        say(f"  validated: round {v['of']} is {v['opinion']}, loss {losses}{right}{bound}")
+        say(f"  validated: history round {v['of']} is {v['opinion']}, loss {losses}{right}{bound}")
     for r in v["returns"][-RETURNS_SHOWN:]:
         rounds = ", ".join(map(str, r["refused"]))
         who = ", ".join(r["contributors"])
-        say(f"  ! round {r['round']} went back to round {r['back_to']}; rounds {rounds} were refused, with {who}")
+        back = f"history round {r['round']} went back to round {r['back_to']}"
+        say(f"  ! {back}; rounds {rounds} were refused, with {who}")
 
 
 def loss_text(loss: float | None) -> str:

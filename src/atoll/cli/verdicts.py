@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from atoll.base.ids import PeerId, names_of, short_id
+from atoll.base.units import history_round_text
 
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import HistoryVerificationReport
@@ -99,7 +100,7 @@ def verdicts_text(
             yield f"expelled: {', '.join(sorted(names[p] for p in expelled))}; why: atoll verify --verdicts"
         return
     for d in out.departures:
-        yield f"round {d.round:>6}: {names[d.peer]} is {d.standing}"
+        yield f"{history_round_text(d.round, audit.trained.get(d.round))}: {names[d.peer]} is {d.standing}"
         for reason in d.reasons:
             yield f"    {reason.what} ({PROVEN[reason.ground]})"
     for doubt, words in looked:

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from atoll.base.errors import RunFailedError, UsageError
 from atoll.base.ids import DIGEST_BYTES, Digest, PeerId, one_line, short_id
 from atoll.base.limits import SCORE_ONE
-from atoll.base.units import counted_text, spans_of, spans_text
+from atoll.base.units import counted_text, history_round_text, spans_of, spans_text
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, run_title, say, say_json, say_reviews
 from atoll.cli.verdicts import RejudgedCases, judged_again, verdicts_object, verdicts_text
@@ -169,19 +169,19 @@ def _say(
     audit: HistoryVerificationReport, out: DisputeHistory, blobs: int | None, looked: RejudgedCases | None
 ) -> None:
     for p in audit.problems:
-        say(f"{p.code} {_place(p.round)}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
+        say(f"{p.code} {_place(audit, p.round)}: {p.what}; likely cause: {p.cause}; try: {p.fix}")
     body = audit.head_body
     trained, epoch = (body.trained, body.epoch) if body is not None else (0, 0)
     title = run_title(audit.settings.name, short_id(audit.run))
     vertices = f"{audit.vertices:,} {'vertex' if audit.vertices == 1 else 'vertices'}"
     say(f"{title}: {vertices}, {counted_text(trained, 'trained round')}, epoch {epoch}")
     if audit.trusted >= 0:
-        say(f"  not checked, since you trust that vertex: all rounds up to {audit.trusted}")
+        say(f"  not checked, since you trust that vertex: all history rounds up to {audit.trusted}")
     if audit.missing:
-        say(f"  gaps, rounds that are not in this folder: {spans_text(spans_of(audit.missing))}")
+        say(f"  gaps, history rounds that are not in this folder: {spans_text(spans_of(audit.missing))}")
     if audit.unchecked:
         rounds = spans_text(spans_of(audit.unchecked))
-        say(f"  not checked, because the rounds before them are lost or damaged: rounds {rounds}")
+        say(f"  not checked, because the rounds before them are lost or damaged: history rounds {rounds}")
     if audit.settings.audited_share:
         found = ", ".join(f"{count} {finding}" for finding, count in sorted(out.findings.items()))
         say(f"  audits: {out.drawn} drawn; found: {found or 'nothing yet'}")
@@ -209,11 +209,11 @@ def _orders_text(audit: HistoryVerificationReport) -> list[str]:
         lines.append((b.round, f"another branch begins here, by {by}: epoch {b.epoch}, {voters}"))
     for r in audit.returns:
         why = "by order of the founder" if r.by == "recovery" else "since validators found a later state bad"
-        state = f"the state of round {r.back_to}, with {counted_text(r.trained, 'trained round')}"
+        state = f"the state of {history_round_text(r.back_to, r.trained)}"
         lines.append((r.round, f"the run went back to {state}, {why}"))
     lines += [(p.round, f"the founder {'paused' if p.paused else 'resumed'} the run") for p in audit.pauses]
     lines += [(t.round, f"the founder changed settings: {in_words(t.to)}") for t in audit.tunes]
-    return [f"{_place(round)}: {text}" for round, text in sorted(lines)]
+    return [f"{_place(audit, round)}: {text}" for round, text in sorted(lines)]
 
 
 def _members_text(audit: HistoryVerificationReport) -> list[str]:
@@ -222,7 +222,7 @@ def _members_text(audit: HistoryVerificationReport) -> list[str]:
     for c in audit.members[-CHANGES_SHOWN:]:
         news = [f"joined: {', '.join(c.joined)}"] * bool(c.joined) + [f"left: {', '.join(c.left)}"] * bool(c.left)
         size = f"{counted_text(c.present, 'member')}, {counted_text(c.voters, 'voter')}"
-        lines.append("; ".join([f"{_place(c.round)}: {size}", *news]))
+        lines.append("; ".join([f"{_place(audit, c.round)}: {size}", *news]))
     return lines
 
 
@@ -242,8 +242,8 @@ def _shares_text(audit: HistoryVerificationReport) -> list[str]:
     return lines
 
 
-def _place(round: int) -> str:
-    return "genesis" if round == -1 else f"round {round}"
+def _place(audit: HistoryVerificationReport, round: int) -> str:
+    return history_round_text(round, audit.trained.get(round))
 
 
 def votes_alone(audit: HistoryVerificationReport) -> list[tuple[int, int]]:
@@ -267,22 +267,23 @@ def _eras_text(audit: HistoryVerificationReport) -> list[str]:
     covered = [e for e in audit.eras if e.covered]
     rounds = spans_text(spans_of([r for e in held for r in range(e.first, e.last + 1)]))
     by = f"the long-term keys (Ed25519 and ML-DSA-65) of a quorum of members, in {counted_text(len(held), 'era')}"
-    lines = [f"rounds {rounds}: signed by {by}"] if held else []
+    lines = [f"history rounds {rounds}: signed by {by}"] if held else []
     if covered:
         spans = spans_text(spans_of([r for e in covered for r in range(e.first, e.last + 1)]))
-        lines.append(f"rounds {spans}: covered by a later recovery, which the founder signed")
+        lines.append(f"history rounds {spans}: covered by a later recovery, which the founder signed")
     for e in audit.eras:
         if not e.sealed and not e.covered:
-            lines.append(
-                f"rounds {e.first}…{e.last}: {e.signed} of the {e.needed} long-term keys needed have signed so far"
-            )
+            signed = f"{e.signed} of the {e.needed} long-term keys needed have signed so far"
+            lines.append(f"history rounds {e.first}…{e.last}: {signed}")
     alone = votes_alone(audit)
     if alone:
         over = audit.eras[-1].last if audit.eras else -1
         later = (
-            f"; members sign the era that begins with round {over + 1} when it is over" if audit.head > over else ""
+            f"; members sign the era that begins with history round {over + 1} when it is over"
+            if audit.head > over
+            else ""
         )
-        lines.append(f"rounds {spans_text(alone)}: protected by {votes_text(audit)} alone{later}")
+        lines.append(f"history rounds {spans_text(alone)}: protected by {votes_text(audit)} alone{later}")
     return lines
 
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from atoll.base.ids import one_line, printable
-from atoll.base.units import bytes_text, counted_text, per_second_text
+from atoll.base.units import bytes_text, counted_text, history_round_text, per_second_text
 from atoll.base.version import VERSION
 from atoll.cli.display.log_views import JsonLogView, LogView, NoticeLogHandler, TimestampedLogView
 from atoll.cli.display.options import OutputOptions
@@ -232,12 +232,14 @@ def line_of(entry: dict[str, Any], progress: RunStatus) -> str:
             alarm = "" if progress.is_late_start(entry["why"]) else "! "
             return f"{alarm}this peer has no part in this round: {entry['why']}"
         case "LocalReviewFailed":
-            what = f"the update of {name(entry['peer'])} in round {entry['of']}"
+            what = f"the update of {name(entry['peer'])} in history round {entry['of']}"
             return f"! {what} is not reviewed here ({entry['check']}): {entry['why']}"
         case "LearningKnown" if entry.get("data") == "own data":
             return "this peer trains on data of its own, which never leave this computer"
         case "StateDownloadBegan":
             return progress.download_text
+        case "JoinRejected" if entry["by"] == progress.me:
+            return ""  # the error at the end of this peer says the same
         case "JoinRejected":
             return f"! {name(entry['by'])} reports: {one_line(entry['what'])}"
         case "ProtocolFault":
@@ -280,8 +282,10 @@ def _round_lines(entry: dict[str, Any], progress: RunStatus) -> str:
     """Lines about a closed round: its result, then what else its vertex decided."""
     if "back_to" in entry:
         why = "validators found the model bad; " if entry.get("by") == "validators" else ""
-        back = f"went back to the state of round {entry['back_to']}; all go on there"
-        return f"! {why}round {entry['round']} {back}"
+        back = (
+            f"went back to the state of {history_round_text(entry['back_to'], entry['trained'])}; all go on there"
+        )
+        return f"! {why}history round {entry['round']} {back}"
     lines = [_result_line(entry, progress)]
     for peers in progress.alike_anew:
         lines.append(f"! {alike_text([progress.name_of(p) for p in peers])}")
@@ -317,34 +321,36 @@ def _history_line(entry: dict[str, Any], progress: RunStatus) -> str:
     match entry["fact"]:
         case "HistoryLacksEraSignatures" if entry.get("elsewhere"):
             return (
-                f"! {entry['elsewhere']} members that had to sign the history up to round {entry['round']} "
+                f"! {entry['elsewhere']} members that had to sign the history up to its round {entry['round']} "
                 "signed another one: the history here is forged; take a new folder and another member's ticket "
                 "(atoll join TICKET --dir NEW_FOLDER)"
             )
         case "HistoryLacksEraSignatures":
             return (
-                f"! the history after round {entry['round']} has {entry['signed']} of {entry['needed']} signatures "
-                "that it needs, and the members asked so far have no others: signers are gone, and the founder can "
-                "sign for them with atoll recover; or it is forged, and another member's ticket leads to the true "
-                "one: atoll join TICKET --dir NEW_FOLDER"
+                f"! the history after its round {entry['round']} has {entry['signed']} of {entry['needed']} "
+                "signatures that it needs, and the members asked so far have no others: signers are gone, and the "
+                "founder can sign for them with atoll recover; or it is forged, and another member's ticket leads "
+                "to the true one: atoll join TICKET --dir NEW_FOLDER"
             )
         case "StoredVertexLost":
             return (
-                f"! this disk damaged or lost the vertex of round {entry['lacks']}; requesting it from members (if "
-                "no member has it: atoll verify lists the damage; peer.key in an empty folder and a member's "
-                "ticket, atoll invite, lead back)"
+                f"! this disk damaged or lost the vertex of history round {entry['lacks']}; requesting it from "
+                "members (if no member has it: atoll verify lists the damage; peer.key in an empty folder and a "
+                "member's ticket, atoll invite, lead back)"
             )
         case "HistoryVertexRecovered":
-            return f"the vertex of round {entry['lacked']} is whole again: {name(entry['by'])} sent it"
+            return f"the vertex of history round {entry['lacked']} is whole again: {name(entry['by'])} sent it"
         case "ForkBranchDetected":
             members = ", ".join(map(name, entry["members"]))
-            return f"! the run goes on elsewhere, too, since round {entry['round']}: {members} (atoll status)"
+            return (
+                f"! the run goes on elsewhere, too, since history round {entry['round']}: {members} (atoll status)"
+            )
         case "BranchPollResult":
             where = "this one" if entry["ours"] else "the other one"
             sure = ", settled" if entry["settled"] else ""
             return (
-                f"! of two branches since round {entry['round']} most prefer {where}: {entry['named']} of the "
-                f"{entry['asked']} asked last{sure} (atoll status says how to change sides)"
+                f"! of two branches since history round {entry['round']} most prefer {where}: {entry['named']} of "
+                f"the {entry['asked']} asked last{sure} (atoll status says how to change sides)"
             )
         case _:
             return ""

@@ -334,7 +334,9 @@ class RunStatus:
                 self.returns.append({key: entry[key] for key in ("round", "back_to", "refused", "contributors")})
                 self.returns = self.returns[-RETURNS_MAX:]
             case "StoredVertexLost":
-                self.trouble = f"this disk damaged or lost the vertex of round {entry['lacks']}; asking the members"
+                self.trouble = (
+                    f"this disk damaged or lost the vertex of history round {entry['lacks']}; asking the members"
+                )
             case "HistoryVertexRecovered":
                 self.trouble = ""
             case "ForkBranchDetected":
@@ -356,12 +358,12 @@ class RunStatus:
             case "HistoryLacksEraSignatures" if entry.get("elsewhere"):
                 self.trouble = (
                     f"this peer was shown a made-up past: {entry['elsewhere']} of those who should have signed the "
-                    f"history up to round {entry['round']} signed another one. "
+                    f"history up to its round {entry['round']} signed another one. "
                     "Take a new folder and another member's ticket: atoll join TICKET --dir NEW_FOLDER"
                 )
             case "HistoryLacksEraSignatures" if "made-up past" not in self.trouble:
                 self.trouble = (
-                    f"the history after round {entry['round']} has {entry['signed']} of {entry['needed']} "
+                    f"the history after its round {entry['round']} has {entry['signed']} of {entry['needed']} "
                     "signatures of those who began its era, and the members asked have no others. Either those "
                     "members are gone for good, and the founder can sign for them (atoll recover), or this past is "
                     "forged, and another member's ticket leads to the true one (atoll join TICKET --dir NEW_FOLDER)"

@@ -72,7 +72,7 @@ async def _blame(store: PeerStore, peer: Peer, island: TrainingWorker, round: in
     try:
         asked = question_of(peer, round)
     except ValueError as why:
-        raise cannot_replay(round, why) from None
+        raise cannot_replay(peer, round, why) from None
     history = peer.known.history
     island.learning = spec = parse_training_spec(peer.settings)
     island.tuned_before = lambda before: history.bodies[before - 1].tuned
@@ -81,7 +81,7 @@ async def _blame(store: PeerStore, peer: Peer, island: TrainingWorker, round: in
     enable_capabilities(island, peer.settings, peer.run, peer.me)
     state = await island.context.find_state(asked.ground.parent.state, spec)
     if state is None:
-        raise state_lacking(round)
+        raise state_lacking(round, asked.body.trained)
     island.agreed.head, island.agreed.name = state, asked.ground.parent.state
     island.equip(_data_of(store, spec))
     here = archived_rows(peer).get(round, {})

@@ -22,6 +22,7 @@ from msgspec import UNSET
 from atoll.base.errors import NetworkError, PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.machine import Fact, Message
+from atoll.base.units import history_round_text
 from atoll.crypto.digest import Buffer, digest
 from atoll.features.archive.reed_solomon import demand_ready
 from atoll.features.archive.worker import rebuild_blob
@@ -147,7 +148,7 @@ class _ReadonlyDriver(Driver):
             if self.refused:
                 raise RunFailedError(
                     "E-CHK-12",
-                    f"no member holds the state of round {round} any more",
+                    f"no member holds the state of {history_round_text(round, None)} any more",
                     cause="they keep those of the newest rounds and of some older ones ([keep] in run.toml)",
                     fix="atoll checkpoint list at a member says which are there; without --round it is the newest",
                 )
@@ -166,8 +167,8 @@ class _ReadonlyDriver(Driver):
             head = self.machine.history.head if self.machine.history is not None else -1
             raise UsageError(
                 "E-CHK-01",
-                f"round {round} is not in this run",
-                cause=f"its newest round is {head}",
+                f"{history_round_text(round, None)} is not in this run",
+                cause=f"its newest is {history_round_text(head, None)}",
                 fix="atoll checkpoint list, at a member",
             )
         return decode_body(decode_vertex(data).body).state

@@ -26,6 +26,7 @@ from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedErro
 from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
+from atoll.runtime.agreed_loss import agreed_loss
 from atoll.runtime.config import (
     canary_of,
     data_of,
@@ -519,11 +520,12 @@ def _leave_at_end_of_stdin(leave: Callable[[str], None]) -> None:
 
 
 def _sum(host: Any) -> dict[str, Any]:
-    p = host.progress
+    p, history = host.progress, host.machine.history
+    loss = agreed_loss(history.head_body, history.bodies.get, p.loss) if history is not None else p.loss
     return {
         "trained": p.trained,
         "state": p.state,
-        "loss": p.loss,
+        "loss": loss,
         "unit": p.unit,
         "tokens": host.learned,
         "over": host.machine.over,

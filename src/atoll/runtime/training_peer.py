@@ -15,6 +15,7 @@ from atoll.base.errors import AtollError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Fact
+from atoll.base.units import history_round_text
 from atoll.features.archive.reed_solomon import ready
 from atoll.features.attribution.leave_one_out import gather_rows
 from atoll.peer import operator_commands
@@ -209,7 +210,8 @@ class TrainingPeer(Driver):
         blob = self.store.blob_path(history.head_body.state)
         return RunFailedError(
             "E-DIR-14",
-            f"the state of round {history.head} in {self.folder} is damaged or gone, and no other member has it",
+            f"the state of {history_round_text(history.head, history.head_body.trained)} in {self.folder} is "
+            "damaged or gone, and no other member has it",
             cause=f"this disk changed or lost {blob}",
             fix=f"copy that file from a backup; or atoll checkpoint list --dir {self.folder} names older states, "
             "and atoll checkpoint export ROUND FILE writes one, as the model of a new run",

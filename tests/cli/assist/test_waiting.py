@@ -20,7 +20,7 @@ ORDERS = (
     ("amend train.lr=0.1", "train.lr = 0.1: in effect after 3 trained rounds"),
     ("pause", "the run is paused after 3 trained rounds"),
     ("resume", "the run goes on after 3 trained rounds"),
-    ("checkpoint rollback 1", "round 3 went back to the state of round 1"),
+    ("checkpoint rollback 1", "history round 3 went back to the state of history round 1 (after 3 trained rounds)"),
 )
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from atoll.base.errors import UsageError
+from atoll.base.units import history_round_text
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.cli.stored.publish import Once
 
@@ -58,7 +59,7 @@ def evaluate(
         except ValueError as why:
             raise UsageError(
                 "E-EVA-04",
-                f"round {checkpoint.body.round} cannot be evaluated: {why}",
+                f"{history_round_text(checkpoint.body.round, checkpoint.body.trained)} cannot be evaluated: {why}",
                 fix="for a text sample: pip install tokenizers, or --length 0; for too short data: --data PATH",
             ) from None
         found.append(entry)

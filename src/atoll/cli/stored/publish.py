@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 
 from atoll.base.errors import AtollError, NetworkError, UsageError
 from atoll.base.ids import one_line
-from atoll.base.units import bytes_text
+from atoll.base.units import bytes_text, history_round_text
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
@@ -70,10 +70,10 @@ def publish(
             print(f"! {why.what}; the next checkpoint is tried again", file=sys.stderr, flush=True)
             continue
         round, state = found.body.round, found.body.state.hex()
-        told.append({"round": round, "state": state, "sent": sent is not None})
+        told.append({"round": round, "trained": found.body.trained, "state": state, "sent": sent is not None})
         if not json:
             how = f"{bytes_text(sum(sent.files.values()))}, is in" if sent else "not sent: it or a newer one is in"
-            say(f"  round {round} ({state[:8]}), {how} {place.shown}")
+            say(f"  {history_round_text(round, found.body.trained)}, {state[:8]}: {how} {place.shown}")
         latest = sent or latest
     if trouble is not None:
         raise trouble
@@ -117,8 +117,10 @@ def _send(
         model=at,
         files={name: size_of(pieces) for name, pieces in files.items()},
     )
-    with busy(f"sending round {body.round} to {place.shown}"):
-        place.put(files, encode_latest(told), f"round {body.round}, state {told.state[:8]}")
+    with busy(f"sending {history_round_text(body.round, body.trained)} to {place.shown}"):
+        place.put(
+            files, encode_latest(told), f"{history_round_text(body.round, body.trained)}, state {told.state[:8]}"
+        )
     return told
 
 

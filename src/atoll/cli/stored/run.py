@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.base.errors import PeerFault, RunFailedError, UsageError
+from atoll.base.errors import AtollError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import PeerId, names_of, one_line, short_id
 from atoll.base.units import bytes_text
 from atoll.cli.say import run_title, say
@@ -45,6 +45,7 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
 
     from atoll.peer.governance.settings_change import is_over, settings_after
     from atoll.peer.settings import settings_of_run
+    from atoll.runtime.agreed_loss import agreed_loss
     from atoll.runtime.event_log import RunStatus, entries_in, member_entry, plain
     from atoll.runtime.storage.stored_history import kept_in, read_vertex
     from atoll.wire.codec import vertex_id
@@ -55,11 +56,19 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
         with kept_in(folder) as kept:
             genesis, first = read_vertex(kept, folder, -1)
             _, body = read_vertex(kept, folder, max(kept.rounds, default=-1))
+            progress, rounds = RunStatus(), {*kept.rounds}
+            with suppress(FileNotFoundError):
+                progress = RunStatus.of(entries_in(folder / "facts.jsonl"))
+
+            def body_of(round: int) -> VertexBody | None:
+                with suppress(AtollError):  # damage, which `atoll verify` reports
+                    return read_vertex(kept, folder, round)[1] if round in rounds else None
+                return None
+
+            loss = agreed_loss(body, body_of, progress.loss)
     except UsageError:
         return None  # it was to join a run, and never knew it
-    settings, progress = settings_of_run(first), RunStatus()
-    with suppress(FileNotFoundError):
-        progress = RunStatus.of(entries_in(folder / "facts.jsonl"))
+    settings = settings_of_run(first)
     return {
         "running": False,
         "run": one_line(settings.name),
@@ -69,7 +78,7 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
         "round": body.round,
         "trained": body.trained,
         "rounds": settings_after(settings, body).rounds,
-        "loss": progress.loss,
+        "loss": loss,
         "tokens": _learned(folder, first, body, progress),
         "unit": progress.unit,
         "model": progress.model,

@@ -20,6 +20,7 @@ from msgspec import UNSET
 from atoll.base.errors import RunFailedError
 from atoll.base.ids import PeerId
 from atoll.base.machine import Effect
+from atoll.base.units import history_round_text
 from atoll.features.attribution.row_archive import Place, RowArchive, RowLocation, commits_in
 from atoll.peer.governance.orders import amend_of
 from atoll.peer.governance.settings_change import plan_after
@@ -101,7 +102,7 @@ def question_of(peer: Peer, round: int) -> ReplayableRound:
     head = history.ids.get(round - 1)
     if body is None or parent is None or head is None:
         oldest = min((r for r in history.bodies if r - 1 in history.bodies), default=0)  # genesis is always there
-        raise ValueError(f"this peer has the history of rounds {oldest} to {history.head} in memory")
+        raise ValueError(f"this peer has the history rounds {oldest} to {history.head} in memory")
     if amend_of(body) is not None:
         raise ValueError("that round went back to an earlier state, and no update moved anything")
     if not any(body.parts):
@@ -155,10 +156,10 @@ def _usual(peer: PeerId, gains: Mapping[PeerId, float]) -> float:
     return median(others) if others else float("inf")
 
 
-def state_lacking(round: int) -> RunFailedError:
+def state_lacking(round: int, trained: int | None = None) -> RunFailedError:
     return RunFailedError(
         "E-BLM-05",
-        f"the state that round {round} began with is not on this disk",
+        f"the state that {history_round_text(round, trained)} began with is not on this disk",
         cause="a peer keeps the states of its newest rounds (keep.newest, keep.updates, keep.bytes_max), and has "
         "none of rounds that ended without it",
         fix="ask another member, or about a later round: atoll checkpoint list",

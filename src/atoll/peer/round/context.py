@@ -24,6 +24,7 @@ from atoll.base.limits import (
     WEIGHED_ROWS_MAX,
 )
 from atoll.base.memoize import memoize_by_identity
+from atoll.base.units import history_round_text
 from atoll.peer.governance.settings_change import is_over, settings_after
 from atoll.peer.round.topology_choice import (
     PAIRS,
@@ -367,7 +368,7 @@ def _why_assembling(genesis: RunSettings, settings: RunSettings, plan: RoundPlan
     if is_over(genesis, parent):
         return "the run is over"
     if parent.paused is not UNSET:
-        return f"paused since round {parent.paused}"
+        return f"paused since {history_round_text(parent.paused, None)}"
     if parent.trained:
         enough = sum(m.is_auditable_trainer for m in plan.members) >= settings.min_peers
     else:

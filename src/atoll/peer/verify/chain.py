@@ -182,6 +182,7 @@ class HistoryVerificationReport:
     head: int = -2  # the newest readable round; -1 is genesis, -2 nothing
     head_body: VertexBody | None = None
     vertices: int = 0  # readable, genesis not counted
+    trained: dict[int, int] = field(default_factory=dict[int, int])  # trained rounds after each readable round
     problems: list[HistoryProblem] = field(default_factory=list[HistoryProblem])
     missing: list[int] = field(default_factory=list[int])  # rounds without a readable vertex
     unchecked: list[int] = field(default_factory=list[int])  # rounds with a missing or damaged parent
@@ -527,6 +528,7 @@ class _HistoryWalk:
         audit = self.audit
         audit.head, audit.head_body, audit.scores = body.round, body, scores_of(body)
         audit.vertices += body.round >= 0
+        audit.trained[body.round] = body.trained
         if before is not None and body.epoch > before.epoch:
             audit.recoveries.append(body.round)
         if (back := amend_of(body)) is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import RefusedError, UsageError
 from atoll.base.ids import PeerId, names_of
-from atoll.base.units import spans_of, spans_text
+from atoll.base.units import history_round_text, spans_of, spans_text
 from atoll.features.attribution.leave_one_out import (
     ReplayableRound,
     archived_rows,
@@ -35,10 +35,10 @@ async def blame_round(host: TrainingPeer, round: int) -> dict[str, Any]:
         if not await host.island.run(
             CheckStateStored(asked.ground.parent.state)
         ):  # pins the state, as rows are pinned
-            raise state_lacking(round)
+            raise state_lacking(round, asked.body.trained)
         gathered = await host.gather_rows(round)
     except ValueError as why:
-        raise cannot_replay(round, why) from None
+        raise cannot_replay(host.machine, round, why) from None
     return await measure_effects(host.machine, host.island, asked, gathered.gone)
 
 
@@ -51,10 +51,12 @@ def cannot_measure() -> RefusedError:
     )
 
 
-def cannot_replay(round: int, why: ValueError) -> RefusedError:
+def cannot_replay(peer: Peer, round: int, why: ValueError) -> RefusedError:
+    body = None if peer.is_lost else peer.known.history.bodies.get(round)
+    where = history_round_text(round, body.trained if body is not None else None)
     return RefusedError(
         "E-BLM-02",
-        f"round {round} cannot be replayed: {why}",
+        f"{where} cannot be replayed: {why}",
         fix="atoll blame lists the rounds with archived updates",
     )
 
@@ -67,11 +69,11 @@ async def measure_effects(
     work = asked.work(archived.get(round, {}))
     if not any(work.parts):
         here = sorted(archived)
-        kept = f"this one those of rounds {spans_text(spans_of(here))}" if here else "this one none"
+        kept = f"this one those of history rounds {spans_text(spans_of(here))}" if here else "this one none"
         later = f"atoll blame --round {here[-1]}, or " if here else ""
         raise UsageError(
             "E-BLM-03",
-            f"no reachable member kept the updates of round {round}",
+            f"no reachable member kept the updates of {history_round_text(round, asked.body.trained)}",
             cause=f"peers keep updates for keep.updates rounds of their run.toml, {kept}",
             fix=f"{later}set keep.updates higher at all members and start them again, "
             "which keeps updates from then on",
@@ -79,7 +81,7 @@ async def measure_effects(
     found = await island.run(work)
     assert isinstance(found, LeaveOneOutResult)
     left_out = [n for n, part in enumerate(work.parts) if part is None]
-    told = _summary(peer, round, found, gone)
+    told = _summary(peer, round, found, gone) | {"trained": asked.body.trained}
     return told | {"parts_left_out": left_out, "summed_on_the_way": asked.summed_on_the_way}
 
 

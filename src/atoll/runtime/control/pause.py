@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from atoll.base.errors import RefusedError
 from atoll.base.ids import Seconds, names_of
+from atoll.base.units import history_round_text
 from atoll.crypto.digest import digest
 
 if TYPE_CHECKING:  # the driver imports torch, and this file is read by light verbs
@@ -42,7 +43,10 @@ def pause_told(host: Driver) -> str | None:
     owners = {*map(digest, history.authority.identities)}
     who = next((names[m.peer] for m in history.head_body.members if m.identity in owners), "a former member")
     where = "" if host.may_recover else " in the founder's folder"
+    paused = history.head_body.paused
+    since = history.bodies.get(paused)  # the newest are in memory
+    after = history_round_text(paused, since.trained if since is not None else None)
     return (
-        f"paused since round {history.head_body.paused} by {who}, the founder: members stay, "
+        f"paused since {after} by {who}, the founder: members stay, "
         f"training stops; it goes on with `atoll resume`{where}"
     )

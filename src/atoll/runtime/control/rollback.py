@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from atoll.base.errors import PeerFault, RefusedError, RunFailedError, UsageError
 from atoll.base.ids import PeerId, Seconds, one_line
+from atoll.base.units import history_round_text
 from atoll.peer.governance.orders import RollbackGoal, amend_of, goal_of
 from atoll.peer.governance.settings_change import in_words, numbers_in
 from atoll.peer.tasks import CheckStateStored
@@ -36,11 +37,11 @@ async def roll_back(host: TrainingPeer, round: int, wait_s: Seconds, without: Se
     goal = await asyncio.to_thread(_goal, host.store, round)
     history = host.machine.history
     if goal is None or history is None or round > history.head:
-        newest = history.head if history is not None else -1
+        newest = history_round_text(history.head, history.head_body.trained) if history is not None else "genesis"
         raise UsageError(
             "E-CHK-01",
-            f"round {round} is not in {host.folder}",
-            cause=f"the newest round here is {newest}",
+            f"{history_round_text(round, None)} is not in {host.folder}",
+            cause=f"the newest here is {newest}",
             fix="atoll checkpoint list",
         )
     names = tuple(sorted({_member(host, name) for name in without}))
@@ -86,7 +87,7 @@ def _member(host: TrainingPeer, named: str) -> PeerId:
 
 async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> None:
     """The state is here and is what was agreed on; out of pieces, if it lies in some. Errors name what is."""
-    was_here = host.store.has_blob(goal.state)
+    was_here, where = host.store.has_blob(goal.state), history_round_text(goal.round, goal.trained)
     if await host.island.run(CheckStateStored(goal.state)):
         return
     if host.lies_in_pieces(goal.state):
@@ -94,7 +95,7 @@ async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> No
             return
         raise RunFailedError(
             "E-CHK-13",
-            f"the state of round {goal.round} is coded in pieces and could not be rebuilt yet",
+            f"the state of {where} is coded in pieces and could not be rebuilt yet",
             cause="too few of their holders are here, or it takes longer than this command waits",
             fix=f"atoll checkpoint rollback {goal.round} again in a minute; atoll peers says who is here",
         )
@@ -104,7 +105,7 @@ async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> No
     if was_here:
         raise RunFailedError(
             "E-CHK-05",
-            f"the state of round {goal.round} is not what was agreed on; it was set aside",
+            f"the state of {where} is not what was agreed on; it was set aside",
             cause="this disk lost or changed bytes",
             fix=instead,
         )
@@ -112,8 +113,8 @@ async def _demand(host: TrainingPeer, goal: RollbackGoal, wait_s: Seconds) -> No
     kept = "a peer keeps the newest states and some older ones (keep.newest, keep.every_rounds)"
     raise UsageError(
         "E-CHK-03",
-        f"the state of round {goal.round} is not in {host.folder}",
-        cause=f"{kept}; " + (f"here are those of rounds {names}" if here else "none is here"),
+        f"the state of {where} is not in {host.folder}",
+        cause=f"{kept}; " + (f"here are those of history rounds {names}" if here else "none is here"),
         fix=instead,
     )
 
@@ -128,7 +129,7 @@ def _goal(store: PeerStore, round: int) -> RollbackGoal | None:
     except PeerFault as fault:
         raise RunFailedError(
             "E-CHK-02",
-            f"the vertex of round {round} cannot be read: {fault.what}",
+            f"the vertex of {history_round_text(round, None)} cannot be read: {fault.what}",
             cause="this disk or a copy of this folder lost or changed bytes",
             fix=f"atoll verify {store.folder}",
         ) from fault

@@ -20,6 +20,7 @@ from atoll.peer.operator_commands import turnout
 from atoll.peer.settings import RunSettings
 from atoll.policy.data.positions import positions_told
 from atoll.policy.reputation import scores_of
+from atoll.runtime.agreed_loss import agreed_loss
 from atoll.runtime.control.pause import pause_told
 from atoll.runtime.event_log import member_entry, waiting_text
 from atoll.runtime.network.addresses import scope_of
@@ -61,7 +62,7 @@ def status_of(host: TrainingPeer) -> dict[str, Any]:
         "topology_why": p.topology_why,
         "step": p.step,
         "inner_steps": p.inner_steps,
-        "loss": p.loss,
+        "loss": agreed_loss(head, machine.history.bodies.get, p.loss) if machine.history is not None else p.loss,
         "step_loss": p.step_loss,
         "state": head.state.hex() if head is not None else "",
         "model": p.model,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atoll.base.ids import PeerId
-from atoll.base.units import counted_text
+from atoll.base.units import counted_text, history_round_text
 from atoll.runtime.embed.messages import LoopLogLine
 from atoll.runtime.event_log import RunStatus, alike_text, is_unanswered
 
@@ -123,7 +123,10 @@ def _membership(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
 def _round(entry: Entry, progress: RunStatus) -> Iterator[LoopLogLine]:
     counted, of = len(entry["counted"]), f" of {progress.rounds}" * bool(progress.rounds)
     if "back_to" in entry:
-        yield LoopLogLine(logging.WARNING, f"the run went back to the state of round {entry['back_to']}")
+        yield LoopLogLine(
+            logging.WARNING,
+            f"the run went back to the state of {history_round_text(entry['back_to'], entry['trained'])}",
+        )
     elif counted:
         loss = "not reported" if entry["loss"] is None else f"{entry['loss']:.4f}"
         absent = f", without {', '.join(map(progress.name_of, progress.missing))}" if progress.missing else ""

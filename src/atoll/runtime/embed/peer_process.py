@@ -38,6 +38,7 @@ from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.protocol.transfer.download import FetchFailed
+from atoll.runtime.agreed_loss import agreed_loss
 from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed import run_end
@@ -256,9 +257,7 @@ def _readings_of(host: TrainingPeer) -> AgreedReadings:
     history = host.machine.history
     if history is None:
         return AgreedReadings(-1, 0, 0, None)
-    bodies = (history.bodies.get(round) for round in range(history.head, -1, -1))
-    trained = next((body for body in bodies if body is not None and body.commits), None)
-    loss = None if trained is None else trained.metrics.reported_loss
+    loss = agreed_loss(history.head_body, history.bodies.get, host.progress.loss)
     return _readings(history.head_body, loss)
 
 

@@ -51,12 +51,14 @@ class RunReadings:
 
     @property
     def round(self) -> int:
-        """Last agreed round; -1 before the first one. Rounds in which members only assemble count, too."""
+        """Number of the last agreed round in the history, as commands take it; -1 before the first one. Rounds in
+        which members only assemble count, too: people count `trained`.
+        """
         return self._seen.round
 
     @property
     def trained(self) -> int:
-        """Agreed training rounds so far."""
+        """Agreed training rounds so far, as progress lines and `atoll status` count: the one for people."""
         return self._seen.trained
 
     @property

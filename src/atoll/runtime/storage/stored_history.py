@@ -18,6 +18,7 @@ import msgspec
 from atoll.base.errors import UNREADABLE, AtollError, PeerFault, RunFailedError, UsageError
 from atoll.base.ids import Digest
 from atoll.base.limits import BLOB_CHUNK
+from atoll.base.units import history_round_text
 from atoll.runtime.storage.ownership import read_secret
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def read_vertex(kept: StoredHistory, folder: Path, round: int) -> tuple[Vertex, 
     except PeerFault as fault:
         raise RunFailedError(
             "E-CHK-02",
-            f"the vertex of round {round} cannot be read: {fault.what}",
+            f"the vertex of {history_round_text(round, None)} cannot be read: {fault.what}",
             cause="this disk or a copy of this folder lost or changed bytes",
             fix=f"atoll verify {folder}",
         ) from fault
@@ -132,7 +133,7 @@ def agreed_state(folder: Path, body: VertexBody) -> Path:
     if blob_id_of(source) != body.state:
         raise RunFailedError(
             "E-CHK-05",
-            f"the state of round {body.round} is not the agreed one",
+            f"the state of {history_round_text(body.round, body.trained)} is not the agreed one",
             cause="this disk or a copy of this folder lost or changed bytes",
             fix=f"atoll verify {folder} --deep",
         )
