@@ -59,6 +59,8 @@ def test_a_newcomer_reads_who_is_here_and_a_leaver_nothing_of_its_own_end():
     assert _change(progress, joined="m", away="b") == "this peer is a member now  a is here"
     assert _change(progress, joined="b") == "+ b is back: its updates count from the next round on"
     assert _change(progress, left="a", away="a") == "- a is gone"
+    progress.fold(entry := {"fact": "MembershipChanged", "joined": [], "left": ["a"], "members": progress.members})
+    assert line_of(entry | {"behind": True}, progress) == "earlier: - a is gone"
     assert _change(progress, left="m", away="am") == "the others go on without this peer"
 
 

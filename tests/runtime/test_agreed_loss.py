@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from atoll.runtime.agreed_loss import agreed_loss, newest_counted
+from atoll.runtime.control.agreed_loss import agreed_loss, newest_counted
 from atoll.simulation.swarm import SwarmKnobs, VirtualSwarm, peer_name
 
 

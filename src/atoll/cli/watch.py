@@ -21,7 +21,7 @@ from atoll.cli.display.options import OutputOptions
 from atoll.cli.say import json_text, qr, say_json
 from atoll.peer.governance.settings_change import in_words
 from atoll.runtime.evaluation.facts import evaluation_text
-from atoll.runtime.event_log import RunStatus, alike_text, is_unanswered
+from atoll.runtime.event_log import RunStatus, alike_text, behind_text, is_unanswered
 from atoll.runtime.network.addresses import scope_of
 from atoll.runtime.supervisor import PeerDisplay
 
@@ -268,7 +268,7 @@ def _membership_lines(entry: dict[str, Any], progress: RunStatus) -> str:
         present = [m["peer"] for m in progress.members if m["standing"] not in ("away", "expelled")]
         return "  ".join(["this peer is a member now", *(f"{name(p)} is here" for p in present if p != me)])
     out = {m["peer"] for m in progress.members if m["standing"] == "expelled"}
-    told = "  ".join(
+    told = behind_text(entry) + "  ".join(
         [f"+ {progress.arrival_text(p)}" for p in joined]
         + ["the others go on without this peer" for p in left if p == me]
         + [f"- {progress.parting_text(p)}" for p in left if p not in out and p != me]

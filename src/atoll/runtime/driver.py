@@ -567,7 +567,9 @@ class Driver:
             entry |= {"paused": why} if (why := self.paused()) is not None else {}
             if isinstance(fact, PeerSuspected) and not operator_commands.was_linked(self.machine, fact.peer):
                 entry["never_linked"] = True
-        elif isinstance(fact, MembershipChanged) and not fact.joined and not fact.left:
+        elif isinstance(fact, MembershipChanged) and (fact.joined or fact.left):
+            entry |= {"behind": True} if self.machine.participation.head() > self.machine.at + 1 else {}
+        elif isinstance(fact, MembershipChanged):
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:
                 return  # only speeds changed, as in every round

@@ -492,6 +492,11 @@ class RunStatus:
         return known.get(PeerId(peer), short_id(peer))
 
 
+def behind_text(entry: Entry) -> str:
+    """Prefix of news from rounds that the local peer still catches up with; empty for news of now."""
+    return "earlier: " if entry.get("behind") else ""
+
+
 def alike_text(names: Sequence[str]) -> str:
     """Warning about members that sent bit-identical updates, all of which count."""
     return (

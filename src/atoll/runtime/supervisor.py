@@ -26,7 +26,6 @@ from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedErro
 from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
-from atoll.runtime.agreed_loss import agreed_loss
 from atoll.runtime.config import (
     canary_of,
     data_of,
@@ -37,6 +36,7 @@ from atoll.runtime.config import (
     tokenizer_of,
     weights_of,
 )
+from atoll.runtime.control.agreed_loss import agreed_loss
 from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer, count_local_peers
 from atoll.runtime.control.status import unaudited_text

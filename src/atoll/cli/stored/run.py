@@ -45,7 +45,7 @@ def stored_status(folder: Path) -> dict[str, Any] | None:
 
     from atoll.peer.governance.settings_change import is_over, settings_after
     from atoll.peer.settings import settings_of_run
-    from atoll.runtime.agreed_loss import agreed_loss
+    from atoll.runtime.control.agreed_loss import agreed_loss
     from atoll.runtime.event_log import RunStatus, entries_in, member_entry, plain
     from atoll.runtime.storage.stored_history import kept_in, read_vertex
     from atoll.wire.codec import vertex_id

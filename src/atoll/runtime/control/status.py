@@ -20,7 +20,7 @@ from atoll.peer.operator_commands import turnout
 from atoll.peer.settings import RunSettings
 from atoll.policy.data.positions import positions_told
 from atoll.policy.reputation import scores_of
-from atoll.runtime.agreed_loss import agreed_loss
+from atoll.runtime.control.agreed_loss import agreed_loss
 from atoll.runtime.control.pause import pause_told
 from atoll.runtime.event_log import member_entry, waiting_text
 from atoll.runtime.network.addresses import scope_of

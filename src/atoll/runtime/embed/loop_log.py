@@ -17,7 +17,7 @@ from typing import Any
 from atoll.base.ids import PeerId
 from atoll.base.units import counted_text, history_round_text
 from atoll.runtime.embed.messages import LoopLogLine
-from atoll.runtime.event_log import RunStatus, alike_text, is_unanswered
+from atoll.runtime.event_log import RunStatus, alike_text, behind_text, is_unanswered
 
 TROUBLES = ("HistoryLacksEraSignatures", "StoredVertexLost")  # facts that RunStatus explains in its `trouble`
 LOOP_KILLED = "its program was killed or crashed"  # farewell of a peer process that outlives its loop
@@ -109,7 +109,7 @@ def _membership(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
         return  # this peer reads the history from before it joined
     standing = {m["peer"]: m["standing"] for m in entry["members"]}
     for peer in entry["joined"] if me not in entry["joined"] else ():  # else `attached_text` names them
-        yield LoopLogLine(logging.INFO, progress.arrival_text(peer))
+        yield LoopLogLine(logging.INFO, behind_text(entry) + progress.arrival_text(peer))
     for peer in entry["left"]:
         if standing.get(peer) == "expelled":
             yield LoopLogLine(
@@ -117,7 +117,8 @@ def _membership(entry: Entry, progress: RunStatus, me: PeerId) -> Iterator[LoopL
             )
         else:
             in_order = peer in progress.farewells and progress.farewells[peer] != LOOP_KILLED
-            yield LoopLogLine(logging.INFO if in_order else logging.WARNING, progress.parting_text(peer))
+            level = logging.INFO if in_order or "behind" in entry else logging.WARNING
+            yield LoopLogLine(level, behind_text(entry) + progress.parting_text(peer))
 
 
 def _round(entry: Entry, progress: RunStatus) -> Iterator[LoopLogLine]:

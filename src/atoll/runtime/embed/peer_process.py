@@ -38,7 +38,7 @@ from atoll.policy.participation import GROUP_MARK, group_of, named
 from atoll.policy.plan import RoundSettings
 from atoll.policy.presets import PRESETS, looked_every
 from atoll.protocol.transfer.download import FetchFailed
-from atoll.runtime.agreed_loss import agreed_loss
+from atoll.runtime.control.agreed_loss import agreed_loss
 from atoll.runtime.control.commands import handlers_of
 from atoll.runtime.control.socket import ControlServer
 from atoll.runtime.embed import run_end
