@@ -1,7 +1,5 @@
 """`atoll.local`: many processes of one script on this computer, none of which outlives the call."""
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,20 +77,6 @@ def test_the_error_of_a_function_names_its_exception(tmp_path: Path):
     with pytest.raises(atoll.RunFailedError, match="E-LOC-02") as failed:
         atoll.local(lambda: None, peers=2, folder=tmp_path / "swarm")
     assert "atoll.join(or_found=" in failed.value.fix
-
-
-def test_ctrl_c_while_processes_import_prints_how_to_go_on_and_no_traceback(tmp_path: Path):
-    """A terminal sends it to all processes of its group. Each of them once printed a traceback."""
-    script = tmp_path / "train.py"
-    script.write_text("import os, signal\nos.write(1, b'importing')\nsignal.pause()\n")
-    words = [sys.executable, "-c", "import atoll, sys; atoll.local(sys.argv[1], folder=sys.argv[2])"]
-    words += [str(script), str(tmp_path / "swarm")]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, process_group=0) as swarm:
-        assert swarm.stdout is not None and swarm.stdout.read(9) == b"importing"
-        os.killpg(swarm.pid, signal.SIGINT)
-        _, told = swarm.communicate(timeout=60)
-    assert b"stopped by Ctrl-C" in told and b"Traceback" not in told, told
 
 
 def test_the_bar_reports_the_start_before_the_first_round(tmp_path: Path):

@@ -6,7 +6,6 @@ found the run and the others join it. A function runs in processes of its own as
 Invariants:
 - No process outlives the call.
 - One call at a time uses a folder.
-- Ctrl-C reaches this process only, which then ends the others: each of them would print a traceback.
 - A script that fails before the run has begun ends the others, which would wait for it forever. Later they go on
   without it, as members of any run do.
 - The output of the scripts is not read.
@@ -15,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -146,17 +144,13 @@ def _commands(
 def _start(
     children: list[Child], words: Sequence[str], folder: Path, output: int | None = None, /, **said: str
 ) -> None:
-    """Start a process and add it to `children`. It inherits a blocked SIGINT, also while it imports."""
+    """Start a process and add it to `children`."""
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
     default = {"ATOLL_QUIET": "1"}  # all would print the same rounds below the bar
     env = default | os.environ | own | said
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        children.append(subprocess.Popen(words, env=env, stdout=output, stderr=output))  # noqa: S603  # the caller's script, no shell
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # raises KeyboardInterrupt if Ctrl-C came meanwhile
+    children.append(subprocess.Popen(words, env=env, stdout=output, stderr=output))  # noqa: S603  # no shell
 
 
 def _cause(base: Path, n: int) -> str:
