@@ -41,4 +41,4 @@ def test_a_trainer_that_cannot_run_pauses_its_peer_instead_of_closing_empty_roun
             blob.write_bytes(b"rubbish")
         running += [Peer("up", "--dir", tmp_path)]
         assert running[3].ends() == 5  # no other member could ever send the state
-        assert "E-DIR-14 the state of round" in running[3].words()
+        assert "E-DIR-14 the state of history round" in running[3].words()

@@ -37,7 +37,7 @@ def test_an_older_state_comes_back_from_two_of_three_pieces(tmp_path: Path):
 
         row = next(r for r in answer_of("checkpoint", "list", a) if r.get("in_pieces"))
         round = row["round"]
-        assert "lie in pieces at the members: rounds " in atoll("checkpoint", "list", a).stdout
+        assert "lie in pieces at the members: history rounds " in atoll("checkpoint", "list", a).stdout
         cyd.close()
         for folder in (a, b, c):
             for end in ("", ".manifest"):
