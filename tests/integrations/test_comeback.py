@@ -23,7 +23,12 @@ def lightning_comes_back(run: Any) -> None:
     callback = lightning.AtollLightningCallback(run)
     callback.load_state_dict({"trained": 7})
     trainer = SimpleNamespace(
-        world_size=1, optimizers=[None], train_dataloader=None, accumulate_grad_batches=1, global_step=80
+        world_size=1,
+        optimizers=[None],
+        train_dataloader=None,
+        accumulate_grad_batches=1,
+        global_step=80,
+        lr_scheduler_configs=(),
     )
     callback.on_train_start(trainer, None)
 

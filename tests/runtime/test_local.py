@@ -1,5 +1,6 @@
 """`atoll.local`: many processes of one script on this computer, none of which outlives the call."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,11 +32,12 @@ def test_a_script_that_fails_before_the_run_began_ends_the_others(tmp_path: Path
 
 
 LATE = """
-import os, pathlib, time, torch, atoll
+import os, pathlib, torch, atoll
 os.environ["ATOLL_START_PEERS"] = "1"
+ended = pathlib.Path(os.environ["ENDED"])
 last = os.environ["ATOLL_NAME"] == "peer-2"
-while last and not pathlib.Path(os.environ["ENDED"]).exists():
-    time.sleep(0.1)
+if last:
+    ended.read_text()  # a pipe, which the other process opens at its end
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = atoll.join(or_found={"rounds": 3, "inner_steps": 2})
@@ -44,23 +46,24 @@ while not run.done:
     model(torch.ones(64)).sum().backward()
     optimizer.step()
 said = f"{run.trained} {float(model.weight.detach().sum())}"
-pathlib.Path(os.environ["ENDED"] + os.environ["ATOLL_NAME"]).write_text(said)
+ended.with_name(os.environ["ATOLL_NAME"]).write_text(said)
 run.close()
 if not last:
     import atexit
-    atexit.register(lambda: pathlib.Path(os.environ["ENDED"]).touch())
+    atexit.register(ended.write_text, "")
 """
 
 
 @pytest.mark.net
 def test_a_process_that_comes_after_the_end_gets_the_agreed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As in a second call in which one process trains all remaining rounds alone. It once waited without an end."""
-    monkeypatch.setenv("ENDED", str(tmp_path / "ended"))
+    os.mkfifo(ended := tmp_path / "ended")
+    monkeypatch.setenv("ENDED", str(ended))
     script = tmp_path / "train.py"
     script.write_text(LATE)
     monkeypatch.setattr("atoll.runtime.local_swarm.STAY_AFTER_S", 0.0)
     atoll.local(script, peers=2, folder=tmp_path / "swarm")
-    first, second = ((tmp_path / f"endedpeer-{n}").read_text() for n in (1, 2))
+    first, second = ((tmp_path / f"peer-{n}").read_text() for n in (1, 2))
     assert first == second and first.startswith("3 ")
 
 

@@ -26,6 +26,7 @@ def layout(values: int) -> ModelLayout:
 def test_a_large_model_is_told_and_what_cannot_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One gigabyte in fp32; a small model is no matter. Files that a member has already count as room."""
     needs = needs_of(layout(GB // 4), "memory")
+    assert needs.memory_bytes - needs_of(layout(GB // 4), "memory", "bf16").memory_bytes == pytest.approx(0.4 * GB)
     assert check_room(needs_of(layout(4096), "memory"), tmp_path, tmp_path) == ""
     monkeypatch.setattr(member_needs, "free_memory_bytes", lambda: 4 * GB)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9 * GB))

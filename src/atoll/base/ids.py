@@ -23,6 +23,8 @@ Seconds = float  # a duration, or a point on a clock that is named where it is u
 
 ZERO_DIGEST = Digest(bytes(DIGEST_BYTES))
 
+ATTACHED = "attached"  # model and data of a run in which members train in loops of their own
+
 SHOWN_MAX = 500  # displayed characters of a foreign text: six lines of a terminal
 TICKET = re.compile(r"(ATOLL\d:\w{8})\w+", re.IGNORECASE)  # a ticket, and the start of it that may be shown
 NAME_SHOWN_MAX = 64  # displayed characters of a name: members of runs in groups have names like eu/fra/ada

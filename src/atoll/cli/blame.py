@@ -110,10 +110,10 @@ def _by_loss(folder: Path, json: bool) -> None:
     from atoll.verification.state_validation.statistics import refusals
 
     with kept_in(folder) as kept:
-        peers, jumps = blame_by_loss(read_vertex(kept, folder, r)[1] for r in kept.rounds)
-        refused = refusals(read_vertex(kept, folder, r)[1] for r in kept.rounds)
-        trained = {r: read_vertex(kept, folder, r)[1].trained for r in kept.rounds}
+        bodies = {r: read_vertex(kept, folder, r)[1] for r in kept.rounds}
         updates = list(kept.updates)
+    (peers, jumps), refused = blame_by_loss(bodies.values()), refusals(bodies.values())
+    trained = {r: body.trained for r, body in bodies.items()}
     if not peers:
         raise UsageError(
             "E-BLM-01",

@@ -16,7 +16,7 @@ from atoll.cli.display.waiting import waiting
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 
 GONE_S = 80.0  # above the 60 s that a leave may take, with an export and the end of a trainer
-AGREEING = "waiting for the other members to agree that this peer leaves, mostly with the round's end"
+AGREEING = "waiting for the other members to agree that this peer leaves, mostly when the round ends"
 
 
 def leave(dir: Dir = None, *, json: AsJson = False) -> None:

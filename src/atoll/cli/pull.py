@@ -112,7 +112,7 @@ def pull(
     say(f"  {run_title(audit.settings.name, short_id(run))}: {audit.vertices} vertices, all as they were agreed on")
     if alone:
         say(f"  protected by {votes_text(audit)} alone: history rounds {spans_text(alone)}")
-    where = history_round_text(taken.round, audit.head_body.trained if audit.head_body is not None else None)
+    where = history_round_text(taken.round, audit.trained.get(taken.round))
     say(f"  the {what_is(files)} of {where} is in {to}: {taken.state.hex()[:8]}, {bytes_text(size_bytes)}")
 
 

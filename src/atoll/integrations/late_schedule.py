@@ -31,7 +31,9 @@ def advance_schedule(run: Run, schedule: Any, trained: int | None, every: int = 
         return
     steps = rounds * run.round_steps // every
     if trained is None:  # a checkpoint of another program may have moved it on already
-        steps = max(0, steps - schedule.last_epoch)
+        steps -= schedule.last_epoch
+    if steps < 1:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch expects a step of the optimizer first
         for _ in range(steps):

@@ -71,7 +71,7 @@ class AtollLightningCallback(Callback):
         usual: dict[str, Any] = {"batch": size * trainer.accumulate_grad_batches, "after_end": "skip"}
         self.run.attach(pl_module, trainer.optimizers[0], **usual | self._attach)
         self._round, trainer.should_stop = self.run.round, self.run.done
-        for known in getattr(trainer, "lr_scheduler_configs", ()):
+        for known in trainer.lr_scheduler_configs:
             if known.interval == "step":
                 advance_schedule(self.run, known.scheduler, self._before, known.frequency)
         if self._before not in (None, self.run.trained) and not self.run.done:  # after the end no step follows

@@ -568,7 +568,9 @@ class Driver:
             if isinstance(fact, PeerSuspected) and not operator_commands.was_linked(self.machine, fact.peer):
                 entry["never_linked"] = True
         elif isinstance(fact, MembershipChanged) and (fact.joined or fact.left):
-            entry |= {"behind": True} if self.machine.participation.head() > self.machine.at + 1 else {}
+            history = self.machine.history
+            if history is not None and history.head > self.machine.at + 1:
+                entry["behind"] = True  # news of a round that this peer still catches up with
         elif isinstance(fact, MembershipChanged):
             standings = [(m["peer"], m["standing"]) for m in self.progress.members]
             if standings == [(m.peer, m.standing) for m in fact.members]:

@@ -112,10 +112,10 @@ def _run_in(base: Path, script: str | Path | Callable[..., Any], arguments: Sequ
     on_interrupt(lambda: f"stopped by Ctrl-C; the same call goes on with the run in {base}")
     try:
         first = {"ATOLL_START_PEERS": str(peers), "ATOLL_TICKET_USES": str(peers)}
-        _start(children, commands[0], founder, **first)
+        children.append(_started(commands[0], founder, **first))
         ticket = _ticket_in(base, children[0])
         for n in range(2, peers + 1):
-            _start(children, commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket)
+            children.append(_started(commands[n - 1], base / f"peer-{n}", ATOLL_TICKET=ticket))
         _wait(children, lambda: _trained(founder) > before, progress, base)
         on_interrupt(None)
     finally:
@@ -141,16 +141,13 @@ def _commands(
     return [[*module, str(base / RESULT.format(n))] for n in range(1, peers + 1)]
 
 
-def _start(
-    children: list[Child], words: Sequence[str], folder: Path, output: int | None = None, /, **said: str
-) -> None:
-    """Start a process and add it to `children`."""
+def _started(words: Sequence[str], folder: Path, output: int | None = None, /, **said: str) -> Child:
     paths = os.pathsep.join(path for path in sys.path if path)
     own = {"PYTHONPATH": paths, "ATOLL_DIR": str(folder), "ATOLL_NAME": folder.name, "OMP_NUM_THREADS": "1"}
     own |= {"ATOLL_LISTEN": "", "ATOLL_TICKET": ""}  # they cannot share a port, and the first one founds
     default = {"ATOLL_QUIET": "1"}  # all would print the same rounds below the bar
     env = default | os.environ | own | said
-    children.append(subprocess.Popen(words, env=env, stdout=output, stderr=output))  # noqa: S603  # no shell
+    return subprocess.Popen(words, env=env, stdout=output, stderr=output)  # noqa: S603  # the caller's script, no shell
 
 
 def _cause(base: Path, n: int) -> str:
@@ -201,8 +198,9 @@ def _wait(children: Sequence[Child], has_begun: Callable[[], bool], progress: Sw
             if ended := [n for n, child in enumerate(children, 1) if child.poll() == 0]:
                 ended_at = ended_at or time.monotonic()
                 if not server and time.monotonic() - ended_at > STAY_AFTER_S:
-                    words = [sys.executable, "-m", "atoll", "up", "--stay", "--dir", str(base / f"peer-{ended[0]}")]
-                    _start(server, words, base / f"peer-{ended[0]}", subprocess.DEVNULL)
+                    place = base / f"peer-{ended[0]}"
+                    words = [sys.executable, "-m", "atoll", "up", "--stay", "--dir", str(place)]
+                    server.append(_started(words, place, subprocess.DEVNULL))
             progress.update()
             time.sleep(LOOK_S)
     finally:

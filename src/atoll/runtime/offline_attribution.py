@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import RefusedError
-from atoll.base.ids import Digest
+from atoll.base.ids import ATTACHED, Digest
 from atoll.base.machine import Start
 from atoll.capabilities import CAPABILITIES
 from atoll.crypto.identity import SessionSigner, SessionVerifier
@@ -33,7 +33,7 @@ from atoll.runtime.training_spec import parse_training_spec
 from atoll.runtime.worker.capabilities import enable_capabilities
 from atoll.runtime.worker.training_worker import TrainingWorker
 from atoll.training.data import STDLIB
-from atoll.training.spec import ATTACHED, TrainingSpec, local_data
+from atoll.training.spec import TrainingSpec, local_data
 
 
 async def blame_offline(folder: Path, round: int) -> dict[str, Any]:

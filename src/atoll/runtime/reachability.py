@@ -18,7 +18,7 @@ from atoll.peer.governance.settings_change import settings_after
 from atoll.policy.plan import QuorumAvailability, QuorumRule, quorum
 from atoll.runtime.event_log import NO_ANSWER
 from atoll.runtime.network.dialer import NO_LISTENER
-from atoll.runtime.storage.stored_history import trains_in_loops
+from atoll.runtime.storage.stored_history import is_run_of_loops
 
 JOIN_S = 60.0  # without a reply until then, the ticket's addresses are not reachable from here
 REFUSED_S = 10.0  # the same while each address refuses: no process listens there
@@ -94,7 +94,7 @@ def why_paused(host: Any, may_recover: bool, has_authority: bool) -> str | None:
     machine = host.machine
     there = operator_commands.turnout(machine, host.clock.now())
     recover = "atoll recover" if may_recover else "atoll recover in the founder's folder" if has_authority else ""
-    loops = trains_in_loops(machine.settings.learning)
+    loops = is_run_of_loops(machine.settings.learning)
     text = paused_text(there, host.progress.name_of, machine.settings.round.quorum, recover, loops)
     if text is None:
         return None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 
 from atoll.base.errors import AtollError, PeerFault, RefusedError, RunFailedError, UsageError
+from atoll.base.ids import ATTACHED
 from atoll.peer.config.sections import RunConfig, of_the_run
 from atoll.peer.membership.admission import EXPELLED
 from atoll.policy.participation import named
@@ -379,8 +380,6 @@ class _EndWatcher:
 
     def _loop_missing(self, data: str) -> RefusedError | None:
         """The refusal, if this peer is to train but members of the run train in their own programs."""
-        from atoll.training.spec import ATTACHED
-
         members = self.host.machine.history.head_body.members
         is_newcomer = all(member.peer != self.host.me for member in members)
         if data != ATTACHED or not self.host.island.trains or (self.start.stay and not is_newcomer):

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from atoll.base.errors import AtollError, PeerFault, RunFailedError, UsageError
-from atoll.base.ids import Digest, Seconds
+from atoll.base.ids import ATTACHED, Digest, Seconds
 from atoll.base.limits import MIB
 from atoll.base.machine import Fact
 from atoll.base.units import history_round_text
@@ -44,7 +44,7 @@ from atoll.training.export import tensor_file
 from atoll.training.models import label_of, task_of
 from atoll.training.models.hugging_face import library_problem
 from atoll.training.recipe.state import export_pieces
-from atoll.training.spec import ATTACHED, local_data
+from atoll.training.spec import local_data
 from atoll.verification.replay_audit.machine import EXHIBIT_UPDATES
 from atoll.wire.messages.statements import ChangedSettings
 

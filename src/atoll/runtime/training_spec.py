@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.errors import UNREADABLE, PeerFault, UsageError
+from atoll.base.ids import ATTACHED
 from atoll.base.limits import CONTROL_FRAME_MAX, MIB
 from atoll.base.workload import AdaptiveWorkloadPolicy
 from atoll.crypto.digest import Buffer
@@ -47,7 +48,7 @@ from atoll.training.recipe.recipes import Recipe, check_recipe, sample_problem, 
 from atoll.training.recipe.reply_formats import has_owner_feedback, needs_reply_format
 from atoll.training.recipe.schedule import fragments_of, longest_turn, phase_rounds
 from atoll.training.recipe.state import initial_state, state_hash, state_pieces
-from atoll.training.spec import ATTACHED, TrainingSpec
+from atoll.training.spec import TrainingSpec
 from atoll.verification.loss_scoring.tensors import scoring_problem
 from atoll.verification.redundant_training.tensors import twins_problem
 from atoll.verification.replay_audit.tolerance import recipe_problem

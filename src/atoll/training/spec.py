@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from atoll.base.ids import Digest
+from atoll.base.ids import ATTACHED, Digest
 from atoll.training.data import STDLIB, Data, data_digest, load_data
 from atoll.training.exchange.layout import ModelLayout
 from atoll.training.recipe.inner import GradientSumOptimizer, tuned
@@ -18,8 +18,6 @@ from atoll.training.recipe.schedule import turn_of
 from atoll.training.recipe.state import SharedState
 from atoll.training.recipe.update import RoundCodingInputs
 from atoll.wire.messages.statements import ChangedSettings
-
-ATTACHED = "attached"  # `recipe.model` and `data` of a run in which members train in loops of their own
 
 
 class TrainingSpec(msgspec.Struct, frozen=True):

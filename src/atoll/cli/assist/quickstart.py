@@ -9,7 +9,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
@@ -43,15 +45,12 @@ class RunLength(NamedTuple):
 
 
 class SetupQuestion(NamedTuple):
-    """One question: its option, its text, the usual answer, and a check that returns the value or raises.
-
-    The check gets the answer and those before it.
-    """
+    """One question: its option, its text, the usual answer, and a check that returns the value or raises."""
 
     option: str
     text: str
     usual: str
-    check: Callable[[str, Mapping[str, Any]], Any]
+    check: Callable[[str], Any]
 
 
 def quickstart(
@@ -80,8 +79,8 @@ def quickstart(
     given = {"machines": machines, "trust": trust, "model": model, "data": data, "link": link}
     asks = sys.stdin.isatty() and not json
     found = dict[str, Any]()
-    for question in questions():
-        found[question.option] = _answer(question, given[question.option], asks, found)
+    for question in questions(found):
+        found[question.option] = _answer(question, given[question.option], asks)
     answers = RunAnswers(**found)
     length = _length_of(run_toml(answers), file)
     text = run_toml(answers, length)
@@ -103,7 +102,8 @@ def quickstart(
     say("every setting: atoll config --all; what rounds cost on your links: atoll plan --help")
 
 
-def questions() -> tuple[SetupQuestion, ...]:
+def questions(found: Mapping[str, Any] = MappingProxyType({})) -> tuple[SetupQuestion, ...]:
+    """The questions; `found` will hold the answers to earlier ones when a later one is checked."""
     return (
         SetupQuestion("machines", "How many machines train, this one included?", "2", _machines),
         SetupQuestion(
@@ -113,7 +113,7 @@ def questions() -> tuple[SetupQuestion, ...]:
             "  community  people who invited each other: up to a third may lie; 4 machines at least\n"
             "  open       strangers: more owners check each other; 4 machines at least",
             "private",
-            _trust,
+            partial(_trust, found),
         ),
         SetupQuestion(
             "model",
@@ -133,11 +133,11 @@ def questions() -> tuple[SetupQuestion, ...]:
     )
 
 
-def _answer(question: SetupQuestion, given: str, asks: bool, before: Mapping[str, Any]) -> Any:
+def _answer(question: SetupQuestion, given: str, asks: bool) -> Any:
     """The checked answer: as given, else asked for until it is valid, else the usual one."""
     if given or not asks:
         try:
-            return question.check(given or question.usual, before)
+            return question.check(given or question.usual)
         except ValueError as why:
             fix = f"--{question.option} {question.usual}"
             raise UsageError("E-ARG-17", f"--{question.option} {given}: {why}", fix=fix) from None
@@ -148,7 +148,7 @@ def _answer(question: SetupQuestion, given: str, asks: bool, before: Mapping[str
         except EOFError:
             raise KeyboardInterrupt from None
         try:
-            value = question.check(said, before)
+            value = question.check(said)
         except ValueError as why:
             say(f"  {why}")
         else:
@@ -156,30 +156,31 @@ def _answer(question: SetupQuestion, given: str, asks: bool, before: Mapping[str
             return value
 
 
-def _machines(text: str, before: Mapping[str, Any]) -> int:
+def _machines(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= PEERS_MAX:
         raise ValueError(f"{text!r} is not a number of machines from 1 to {PEERS_MAX}")
     return int(text)
 
 
-def _trust(text: str, before: Mapping[str, Any]) -> str:
+def _trust(before: Mapping[str, Any], text: str) -> str:
     from atoll.policy.presets import PRESETS
 
     if text not in PRESETS:
         raise ValueError(f"{text!r} is none of {', '.join(PRESETS)}")
-    if text != "private" and before["machines"] < LIARS_FROM:
-        raise ValueError(f"{text} needs {LIARS_FROM} machines at least, and {before['machines']} were named")
+    machines = before.get("machines", LIARS_FROM)
+    if text != "private" and machines < LIARS_FROM:
+        raise ValueError(f"{text} needs {LIARS_FROM} machines at least, and {machines} were named")
     return text
 
 
-def _model(text: str, before: Mapping[str, Any]) -> str:
+def _model(text: str) -> str:
     from atoll.training.models import spec_of
 
     spec_of(text)
     return text
 
 
-def _data(text: str, before: Mapping[str, Any]) -> str:
+def _data(text: str) -> str:
     if text == "stdlib":
         return text
     path = Path(text).expanduser()
@@ -188,7 +189,7 @@ def _data(text: str, before: Mapping[str, Any]) -> str:
     return str(path.resolve())
 
 
-def _link(text: str, before: Mapping[str, Any]) -> str:
+def _link(text: str) -> str:
     if text not in NEAR:
         parse_rate_bytes_s(text)
     return text

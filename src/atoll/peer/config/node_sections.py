@@ -95,6 +95,6 @@ class NodeSection(ConfigSection, frozen=True):
         'Where this peer keeps vectors of the model\'s size, beside its state on disk: "memory", or "disk" for '
         "models that hardly fit. Rounds then take longer.", level="expert")] = "memory"
     feedback_precision: Annotated[FeedbackPrecision, Setting(
-        'Precision in which this peer keeps its error feedback from round to round. "bf16" takes half a model less '
-        "of memory and of disk. In runs with replay audits it stays fp32: auditors compute it again.",
+        'Precision in which this peer keeps its error feedback from round to round. "bf16" takes 0.4 models less '
+        "of memory, and less disk. In runs with replay audits it stays fp32: auditors compute it again.",
         level="expert")] = "fp32"

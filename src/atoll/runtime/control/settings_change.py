@@ -18,7 +18,7 @@ from msgspec import UNSET, ValidationError, convert
 from msgspec.structs import replace
 
 from atoll.base.errors import RefusedError, UsageError
-from atoll.base.ids import Seconds
+from atoll.base.ids import ATTACHED, Seconds
 from atoll.peer.config.sections import declarations, sections
 from atoll.peer.governance.settings_change import in_words, is_over, numbers_in, tuned_by, with_numbers
 from atoll.peer.operator_commands import with_waiting
@@ -27,7 +27,7 @@ from atoll.runtime.config import numbers_of
 from atoll.runtime.training_spec import check_vertex_room, effort_misfit
 from atoll.training.recipe.inner import GradientSumOptimizer
 from atoll.training.recipe.recipes import check_recipe, swarm_problem
-from atoll.training.spec import ATTACHED, TrainingSpec, spec_after
+from atoll.training.spec import TrainingSpec, spec_after
 from atoll.wire.messages.statements import ChangeableSettings, ChangedSettings
 from atoll.wire.messages.vertex import VertexBody
 

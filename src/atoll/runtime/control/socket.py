@@ -122,7 +122,7 @@ class ControlServer:
             return ControlReply(ok=await handler(request.with_))
         except AtollError as why:
             return ControlReply(error=ControlErrorReply(why.code, why.what, why.cause, why.fix, why.exit_status))
-        except (msgspec.DecodeError, KeyError, ValueError) as why:
+        except msgspec.DecodeError as why:
             what = f"invalid request: {why}"
             return ControlReply(error=ControlErrorReply("E-DOOR-03", what, OTHER_VERSION, RESTART, exit_status=2))
         except Exception as why:
@@ -157,7 +157,7 @@ def _other_version(folder: Path, why: str) -> UsageError:
     return UsageError(
         "E-DOOR-09",
         f"the peer in {folder} answered as another version of Atoll: {why}",
-        cause="Atoll was updated after that peer had started; what the command asked for is done",
+        cause="Atoll was updated after that peer had started; what the command asked for may be done",
         fix=f"atoll stop --dir {folder}, then start the peer again: atoll up --dir {folder}, or its own program",
     )
 

@@ -14,7 +14,7 @@ import psutil
 from atoll.base.errors import UsageError
 from atoll.base.limits import MIB
 from atoll.base.units import bytes_text
-from atoll.peer.config.node_sections import StateMemory
+from atoll.peer.config.node_sections import FeedbackPrecision, StateMemory
 from atoll.runtime.system import container_bytes
 from atoll.training.exchange.layout import ModelLayout
 
@@ -23,6 +23,7 @@ PROCESS_BYTES = 256 * MIB  # a peer without a model, and its buffers
 # Models of fp32 in the peer's memory: values handed over, what the codec left, and encoded updates of int8, its own
 # and those of others. Its state is in files. With `disk` only encoded updates remain.
 MODELS_IN_MEMORY: dict[StateMemory, float] = {"memory": 3.5, "disk": 1.2}
+SAVED_MODELS: dict[FeedbackPrecision, float] = {"fp32": 0.0, "bf16": 0.4}  # of memory; measured, 50 M values
 # Two states of two vectors, two private files, and with `disk` the mailbox and what else is in memory
 MODELS_ON_DISK: dict[StateMemory, float] = {"memory": 6.5, "disk": 8.5}
 BYTES_A_VALUE = 1.01  # of an int8 update
@@ -45,12 +46,16 @@ class MemberNeeds:
         )
 
 
-def needs_of(layout: ModelLayout, state_memory: StateMemory) -> MemberNeeds:
-    model_bytes = 4 * layout.floats
+def needs_of(
+    layout: ModelLayout, state_memory: StateMemory, feedback_precision: FeedbackPrecision = "fp32"
+) -> MemberNeeds:
+    model_bytes, models = 4 * layout.floats, MODELS_IN_MEMORY[state_memory]
+    if state_memory == "memory":
+        models -= SAVED_MODELS[feedback_precision]
     return MemberNeeds(
         layout.floats,
         state_memory,
-        int(MODELS_IN_MEMORY[state_memory] * model_bytes) + PROCESS_BYTES,
+        int(models * model_bytes) + PROCESS_BYTES,
         int(MODELS_ON_DISK[state_memory] * model_bytes),
     )
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.base.errors import UNREADABLE, AtollError, RefusedError, RunFailedError, UsageError
-from atoll.base.ids import Digest, PeerId, Seconds
+from atoll.base.ids import ATTACHED, Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MOST, PEERS_MAX
 from atoll.base.machine import Fact
 from atoll.crypto.digest import digest
@@ -313,7 +313,6 @@ def _ticket_uses() -> int:
 def _run_start(wish: AttachLoopRequest, x_F: Tensor) -> tuple[RunStart, RunSettings]:
     """Terms of the run that this loop founds: its current model, its own data and the requested recipe."""
     from atoll.runtime.training_spec import RunStart, terms_of
-    from atoll.training.spec import ATTACHED
 
     request = wish.request
     assert request.recipe is not None

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from torch import nn
 
 from atoll.base.errors import PeerFault, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import ATTACHED, Digest
 from atoll.peer.settings import settings_of_run
 from atoll.runtime.evaluation.facts import PREDICTIONS_MAX, StateEvaluated
 from atoll.runtime.own_data import COPY
@@ -27,7 +27,7 @@ from atoll.training.exchange.layout import unflatten
 from atoll.training.models import generate_sample, misfit, task_of
 from atoll.training.models.frozen_base import build_with_base
 from atoll.training.recipe.state import state_from_bytes
-from atoll.training.spec import ATTACHED, local_data
+from atoll.training.spec import local_data
 
 BATCH = 64  # samples; fits any device that can train
 SEED = 1  # of text samples

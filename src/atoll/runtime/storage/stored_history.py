@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from atoll.base.errors import UNREADABLE, AtollError, PeerFault, RunFailedError, UsageError
-from atoll.base.ids import Digest
+from atoll.base.ids import ATTACHED, Digest
 from atoll.base.limits import BLOB_CHUNK
 from atoll.base.units import history_round_text
 from atoll.runtime.storage.ownership import read_secret
@@ -24,8 +24,6 @@ from atoll.runtime.storage.ownership import read_secret
 if TYPE_CHECKING:
     from atoll.peer.verify.chain import StoredHistory
     from atoll.wire.messages.vertex import Vertex, VertexBody
-
-ATTACHED_DATA = "attached"  # `atoll.training.spec.ATTACHED`, which takes torch to import
 
 
 class _LearningData(msgspec.Struct, frozen=True):
@@ -111,7 +109,7 @@ def trains_in_a_loop(folder: Path) -> bool:
         with kept_in(folder) as kept:
             _, first = read_vertex(kept, folder, -1)
             _, newest = read_vertex(kept, folder, max(kept.rounds, default=-1))
-        loops = trains_in_loops(settings_of_run(first).learning)
+        loops = is_run_of_loops(settings_of_run(first).learning)
         me = Identity.from_bytes(read_secret(folder / "peer.key") or b"").peer
     except (AtollError, *UNREADABLE):
         return False
@@ -119,10 +117,10 @@ def trains_in_a_loop(folder: Path) -> bool:
     return trains and loops
 
 
-def trains_in_loops(learning: bytes) -> bool:
+def is_run_of_loops(learning: bytes) -> bool:
     """True if members of a run with these encoded settings train in programs of their own."""
     try:
-        return _LEARNING.decode(learning).data == ATTACHED_DATA
+        return _LEARNING.decode(learning).data == ATTACHED
     except UNREADABLE:
         return False
 

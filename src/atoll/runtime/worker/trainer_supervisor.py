@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.base.errors import RunFailedError
-from atoll.base.ids import Seconds
+from atoll.base.ids import ATTACHED, Seconds
 from atoll.runtime.embed.attached_trainer import AttachedTrainer
 from atoll.runtime.event_log import DATA_LATE, LATE_START
 from atoll.runtime.trainer import TrainerClient, TrainerCommandError, TrainerHeartbeat, TrainerSpec
@@ -24,7 +24,7 @@ from atoll.training.exchange.layout import check_same
 from atoll.training.recipe.gradient import PLAIN
 from atoll.training.recipe.lr_position import horizon_of
 from atoll.training.recipe.recipes import Recipe
-from atoll.training.spec import ATTACHED, TrainingSpec
+from atoll.training.spec import TrainingSpec
 
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0  # seconds until the first and the latest restart; the wait doubles
 FAILURES_MAX = 3  # in a row; then the peer leaves with a farewell message

@@ -31,8 +31,8 @@ class ExperimentOptions:
     (specs/reputation.md). Constant in an experiment."""
     loss: Loss = loss_of  # training and validation loss
     precision: Precision | None = None  # of gradients; None: the recipe's (`recipe/gradient.py`)
-    feedback_precision: Precision = "fp32"  # of error feedback between rounds
     compiled: bool | None = None  # torch.compile for gradients; None: the recipe's
+    feedback_precision: Precision = "fp32"  # of error feedback between rounds
 
 
 ExperimentOptions.__init__ = arguments("atoll.ExperimentOptions", "E-EXP-01")(ExperimentOptions.__init__)
