@@ -64,8 +64,9 @@ def test_an_error_arrives_with_its_code_its_class_and_its_advice(tmp_path: Path)
         with pytest.raises(RefusedError) as caught:
             await send_request_async(tmp_path, "refuse")
         assert (caught.value.code, caught.value.cause, caught.value.fix) == ("E-TST-01", "because", "do not")
-        with pytest.raises(UsageError, match="a count must be positive"):
+        with pytest.raises(RunFailedError, match="ValueError: a count must be positive") as caught:
             await send_request_async(tmp_path, "break")
+        assert caught.value.code == "E-DOOR-10" and "atoll.log" in str(caught.value.fix)
         with pytest.raises(UsageError, match="does not know 'fly'"):
             await send_request_async(tmp_path, "fly")
 
