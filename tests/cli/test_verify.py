@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from processes import SMALL, Peer, answer_of, atoll, peers
+from processes import SMALL, TWO, Peer, answer_of, atoll, peers
 from safetensors.torch import load_file
 
 from atoll.base.units import bytes_text, seconds_text
@@ -96,6 +96,18 @@ def test_eras_of_a_real_run_are_signed_by_both(folder: Path, capsys: pytest.Capt
     status, answer = told(folder, capsys)
     assert status == 5 and (eras[0]["last"], "era") in found(answer)
     assert answer["votes_alone"][0][0] == 0
+
+
+def test_one_of_two_members_leaves_with_its_signature_under_their_era(tmp_path: Path):
+    """The era needs both. Without the second one, newcomers refuse the history and `verify` calls it broken."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    with peers(Peer("up", "--dir", a, "--set", "run.rounds=0", *TWO)) as running:
+        running.append(Peer("join", running[0].until_fact("Opened")["ticket"], "--dir", b))
+        running[0].trained_with(2)
+        assert answer_of("leave", "--dir", b) and running[1].ends() == 0
+        running[0].trained_with(1)
+        newest = answer_of("verify", a)["eras"][-1]
+    assert newest["of"] == newest["needed"] == 2 and newest["sealed"]
 
 
 def test_words_for_people_end_with_the_verdict(folder: Path):

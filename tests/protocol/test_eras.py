@@ -338,6 +338,27 @@ def test_a_run_that_begins_with_one_peer_is_signed_from_its_founder_on():
     assert peer_name(0) not in eras[max(eras)].signers and len(eras[max(eras)].signatures) >= 3
 
 
+def test_signatures_that_come_before_the_vertex_that_ends_their_era_are_kept():
+    """As from a signer that leaves with this vertex, and so is asked for nothing later."""
+    before = swarm_of()
+    until_round(before, 6)
+    era = eras_of(before, 1)[4]
+    theirs = tuple(s for s in era.signatures if s.peer == peer_name(1))
+    other = EraSignature(peer_name(2), peer_name(2).encode(), b"invented")
+
+    swarm = swarm_of()
+    for node in swarm.world.nodes.values():
+        make = node.make
+        node.make = lambda make=make: _says_nothing(make())
+    until_round(swarm, 3)
+    mine = swarm.honest[0].machine
+    assert mine.history.head == 3
+    for sender, signatures in ((peer_name(1), theirs), (peer_name(2), (other,)), (PeerId("stranger"), theirs)):
+        assert mine.eras.receive_signatures(sender, EraSignatures(4, era.vertex, signatures), swarm.world.now) == []
+    swarm.world.run(swarm.world.now + 60, stop=lambda: mine.history.head >= 4)
+    assert mine.eras.lacking[4].signed_by == (peer_name(0), peer_name(1))
+
+
 def test_eras_on_disk_are_read_back_or_refused():
     swarm = swarm_of()
     until_round(swarm, 6)
@@ -462,7 +483,7 @@ def test_whoever_joins_or_comes_back_after_a_recovery_believes_the_eras_that_wil
     audit = audit_of(swarm, kept)
     first = audit.eras[0]
     assert audit.intact and first.covered and not first.sealed and first.held
-    assert min(start for start, _ in votes_alone(audit)) > audit.recoveries[0]
+    assert all(start > audit.recoveries[0] for start, _ in votes_alone(audit))
 
 
 def audit_of(swarm: VirtualSwarm, kept: dict[str, bytes]) -> HistoryVerificationReport:

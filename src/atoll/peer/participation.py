@@ -25,6 +25,7 @@ from atoll.base.machine import (
     Persist,
     Received,
     Send,
+    SetTimer,
     Start,
     tag_of,
 )
@@ -48,7 +49,7 @@ from atoll.peer.governance.settings_change import is_over, plan_after
 from atoll.peer.membership.admission import UNTOLD, AdmissionRequester, DesiredRole, expelled, refusal_of
 from atoll.peer.membership.opt_out import WHY, RoundOptOut
 from atoll.peer.membership.report_broadcaster import ReportBroadcaster
-from atoll.peer.membership.roster import change_of
+from atoll.peer.membership.roster import LAST_WORDS_S, change_of
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.outcome import left_open
@@ -382,6 +383,7 @@ class RunParticipationMachine:
         changed = grown.change
         out = [self.fact(expelled(self.me))] if self.is_expelled and not was_out else []
         follows = [self.fact(changed), *self.follow_members(now)] if changed else []
+        follows += [SetTimer("release", now + LAST_WORDS_S)] if changed and changed.left else []
         return [*grown.effects, *looks, *follows, *out]
 
     @property

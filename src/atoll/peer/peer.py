@@ -196,6 +196,8 @@ class Peer:
                 return self._tick(now)
             case "silence":
                 return self.participation.from_heartbeat(self.heartbeat.check_silence(now), now)
+            case "release":
+                return self.known.roster.release()
             case "fetch-again":
                 return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
             case "earlier":

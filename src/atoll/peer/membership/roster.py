@@ -4,7 +4,8 @@ Derived from vertices only, so two peers with the same head and role have equal 
 
 Invariants:
 - A client is never told to dial a client.
-- Members that left are disconnected, but voters that a recovery put away are still dialed: they may run a fork.
+- Members that left are disconnected a little later, since their last signatures are on their way. But voters that
+  a recovery put away are still dialed: they may run a fork.
 Not responsible for: decisions on standings (policy/membership.py), which stand in the vertex.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.base.draw import draw_below
-from atoll.base.ids import ZERO_DIGEST, Digest, PeerId
+from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX
 from atoll.base.machine import Connect, Disconnect, Effect
 from atoll.crypto.digest import digest
@@ -26,6 +27,7 @@ from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
 # voters per reader that get a forwarded report in a large swarm: all but e^-8 receive it from another member
 PASSED_ON = 8
+LAST_WORDS_S: Seconds = 5.0  # members that left stay connected so long: they sign the era that ends with them
 
 
 class MemberRoster:
@@ -83,15 +85,20 @@ class MemberRoster:
         return tuple(m.peer for m in self.members if m.is_present and m.peer in reach)
 
     def contacts(self) -> list[Effect]:
-        """Connections that follow the agreed membership."""
+        """Connections that follow the agreed membership; those of members that left stay until `release`."""
         members, present = self.members, self.present()
         effects: list[Effect] = [
             Connect(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
         ]
         sought = self.put_away()
         effects += [Connect(m.peer, m.addresses) for m in members if m.peer in sought]
-        away = (m.peer for m in members if not m.is_present and m.peer not in sought)
-        return effects + [Disconnect(peer) for peer in away if peer != self.me]
+        expelled = (m.peer for m in members if m.standing == "expelled")
+        return effects + [Disconnect(peer) for peer in expelled if peer != self.me]
+
+    def release(self) -> list[Effect]:
+        """Close the connections of members that left."""
+        stay = {*self.put_away(), self.me}
+        return [Disconnect(m.peer) for m in self.members if not m.is_present and m.peer not in stay]
 
     def put_away(self) -> set[PeerId]:
         """Voters that a recovery removed and that are not back: they may continue a fork unnoticed."""

@@ -19,7 +19,7 @@ Not responsible for: judging vertices. It signs vertices that the chain accepted
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -225,6 +225,7 @@ class EraSignatureTracker:
         self.blocking: dict[int, Seconds] = {}  # era -> time since which it blocks a received history
         self.unheard: dict[int, Seconds] = {}  # era -> time of the request without a response
         self.reading: dict[str, tuple[PeerId, EraSignaturesRequest]] = {}  # read task -> requester and its request
+        self.early: dict[PeerId, EraSignatures] = {}  # signer -> its message about the vertex that comes next
 
     # ---- era ends ------------------------------------------------------------------------------------------
 
@@ -247,18 +248,31 @@ class EraSignatureTracker:
 
     def on_vertex(self, body: VertexBody, handed: bool = False) -> list[Effect]:
         """Handle a new vertex. If an era ends with it, call the hooks."""
-        begin = self.begin
+        begin, (early, self.early) = self.begin, (self.early, {})
         if not era_ends(begin, body, self.era_rounds, self.rounds_after(body)):
             return []
         self.begin = self._begin_at(body.round)
         era = replace(era_of(begin, body, self.history.ids[body.round]), handed=handed)
         effects = self._mark_covered() if body.epoch > begin.epoch else []
         closed = UnsignedEra(f"era/{era.round}", era.vertex, DIGEST_SCHEME, era)
-        return effects + [e for hook in self.hooks for e in hook(closed)]
+        effects += [e for hook in self.hooks for e in hook(closed)]
+        return effects + self._take_early(early.values())
 
     def _sign_closed(self, closed: UnsignedEra) -> list[Effect]:
         """Store an ended era, signed if the local peer is a signer."""
         return self._sign(closed.era) or self._store(closed.era)
+
+    def _take_early(self, messages: Iterable[EraSignatures]) -> list[Effect]:
+        """Store valid signatures that came before the vertex. Whoever leaves with it may not send them again."""
+        effects: list[Effect] = []
+        for message in messages:
+            era = self.lacking.get(message.round) or self.sealed.get(message.round)
+            if era is None or era.vertex != message.vertex:
+                continue
+            fresh = {s.peer: s for s in message.signatures if s.peer not in era.signed_by}.values()
+            if good := tuple(s for s in fresh if self._flaw_of(s, era) is None):
+                effects += self._store(_add_signatures(era, good))
+        return effects
 
     def _mark_covered(self) -> list[Effect]:
         """Mark all eras as covered: the recovery identity signed the new vertex."""
@@ -358,10 +372,12 @@ class EraSignatureTracker:
         """Store valid signatures. Raises PeerFault, before any change, if one is invalid."""
         self.unheard.pop(message.round, None)
         era = self.lacking.get(message.round) or self.sealed.get(message.round)
-        if era is None:
-            return []  # the era has not ended here yet, or needs no more signatures
         if len(message.signatures) > COMMITTEE_MOST:
             raise PeerFault(sender, f"{len(message.signatures)} signatures under one era, limit {COMMITTEE_MOST}")
+        if era is None:  # the era needs no more signatures, or it has not ended here yet
+            if message.round == self.history.head + 1 and sender in self.begin.signers:
+                self.early[sender] = message
+            return []
         if message.vertex != era.vertex:
             return self._check_other_past(sender, message, era)
         fresh = {s.peer: s for s in message.signatures if s.peer not in era.signed_by}
