@@ -13,8 +13,9 @@ them is proof against a member. Imports torch only for the third without a runni
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -23,6 +24,9 @@ from atoll.base.units import HISTORY_ROUND, history_round_text, spans_of, spans_
 from atoll.cli.display.progress import busy
 from atoll.cli.say import AsJson, Dir, folder_of, say, say_json
 from atoll.runtime.storage.stored_history import kept_in, read_vertex
+
+if TYPE_CHECKING:
+    from atoll.wire.messages.vertex import VertexBody
 
 CANNOT = "each peer reports the loss of its own data; the effect of one kept update: atoll blame --round"
 MEASURED_BY_FEW = (
@@ -110,10 +114,16 @@ def _by_loss(folder: Path, json: bool) -> None:
     from atoll.verification.state_validation.statistics import refusals
 
     with kept_in(folder) as kept:
-        bodies = {r: read_vertex(kept, folder, r)[1] for r in kept.rounds}
+        trained = dict[int, int]()
+
+        def bodies() -> Iterator[VertexBody]:
+            for r in kept.rounds:
+                body = read_vertex(kept, folder, r)[1]
+                trained[r] = body.trained
+                yield body
+
+        (peers, jumps), refused = blame_by_loss(bodies()), refusals(bodies())
         updates = list(kept.updates)
-    (peers, jumps), refused = blame_by_loss(bodies.values()), refusals(bodies.values())
-    trained = {r: body.trained for r, body in bodies.items()}
     if not peers:
         raise UsageError(
             "E-BLM-01",

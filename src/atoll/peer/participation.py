@@ -25,7 +25,6 @@ from atoll.base.machine import (
     Persist,
     Received,
     Send,
-    SetTimer,
     Start,
     tag_of,
 )
@@ -49,7 +48,7 @@ from atoll.peer.governance.settings_change import is_over, plan_after
 from atoll.peer.membership.admission import UNTOLD, AdmissionRequester, DesiredRole, expelled, refusal_of
 from atoll.peer.membership.opt_out import WHY, RoundOptOut
 from atoll.peer.membership.report_broadcaster import ReportBroadcaster
-from atoll.peer.membership.roster import LAST_WORDS_S, change_of
+from atoll.peer.membership.roster import change_of
 from atoll.peer.round.candidate import LocalMeasurements
 from atoll.peer.round.machine import RoundMachine
 from atoll.peer.round.outcome import left_open
@@ -382,8 +381,8 @@ class RunParticipationMachine:
         looks = self.from_verifiers(self.verifiers.on_vertex(grown.body, now), now) + self.seek_demanded()
         changed = grown.change
         out = [self.fact(expelled(self.me))] if self.is_expelled and not was_out else []
-        follows = [self.fact(changed), *self.follow_members(now)] if changed else []
-        follows += [SetTimer("release", now + LAST_WORDS_S)] if changed and changed.left else []
+        parts = self.known.roster.part(changed.left, now) if changed else []
+        follows = [self.fact(changed), *parts, *self.follow_members(now)] if changed else []
         return [*grown.effects, *looks, *follows, *out]
 
     @property

@@ -147,8 +147,9 @@ class RunView:
 
     def _end_era(self, eras: EraSignatureTracker, body: VertexBody, handed: bool) -> list[Effect]:
         """If an era ends with this vertex, sign it while keys last; no peer waits for that."""
-        ended = eras.on_vertex(body, handed)
-        return ended + eras.send_own(body.round, self.roster.within_reach()) if ended else []
+        ended, reach = eras.on_vertex(body, handed), self.roster.within_reach()
+        asks = eras.request_from_leavers(body.round, reach)
+        return ended + eras.send_own(body.round, reach) + asks if ended else []
 
     # ---- the round that comes next -----------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from atoll.base.draw import draw_below
 from atoll.base.ids import ZERO_DIGEST, Digest, PeerId, Seconds
 from atoll.base.limits import COMMITTEE_MAX
-from atoll.base.machine import Connect, Disconnect, Effect
+from atoll.base.machine import Connect, Disconnect, Effect, SetTimer
 from atoll.crypto.digest import digest
 from atoll.crypto.signer import SignatureVerifier
 from atoll.peer.events import MembershipChanged
@@ -37,6 +37,7 @@ class MemberRoster:
         self.me, self.history, self.client = me, history, client
         # standings by peer, cached for this head
         self._standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}
+        self._parting: dict[int, frozenset[PeerId]] = {}  # round → members that left with its vertex just now
 
     @property
     def members(self) -> Sequence[Member]:
@@ -85,20 +86,31 @@ class MemberRoster:
         return tuple(m.peer for m in self.members if m.is_present and m.peer in reach)
 
     def contacts(self) -> list[Effect]:
-        """Connections that follow the agreed membership; those of members that left stay until `release`."""
-        members, present = self.members, self.present()
+        """Connections that follow the agreed membership."""
+        members, present, sought = self.members, self.present(), self.put_away()
         effects: list[Effect] = [
             Connect(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
         ]
-        sought = self.put_away()
         effects += [Connect(m.peer, m.addresses) for m in members if m.peer in sought]
-        expelled = (m.peer for m in members if m.standing == "expelled")
-        return effects + [Disconnect(peer) for peer in expelled if peer != self.me]
+        kept = {*sought, *self._parted(), self.me} - {m.peer for m in members if m.standing == "expelled"}
+        return effects + [Disconnect(m.peer) for m in members if not m.is_present and m.peer not in kept]
 
-    def release(self) -> list[Effect]:
-        """Close the connections of members that left."""
-        stay = {*self.put_away(), self.me}
-        return [Disconnect(m.peer) for m in self.members if not m.is_present and m.peer not in stay]
+    def part(self, left: Sequence[PeerId], now: Seconds) -> list[Effect]:
+        """Keep the connections of members that left with the newest vertex, until `release` is called."""
+        round = self.history.head
+        if not left:
+            return []
+        self._parting[round] = frozenset(left)
+        return [SetTimer(f"release/{round}", now + LAST_WORDS_S)]
+
+    def release(self, round: int) -> list[Effect]:
+        """Close the connections of members that left with the vertex of this round and are not back."""
+        left = self._parting.pop(round, frozenset())
+        kept = {m.peer for m in self.members if m.is_present} | self.put_away() | self._parted()
+        return [Disconnect(peer) for peer in sorted(left - kept - {self.me})]
+
+    def _parted(self) -> set[PeerId]:
+        return {peer for left in self._parting.values() for peer in left}
 
     def put_away(self) -> set[PeerId]:
         """Voters that a recovery removed and that are not back: they may continue a fork unnoticed."""

@@ -263,15 +263,18 @@ class EraSignatureTracker:
         return self._sign(closed.era) or self._store(closed.era)
 
     def _take_early(self, messages: Iterable[EraSignatures]) -> list[Effect]:
-        """Store valid signatures that came before the vertex. Whoever leaves with it may not send them again."""
+        """Store valid signatures that came before the vertex; whoever leaves with it may not send them again.
+
+        Others are dropped without blame: their sender may have expected another vertex.
+        """
         effects: list[Effect] = []
         for message in messages:
             era = self.lacking.get(message.round) or self.sealed.get(message.round)
             if era is None or era.vertex != message.vertex:
                 continue
-            fresh = {s.peer: s for s in message.signatures if s.peer not in era.signed_by}.values()
-            if good := tuple(s for s in fresh if self._flaw_of(s, era) is None):
-                effects += self._store(_add_signatures(era, good))
+            (signature,) = message.signatures
+            if signature.peer not in era.signed_by and self._flaw_of(signature, era) is None:
+                effects += self._store(_add_signatures(era, (signature,)))
         return effects
 
     def _mark_covered(self) -> list[Effect]:
@@ -368,6 +371,12 @@ class EraSignatureTracker:
                 effects.append(Broadcast("eras", EraSignatures(era.round, era.vertex, own), tuple(reach)))
         return effects
 
+    def request_from_leavers(self, round: int, members: Sequence[PeerId]) -> list[Effect]:
+        """Request the signatures of signers that left with the vertex that ended this era: they stay a moment."""
+        era = self.lacking.get(round)
+        gone = era.signers.keys() - {*members, *era.signed_by, self.me} if era is not None else ()
+        return [Send(peer, EraSignaturesRequest(round, self.lacking[round].signed_by)) for peer in sorted(gone)]
+
     def receive_signatures(self, sender: PeerId, message: EraSignatures, now: Seconds) -> list[Effect]:
         """Store valid signatures. Raises PeerFault, before any change, if one is invalid."""
         self.unheard.pop(message.round, None)
@@ -375,8 +384,9 @@ class EraSignatureTracker:
         if len(message.signatures) > COMMITTEE_MOST:
             raise PeerFault(sender, f"{len(message.signatures)} signatures under one era, limit {COMMITTEE_MOST}")
         if era is None:  # the era needs no more signatures, or it has not ended here yet
-            if message.round == self.history.head + 1 and sender in self.begin.signers:
-                self.early[sender] = message
+            own = tuple(s for s in message.signatures if s.peer == sender)[:1]
+            if own and message.round == self.history.head + 1 and sender in self.begin.signers:
+                self.early[sender] = EraSignatures(message.round, message.vertex, own)
             return []
         if message.vertex != era.vertex:
             return self._check_other_past(sender, message, era)
