@@ -29,25 +29,26 @@ def ended(effects: list[Effect]) -> list[str]:
 
 def test_a_member_that_left_stays_connected_for_its_last_words():
     roster, history = roster_of(me="member", ada="away", bob="away", eve="expelled")
-    timer = roster.part([PeerId("bob"), PeerId("eve")], 10.0)
-    assert timer == [SetTimer("release/7", 10.0 + LAST_WORDS_S)]
-    assert ended(roster.contacts()) == ["ada", "eve"]  # ada left earlier; who is expelled has nothing to say
+    timer = roster.keep_leavers([PeerId("bob"), PeerId("eve")], 10.0)
+    assert timer == [SetTimer("leavers/7", 10.0 + LAST_WORDS_S)]
+    assert ended(roster.contacts()) == ["ada", "eve"]  # ada left earlier, and eve is expelled
     history.head = 8
-    assert ended(roster.release(7)) == ["bob", "eve"] and ended(roster.contacts()) == ["ada", "bob", "eve"]
+    assert ended(roster.disconnect_leavers(7)) == ["bob", "eve"]
+    assert ended(roster.contacts()) == ["ada", "bob", "eve"]
 
 
-def test_every_member_that_left_is_let_go_whoever_leaves_after_it():
+def test_every_member_that_left_is_disconnected_also_if_others_leave_after_it():
     """Also one whose line gave way to a newcomer's meanwhile."""
     roster, history = roster_of(me="member", ada="away")
-    roster.part([PeerId("ada")], 10.0)
+    roster.keep_leavers([PeerId("ada")], 10.0)
     history.head, history.head_body = 8, body_with(me="member", bob="away", cid="member")
-    roster.part([PeerId("bob")], 12.0)
+    roster.keep_leavers([PeerId("bob")], 12.0)
     assert ended(roster.contacts()) == []
-    assert ended(roster.release(7)) == ["ada"] and ended(roster.release(8)) == ["bob"]
+    assert ended(roster.disconnect_leavers(7)) == ["ada"] and ended(roster.disconnect_leavers(8)) == ["bob"]
 
 
 def test_a_member_that_is_back_keeps_its_connection():
     roster, history = roster_of(me="member", ada="away")
-    roster.part([PeerId("ada")], 10.0)
+    roster.keep_leavers([PeerId("ada")], 10.0)
     history.head, history.head_body = 8, body_with(me="member", ada="new")
-    assert ended(roster.release(7)) == [] and roster.part([], 13.0) == []
+    assert ended(roster.disconnect_leavers(7)) == [] and roster.keep_leavers([], 13.0) == []

@@ -381,8 +381,8 @@ class RunParticipationMachine:
         looks = self.from_verifiers(self.verifiers.on_vertex(grown.body, now), now) + self.seek_demanded()
         changed = grown.change
         out = [self.fact(expelled(self.me))] if self.is_expelled and not was_out else []
-        parts = self.known.roster.part(changed.left, now) if changed else []
-        follows = [self.fact(changed), *parts, *self.follow_members(now)] if changed else []
+        kept = self.known.roster.keep_leavers(changed.left, now) if changed else []
+        follows = [self.fact(changed), *kept, *self.follow_members(now)] if changed else []
         return [*grown.effects, *looks, *follows, *out]
 
     @property

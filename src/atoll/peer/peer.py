@@ -196,8 +196,8 @@ class Peer:
                 return self._tick(now)
             case "silence":
                 return self.participation.from_heartbeat(self.heartbeat.check_silence(now), now)
-            case "release":
-                return self.known.roster.release(int(event.name.partition("/")[2]))
+            case "leavers":
+                return self.known.roster.disconnect_leavers(int(event.name.partition("/")[2]))
             case "fetch-again":
                 return [] if self.regain.busy else self.regain.begin(self.known.history, "the last source failed")
             case "earlier":

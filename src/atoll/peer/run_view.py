@@ -147,9 +147,11 @@ class RunView:
 
     def _end_era(self, eras: EraSignatureTracker, body: VertexBody, handed: bool) -> list[Effect]:
         """If an era ends with this vertex, sign it while keys last; no peer waits for that."""
-        ended, reach = eras.on_vertex(body, handed), self.roster.within_reach()
-        asks = eras.request_from_leavers(body.round, reach)
-        return ended + eras.send_own(body.round, reach) + asks if ended else []
+        ended = eras.on_vertex(body, handed)
+        if not ended:
+            return []
+        reach = self.roster.within_reach()
+        return ended + eras.send_own(body.round, reach) + eras.request_from_leavers(body.round, reach)
 
     # ---- the round that comes next -----------------------------------------------------------------------
 

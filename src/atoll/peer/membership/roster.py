@@ -4,8 +4,8 @@ Derived from vertices only, so two peers with the same head and role have equal 
 
 Invariants:
 - A client is never told to dial a client.
-- Members that left are disconnected a little later, since their last signatures are on their way. But voters that
-  a recovery put away are still dialed: they may run a fork.
+- Members that left stay connected for `LAST_WORDS_S`. Voters that a recovery put away are still dialed: they may
+  run a fork.
 Not responsible for: decisions on standings (policy/membership.py), which stand in the vertex.
 """
 
@@ -27,7 +27,9 @@ from atoll.wire.messages.vertex import Member, Standing, VertexBody
 
 # voters per reader that get a forwarded report in a large swarm: all but e^-8 receive it from another member
 PASSED_ON = 8
-LAST_WORDS_S: Seconds = 5.0  # members that left stay connected so long: they sign the era that ends with them
+# Members that left stay connected so long: an era may end with them and need their signature, which is on its way
+# when they leave. A slow disk or link takes a second.
+LAST_WORDS_S: Seconds = 5.0
 
 
 class MemberRoster:
@@ -37,7 +39,7 @@ class MemberRoster:
         self.me, self.history, self.client = me, history, client
         # standings by peer, cached for this head
         self._standings: tuple[Digest, dict[PeerId, Standing]] = ZERO_DIGEST, {}
-        self._parting: dict[int, frozenset[PeerId]] = {}  # round → members that left with its vertex just now
+        self._leavers: dict[int, frozenset[PeerId]] = {}  # round → members that left with its vertex just now
 
     @property
     def members(self) -> Sequence[Member]:
@@ -92,25 +94,25 @@ class MemberRoster:
             Connect(m.peer, m.addresses) for m in members if m.peer in present and m.peer != self.me
         ]
         effects += [Connect(m.peer, m.addresses) for m in members if m.peer in sought]
-        kept = {*sought, *self._parted(), self.me} - {m.peer for m in members if m.standing == "expelled"}
+        kept = {*sought, *self._recent_leavers(), self.me} - {m.peer for m in members if m.standing == "expelled"}
         return effects + [Disconnect(m.peer) for m in members if not m.is_present and m.peer not in kept]
 
-    def part(self, left: Sequence[PeerId], now: Seconds) -> list[Effect]:
-        """Keep the connections of members that left with the newest vertex, until `release` is called."""
-        round = self.history.head
+    def keep_leavers(self, left: Sequence[PeerId], now: Seconds) -> list[Effect]:
+        """Keep the connections of members that left with the newest vertex, until the timer fires."""
         if not left:
             return []
-        self._parting[round] = frozenset(left)
-        return [SetTimer(f"release/{round}", now + LAST_WORDS_S)]
+        self._leavers[self.history.head] = frozenset(left)
+        return [SetTimer(f"leavers/{self.history.head}", now + LAST_WORDS_S)]
 
-    def release(self, round: int) -> list[Effect]:
+    def disconnect_leavers(self, round: int) -> list[Effect]:
         """Close the connections of members that left with the vertex of this round and are not back."""
-        left = self._parting.pop(round, frozenset())
-        kept = {m.peer for m in self.members if m.is_present} | self.put_away() | self._parted()
-        return [Disconnect(peer) for peer in sorted(left - kept - {self.me})]
+        left = self._leavers.pop(round, frozenset())
+        present = {m.peer for m in self.members if m.is_present}
+        kept = {*present, *self.put_away(), *self._recent_leavers(), self.me}
+        return [Disconnect(peer) for peer in sorted(left - kept)]
 
-    def _parted(self) -> set[PeerId]:
-        return {peer for left in self._parting.values() for peer in left}
+    def _recent_leavers(self) -> set[PeerId]:
+        return {peer for left in self._leavers.values() for peer in left}
 
     def put_away(self) -> set[PeerId]:
         """Voters that a recovery removed and that are not back: they may continue a fork unnoticed."""

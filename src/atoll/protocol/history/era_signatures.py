@@ -248,7 +248,8 @@ class EraSignatureTracker:
 
     def on_vertex(self, body: VertexBody, handed: bool = False) -> list[Effect]:
         """Handle a new vertex. If an era ends with it, call the hooks."""
-        begin, (early, self.early) = self.begin, (self.early, {})
+        begin, early = self.begin, tuple(self.early.values())
+        self.early.clear()
         if not era_ends(begin, body, self.era_rounds, self.rounds_after(body)):
             return []
         self.begin = self._begin_at(body.round)
@@ -256,14 +257,14 @@ class EraSignatureTracker:
         effects = self._mark_covered() if body.epoch > begin.epoch else []
         closed = UnsignedEra(f"era/{era.round}", era.vertex, DIGEST_SCHEME, era)
         effects += [e for hook in self.hooks for e in hook(closed)]
-        return effects + self._take_early(early.values())
+        return effects + self._take_early(early)
 
     def _sign_closed(self, closed: UnsignedEra) -> list[Effect]:
         """Store an ended era, signed if the local peer is a signer."""
         return self._sign(closed.era) or self._store(closed.era)
 
     def _take_early(self, messages: Iterable[EraSignatures]) -> list[Effect]:
-        """Store valid signatures that came before the vertex; whoever leaves with it may not send them again.
+        """Store valid signatures that came before the vertex. Members that leave with it may not repeat theirs.
 
         Others are dropped without blame: their sender may have expected another vertex.
         """
@@ -374,8 +375,10 @@ class EraSignatureTracker:
     def request_from_leavers(self, round: int, members: Sequence[PeerId]) -> list[Effect]:
         """Request the signatures of signers that left with the vertex that ended this era: they stay a moment."""
         era = self.lacking.get(round)
-        gone = era.signers.keys() - {*members, *era.signed_by, self.me} if era is not None else ()
-        return [Send(peer, EraSignaturesRequest(round, self.lacking[round].signed_by)) for peer in sorted(gone)]
+        if era is None:
+            return []
+        gone = era.signers.keys() - {*members, *era.signed_by, self.me}
+        return [Send(peer, EraSignaturesRequest(round, era.signed_by)) for peer in sorted(gone)]
 
     def receive_signatures(self, sender: PeerId, message: EraSignatures, now: Seconds) -> list[Effect]:
         """Store valid signatures. Raises PeerFault, before any change, if one is invalid."""

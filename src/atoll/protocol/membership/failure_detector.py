@@ -208,7 +208,7 @@ class FailureDetector:
                 self.leaving.discard(peer)
                 return [Emit(PeerDeparted(peer=peer))]
             case LinkDown(peer, refused=True) if peer not in self.chosen and peer not in self.others:
-                return []  # it has left: nobody waits for it
+                return []  # it has left, so no member waits for it
             case LinkDown(peer, refused=True) if peer not in self.refused:
                 was_gone = self.is_gone(peer)
                 self.refused.add(peer)
